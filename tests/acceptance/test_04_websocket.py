@@ -1,0 +1,129 @@
+"""Point 4: a socket that drops resumes at any gateway without gap or repeat; a client that stops reading is let go."""
+
+from __future__ import annotations
+
+import json
+import socket as sockets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from system import Process, System
+from websockets.sync.client import ClientConnection, connect
+
+WORDS = {
+    "id": "noop",
+    "source": "noop",
+    "engine": "noop",
+    "tasks": ["text_generation"],
+    "options": {"tokens": 120, "delay_ms": 15, "slots": 64},
+}
+
+
+@pytest.fixture(scope="module")
+def system(make_system: Callable[..., System]) -> System:
+    system = make_system(models=[WORDS], gateway_options={"client_queue_frames": 64})
+    system.worker()
+    system.gateway("g1")
+    system.gateway("g2")
+    for process in system.processes:
+        process.wait_ready()
+    return system
+
+
+def gateways(system: System) -> tuple[Process, Process]:
+    first, second = (p for p in system.processes if p.name.startswith("g"))
+    return first, second
+
+
+def dial(gateway: Process, **options: Any) -> ClientConnection:
+    return connect(gateway.url.replace("http", "ws") + "/v1/ws", subprotocols=["penstock.v1"], **options)  # type: ignore[list-item]
+
+
+def submit(socket: ClientConnection, max_tokens: int = 120) -> str:
+    request = {"task": "text_generation", "stream": True, "payload": {"prompt": "go", "max_tokens": max_tokens}}
+    socket.send(json.dumps({"type": "submit", "request": request}))
+    while (frame := json.loads(socket.recv(timeout=30)))["type"] != "accepted":
+        assert frame["type"] != "error", frame
+    return str(frame["request_id"])
+
+
+def frames_until(socket: ClientConnection, enough: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+    frames: list[dict[str, Any]] = []
+    while not enough(frames):
+        frames.append(json.loads(socket.recv(timeout=60)))
+    return frames
+
+
+def ended(frames: list[dict[str, Any]]) -> bool:
+    return bool(frames) and frames[-1]["type"] == "result"
+
+
+def text_of(frames: list[dict[str, Any]]) -> str:
+    return "".join(f["text"] for f in frames if f["type"] == "chunk")
+
+
+def test_a_dropped_socket_resumes_also_at_another_gateway(system: System) -> None:
+    first, second = gateways(system)
+    with dial(first) as socket:
+        request_id = submit(socket)
+        frames = frames_until(socket, lambda seen: sum(f["type"] == "chunk" for f in seen) >= 3)
+        socket.socket.shutdown(sockets.SHUT_RDWR)  # dropped, not closed
+    for gateway in (first, second):
+        cursor = [f["cursor"] for f in frames if f.get("cursor")][-1]
+        with dial(gateway) as socket:
+            socket.send(json.dumps({"type": "subscribe", "request_id": request_id, "after": cursor}))
+            if gateway is first:
+                count = len(text_of(frames))
+                frames += frames_until(socket, lambda seen, n=count: len(text_of(seen)) > n)
+            else:
+                frames += frames_until(socket, ended)
+    assert frames[-1]["status"] == "completed"
+    assert text_of(frames) == frames[-1]["result"]["text"]
+    offset = 0
+    for frame in frames:
+        if frame["type"] == "chunk":
+            assert frame["offset"] == offset
+            offset += len(frame["text"])
+
+
+def test_status_never_goes_backwards_and_the_result_is_last(system: System) -> None:
+    first, _ = gateways(system)
+    with dial(first) as socket:
+        submit(socket, 10)
+        frames = frames_until(socket, ended)
+    rank = {"accepted": 0, "queued": 1, "waiting_for_memory": 2, "loading_model": 3, "running": 4}
+    seen = [rank[f["status"]] for f in frames if f["type"] == "status"]
+    assert seen == sorted(seen)
+    assert [f["type"] for f in frames].count("result") == 1
+
+
+def test_a_client_that_stops_reading_is_closed_with_4408_and_others_are_not_slowed(system: System) -> None:
+    first, _ = gateways(system)
+    # A receive buffer of a few KB and no reading: what the gateway sends backs up into its queue for this client.
+    raw = sockets.socket()
+    raw.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 4096)
+    raw.connect(("127.0.0.1", first.port))
+    slow = dial(first, sock=raw, max_queue=1, compression=None)
+    try:
+        slow_ids = [submit(slow, 120)]
+        for _ in range(40):
+            request = {"task": "text_generation", "stream": True, "payload": {"prompt": "x" * 200, "max_tokens": 120}}
+            slow.send(json.dumps({"type": "submit", "request": request}))
+        with dial(first) as brisk:
+            began = time.monotonic()
+            submit(brisk, 20)
+            frames = frames_until(brisk, ended)
+            assert frames[-1]["status"] == "completed"
+            assert time.monotonic() - began < 60
+        give_up = time.monotonic() + 120
+        with pytest.raises(Exception, match="4408") as caught:
+            while True:
+                assert time.monotonic() < give_up, "the slow client was never let go"
+                time.sleep(0.5)  # this client's whole behaviour is that it hardly reads
+                slow.recv(timeout=10)
+        assert "4408" in str(caught.value)
+        assert slow_ids
+    finally:
+        slow.close()

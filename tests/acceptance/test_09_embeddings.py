@@ -1,0 +1,48 @@
+"""Point 9: embeddings mean something: near for a paraphrase, far for the unrelated, and the same alone or in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import openai
+import pytest
+from system import System
+
+pytestmark = pytest.mark.model
+TEXTS = ["The cat sat on the mat.", "A cat was sitting on a rug.", "Interest rates rose by half a percent on Tuesday."]
+
+
+@pytest.fixture(scope="module")
+def client(make_system: Callable[..., System], minilm: Path) -> openai.OpenAI:
+    model = {"id": "all-minilm-l6-v2", "source": str(minilm), "engine": "embedding", "tasks": ["embedding"]}
+    system = make_system(models=[model])
+    worker = system.worker()
+    gateway = system.gateway().wait_ready()
+    worker.wait_ready(180)
+    return openai.OpenAI(base_url=gateway.url + "/v1", api_key="unused", max_retries=0, timeout=120)
+
+
+def vectors(client: openai.OpenAI, texts: list[str]) -> list[list[float]]:
+    answer = client.embeddings.create(model="all-minilm-l6-v2", input=texts)
+    assert [item.index for item in answer.data] == list(range(len(texts)))
+    return [item.embedding for item in answer.data]
+
+
+def cosine(left: list[float], right: list[float]) -> float:
+    dot = sum(a * b for a, b in zip(left, right, strict=True))
+    norms = (sum(a * a for a in left) * sum(b * b for b in right)) ** 0.5
+    return dot / norms
+
+
+def test_meaning(client: openai.OpenAI) -> None:
+    cat, paraphrase, finance = vectors(client, TEXTS)
+    assert cosine(cat, paraphrase) > 0.7
+    assert cosine(cat, finance) < 0.2
+
+
+def test_alone_and_in_a_batch_agree(client: openai.OpenAI) -> None:
+    batch = vectors(client, TEXTS)
+    for text, together in zip(TEXTS, batch, strict=True):
+        alone = vectors(client, [text])[0]
+        assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-5

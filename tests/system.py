@@ -1,0 +1,259 @@
+"""A whole Penstock for tests: real worker and gateway processes on the session's broker, each killable by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+from support import create_topics, wait_until
+
+from penstock.schemas.codec import default_codec
+from penstock.schemas.fold import ResultFold
+from penstock.schemas.records import DeadLetter, ResultEvent
+from penstock.schemas.topics import TopicNames
+
+NOOP = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"tokens": 4}}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@dataclass
+class Process:
+    """One child with its log; ended by its own pid and never by name."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def ready(self) -> bool:
+        if not self.alive():
+            raise AssertionError(f"{self.name} exited with {self.popen.returncode}:\n{self.tail()}")
+        try:
+            return httpx.get(self.url + "/readyz", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def wait_ready(self, deadline_s: float = 90) -> Process:
+        wait_until(self.ready, deadline_s, lambda: f"{self.name} is not ready:\n{self.tail()}")
+        return self
+
+    def kill9(self) -> None:
+        self.popen.send_signal(signal.SIGKILL)
+        self.popen.wait(20)
+
+    def wait_dead(self, deadline_s: float = 60) -> int:
+        wait_until(lambda: not self.alive(), deadline_s, lambda: f"{self.name} did not end:\n{self.tail()}")
+        assert self.popen.returncode is not None
+        return self.popen.returncode
+
+    def stop(self, deadline_s: float = 40) -> int:
+        if self.alive():
+            self.popen.send_signal(signal.SIGTERM)
+        try:
+            return self.popen.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait(10)
+            raise AssertionError(f"{self.name} ignored SIGTERM:\n{self.tail()}") from None
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    return json.dumps(value)
+
+
+@dataclass
+class System:
+    """Topics under a prefix of their own and any number of workers and gateways on them."""
+
+    bootstrap: str
+    prefix: str
+    folder: Path
+    models: Sequence[Mapping[str, Any]] = (NOOP,)
+    worker_options: Mapping[str, Any] = field(default_factory=dict)
+    gateway_options: Mapping[str, Any] = field(default_factory=dict)
+    auth: Mapping[str, Any] = field(default_factory=dict)
+    processes: list[Process] = field(default_factory=list)
+
+    @property
+    def names(self) -> TopicNames:
+        return TopicNames(prefix=self.prefix)
+
+    @property
+    def group(self) -> str:
+        return f"{self.prefix}worker"
+
+    def create_topics(self) -> System:
+        create_topics(self.bootstrap, self.prefix)
+        return self
+
+    def config(self) -> Path:
+        sections: dict[str, Mapping[str, Any]] = {
+            "kafka": {"bootstrap_servers": self.bootstrap, "topic_prefix": self.prefix},
+            "worker": {"group_id": self.group, **self.worker_options},
+            "gateway": {"host": "127.0.0.1", **self.gateway_options},
+            "auth": self.auth,
+        }
+        lines: list[str] = []
+        for name, values in sections.items():
+            lines += [f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in values.items()), ""]
+        for model in self.models:
+            lines += ["[[models]]", *(f"{key} = {toml_value(value)}" for key, value in model.items()), ""]
+        path = self.folder / "penstock.toml"
+        path.write_text("\n".join(lines))
+        return path
+
+    def start(self, command: str, name: str, port: int, env: Mapping[str, str]) -> Process:
+        log = self.folder / f"{name}.log"
+        with log.open("ab") as out:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "penstock.cli.main", command],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PENSTOCK_CONFIG": str(self.config()), "PYTHONUNBUFFERED": "1", **env},
+                start_new_session=True,
+            )
+        process = Process(name, popen, log, port)
+        self.processes.append(process)
+        return process
+
+    def worker(self, name: str = "w1", *, faults: str = "", env: Mapping[str, str] | None = None) -> Process:
+        port = free_port()
+        extra = {
+            "PENSTOCK_WORKER__HEALTH_PORT": str(port),
+            "PENSTOCK_WORKER__DATA_DIR": str(self.folder / name),
+            **({"PENSTOCK_FAULTS": faults} if faults else {}),
+            **(env or {}),
+        }
+        return self.start("worker", name, port, extra)
+
+    def gateway(self, name: str = "g1", *, port: int | None = None, env: Mapping[str, str] | None = None) -> Process:
+        port = port or free_port()
+        extra = {
+            "PENSTOCK_GATEWAY__PORT": str(port),
+            "PENSTOCK_GATEWAY__VIEW_PATH": str(self.folder / f"{name}.sqlite"),
+            **(env or {}),
+        }
+        return self.start("gateway", name, port, extra)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            if process.alive():
+                process.popen.kill()
+                process.popen.wait(10)
+
+    def read(self, topic: str, deadline_s: float = 30) -> list[Message]:
+        """All records of a topic, from its start to the end it has now, by a stock consumer."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "reader", "enable.auto.commit": False})
+        try:
+            partitions = sorted(consumer.list_topics(topic, 10).topics[topic].partitions)
+            ends: dict[int, int] = {}
+            for number in partitions:
+                low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=10)
+                if high > low:
+                    ends[number] = high
+            consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+            messages: list[Message] = []
+            give_up = time.monotonic() + deadline_s
+            while ends:
+                assert time.monotonic() < give_up, f"{topic} was not read to its end: {ends} left"
+                message = consumer.poll(0.5)
+                for position in consumer.position([TopicPartition(topic, number) for number in list(ends)]):
+                    if position.offset >= ends[position.partition]:
+                        del ends[position.partition]
+                if message is not None and message.error() is None:
+                    messages.append(message)
+            return messages
+        finally:
+            consumer.close()
+
+    def results(self) -> list[ResultEvent]:
+        codec = default_codec()
+        ordered = sorted(self.read(self.names.result), key=lambda m: (m.partition() or 0, m.offset() or 0))
+        return [codec.decode(message.value() or b"", ResultEvent) for message in ordered]
+
+    def outcomes(self) -> dict[str, ResultEvent]:
+        """What a reader sees: the fold of the result topic, one terminal event a request."""
+        folds: dict[tuple[str, str], ResultFold] = {}
+        for event in self.results():
+            key = (event.tenant, event.request_id)
+            folds.setdefault(key, ResultFold(request_id=event.request_id, tenant=event.tenant)).apply(event)
+        return {key[1]: fold.terminal for key, fold in folds.items() if fold.terminal is not None}
+
+    def dead_letters(self) -> list[DeadLetter]:
+        codec = default_codec()
+        return [codec.decode(message.value() or b"", DeadLetter) for message in self.read(self.names.dlq)]
+
+    def committed(self) -> dict[tuple[str, int], int]:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        future = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(self.group)])[self.group]
+        return {(p.topic, p.partition): p.offset for p in future.result(10).topic_partitions if p.offset >= 0}
+
+    def ends(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "reader"})
+        try:
+            found: dict[tuple[str, int], int] = {}
+            for topic in topics:
+                for number in consumer.list_topics(topic, 10).topics[topic].partitions:
+                    found[(topic, number)] = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=10)[
+                        1
+                    ]
+            return found
+        finally:
+            consumer.close()
+
+    def lag(self) -> int:
+        committed = self.committed()
+        return sum(end - committed.get(key, 0) for key, end in self.ends(self.names.request_topics()).items())
+
+    def wait_drained(self, deadline_s: float = 90) -> None:
+        def state() -> str:
+            logs = "\n\n".join(f"--- {p.name} alive={p.alive()}\n{p.tail(15)}" for p in self.processes)
+            return f"lag {self.lag()}, committed {self.committed()}\n{logs}"
+
+        wait_until(lambda: self.lag() == 0, deadline_s, state)
+
+
+@contextmanager
+def running(system: System) -> Iterator[System]:
+    system.folder.mkdir(parents=True, exist_ok=True)
+    system.create_topics()
+    try:
+        yield system
+    finally:
+        system.stop()
+
+
+def eventually(condition: Callable[[], bool], deadline_s: float, describe: Callable[[], str]) -> None:
+    wait_until(condition, deadline_s, describe)
