@@ -18,12 +18,12 @@ from typing import Any
 import httpx
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
-from support import create_topics, wait_until
 
 from penstock.schemas.codec import default_codec
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import DeadLetter, ResultEvent
 from penstock.schemas.topics import TopicNames
+from support import create_topics, wait_until
 
 NOOP = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"tokens": 4}}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+
 from system import Process, System
 
 pytestmark = pytest.mark.model

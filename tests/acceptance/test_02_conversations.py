@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+
 from system import Process, System, eventually
 
 ECHO = {"id": "echo", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"echo": True}}

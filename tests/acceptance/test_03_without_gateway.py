@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from system import System, eventually
 
 from penstock.producers import AsyncClient, Client, KafkaSettings
 from penstock.schemas.ids import derived_request_id
+from system import System, eventually
 
 
 @pytest.fixture(scope="module")

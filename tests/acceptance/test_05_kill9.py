@@ -1,13 +1,13 @@
-"""Point 5: kill -9 of a worker at any moment: every accepted request has one visible outcome, offsets never run ahead."""
+"""Point 5: kill -9 of a worker at any moment: each accepted request has one outcome, offsets never run ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from system import System, eventually
 
 from penstock.producers import Client, KafkaSettings
+from system import System, eventually
 
 COUNT = 200
 SLOW = {

@@ -1,4 +1,4 @@
-"""Point 6: poison passes by: each bad record lands on the dead-letter topic with reason and bytes; the partition moves."""
+"""Point 6: poison passes by: each bad record is dead-lettered with reason and bytes; the partition moves on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Producer
+
 from system import System, eventually
 
 LONG = b'{"task":"text_generation","payload":{"prompt":"' + b"x" * 600_000 + b'"}}'

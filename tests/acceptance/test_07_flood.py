@@ -8,9 +8,9 @@ from collections.abc import Callable
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
-from system import Process, System, eventually
 
 from penstock.producers import Client, KafkaSettings
+from system import Process, System, eventually
 
 FLOOD = 2_000
 CAP = 128

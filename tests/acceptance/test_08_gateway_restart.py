@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+
 from system import Process, System, free_port
 
 WORDS = {

@@ -1,4 +1,4 @@
-"""Point 9: embeddings mean something: near for a paraphrase, far for the unrelated, and the same alone or in a batch."""
+"""Point 9: embeddings mean something: near for a paraphrase, far for the unrelated; alone or in a batch the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import openai
 import pytest
+
 from system import System
 
 pytestmark = pytest.mark.model

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from system import Process, System
 from websockets.sync.client import connect
 
 from penstock.gateway.keys import create_key
+from system import Process, System
 
 ECHO = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"echo": True}}
 

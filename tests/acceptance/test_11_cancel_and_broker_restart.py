@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+
 from system import Process, System, eventually
 
 SLOW = {

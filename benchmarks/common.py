@@ -1,0 +1,130 @@
+"""What every benchmark shares: the machine's steal share, interleaved rounds, medians with spread, one result table."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from system import System, running  # noqa: E402
+
+
+def cpu_times() -> tuple[int, int]:
+    """Jiffies of all processors so far: (stolen, total)."""
+    fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return fields[7], sum(fields)
+
+
+@dataclass
+class Steal:
+    """Share of the processor that the hypervisor took while the block ran, 0 to 1."""
+
+    share: float = 0.0
+    _began: tuple[int, int] = field(default_factory=cpu_times)
+
+    def __enter__(self) -> Steal:
+        self._began = cpu_times()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stolen, total = cpu_times()
+        self.share = (stolen - self._began[0]) / max(1, total - self._began[1])
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass
+class Row:
+    """One line of the table: the product's figure, the floor's in the same rounds, their ratio and the steal share."""
+
+    name: str
+    unit: str
+    product: list[float]
+    floor: list[float]
+    steal: list[float]
+    aim: str
+
+    def cells(self) -> list[str]:
+        ratios = [p / f for p, f in zip(self.product, self.floor, strict=True) if f]
+
+        def spread(values: Sequence[float]) -> str:
+            return f"{statistics.median(values):.4g} ({min(values):.3g}–{max(values):.3g})" if values else "–"
+
+        steal = f"{100 * statistics.median(self.steal):.0f} % (max {100 * max(self.steal):.0f} %)"
+        return [self.name, self.unit, spread(self.product), spread(self.floor), spread(ratios), self.aim, steal]
+
+
+HEADER = ["what", "unit", "Penstock", "floor", "ratio", "aim", "steal"]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    lines = ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
+    return "\n".join(lines + ["| " + " | ".join(row.cells()) + " |" for row in rows])
+
+
+def interleave(
+    rounds: int, product: Callable[[], dict[str, float]], floor: Callable[[], dict[str, float]]
+) -> tuple[dict[str, list[float]], dict[str, list[float]], list[float]]:
+    """Runs product and floor by turns, so that a wave of stolen time hits both; figures by name, a value a round."""
+    ours: dict[str, list[float]] = {}
+    floors: dict[str, list[float]] = {}
+    steals: list[float] = []
+    for number in range(rounds):
+        pair = [(product, ours), (floor, floors)]
+        with Steal() as steal:
+            for run, into in pair if number % 2 == 0 else reversed(pair):
+                for name, value in run().items():
+                    into.setdefault(name, []).append(value)
+        steals.append(steal.share)
+        print(f"  round {number + 1}/{rounds}: steal {100 * steal.share:.0f} %", file=sys.stderr, flush=True)
+    return ours, floors, steals
+
+
+@contextmanager
+def broker() -> Iterator[str]:
+    """PENSTOCK_TEST_KAFKA's broker, or an embedded one for the time of the block."""
+    if found := os.environ.get("PENSTOCK_TEST_KAFKA"):
+        yield found
+        return
+    from penstock.cli.embedded_kafka import EmbeddedKafka
+    from system import free_port
+
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        kafka = EmbeddedKafka(Path(folder), free_port())
+        kafka.start()
+        try:
+            yield kafka.bootstrap_servers
+        finally:
+            kafka.stop()
+
+
+@contextmanager
+def system(bootstrap: str, **options: Any) -> Iterator[System]:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+        running(System(bootstrap, f"b{uuid.uuid4().hex[:6]}-", Path(folder), **options)) as found,
+    ):
+        yield found
+
+
+def save(name: str, rows: Sequence[Row]) -> None:
+    folder = ROOT / "benchmarks" / "results"
+    folder.mkdir(exist_ok=True)
+    record = {"name": name, "at": time.strftime("%Y-%m-%d %H:%M"), "rows": [row.__dict__ for row in rows]}
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1))
+    print(markdown(rows), flush=True)

@@ -1,0 +1,197 @@
+"""Text: 16 streams × 64 tokens through Penstock against the same continuous-batching manager driven directly."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common import Row, broker, interleave, save, system
+
+from penstock.producers import AsyncClient, KafkaSettings
+
+STREAMS, TOKENS = 16, 64
+PROMPT = "Tell me a long story about a dog and the sea."
+
+
+async def through_penstock(settings: KafkaSettings, model: str) -> dict[str, float]:
+    async with AsyncClient(settings) as client:
+        firsts: list[float] = []
+
+        async def stream(number: int) -> int:
+            messages = [{"role": "user", "content": f"{PROMPT} {number}"}]
+            payload = {"messages": messages, "max_tokens": TOKENS, "temperature": 0}
+            began = time.perf_counter()
+            submitted = await client.submit(task="text_generation", payload=payload, model=model, stream=True)
+            first, tokens = True, 0
+            async for event in client.follow(submitted):
+                kind = type(event).__name__
+                if kind == "Chunk" and first:
+                    firsts.append(1000 * (time.perf_counter() - began))
+                    first = False
+                elif kind == "Result":
+                    usage = event.event.usage
+                    tokens = usage.completion_tokens
+            return tokens
+
+        began = time.perf_counter()
+        tokens = sum(await asyncio.gather(*(stream(n) for n in range(STREAMS))))
+        elapsed = time.perf_counter() - began
+    return {"rate": tokens / elapsed, "first": statistics.median(firsts), "tokens": tokens}
+
+
+class Direct:
+    """The same manager with the same options in a process of its own, driven by lines on its standard input."""
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", str(folder), json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        )
+        self.read()
+
+    def read(self) -> dict[str, float]:
+        assert self.process.stdout is not None
+        while not (line := self.process.stdout.readline()).startswith(b"{"):
+            assert line, "the direct manager ended"
+        return json.loads(line)
+
+    def measure(self) -> dict[str, float]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"go\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def serve(folder: str, options: dict[str, Any]) -> None:
+    """The floor: transformers alone."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
+
+    torch.set_num_threads(int(options.get("threads", 2)))
+    dtype = getattr(torch, str(options.get("dtype", "float32")))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    model.set_attn_implementation("sdpa")
+    config = ContinuousBatchingConfig(
+        block_size=options["block_size"],
+        num_blocks=options["num_blocks"],
+        max_batch_tokens=options["max_batch_tokens"],
+        max_requests_per_batch=64,
+        per_request_processors=True,
+        use_cuda_graph=False,
+        use_async_batching=False,
+    )
+    base = GenerationConfig(
+        do_sample=True,
+        temperature=0.9,
+        top_k=50,
+        top_p=0.95,
+        max_new_tokens=TOKENS,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    manager = model.init_continuous_batching(generation_config=base, continuous_batching_config=config)
+    manager.start()
+    print("{}", flush=True)
+    for run, _ in enumerate(sys.stdin):
+        print(json.dumps(asyncio.run(drive(manager, tokenizer, run))), flush=True)
+
+
+async def drive(manager: Any, tokenizer: Any, run: int) -> dict[str, float]:
+    """One round: all streams at once into the bare manager."""
+    finished = asyncio.Event()
+    firsts: dict[str, float] = {}
+    done: list[Any] = []
+    began = time.perf_counter()
+
+    def handle(output: Any) -> None:
+        if output.generated_tokens:
+            firsts.setdefault(output.request_id, 1000 * (time.perf_counter() - began))
+        if output.is_finished():
+            done.append(output)
+            if len(done) == STREAMS:
+                finished.set()
+
+    for number in range(STREAMS):
+        name = f"{run}-{number}"
+        messages = [{"role": "user", "content": f"{PROMPT} {number}"}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        manager.register_result_handler(name, handle)
+        manager.add_request(
+            ids,
+            request_id=name,
+            max_new_tokens=TOKENS,
+            streaming=True,
+            top_k=1,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    await asyncio.wait_for(finished.wait(), 300)
+    tokens = sum(len(output.generated_tokens) for output in done)
+    elapsed = time.perf_counter() - began
+    return {"rate": tokens / elapsed, "first": statistics.median(firsts.values()), "tokens": tokens}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", nargs="*", default=["tiny", "smollm2"])
+    arguments = parser.parse_args()
+    from penstock.cli.assets import prepare_model
+
+    folders = {"tiny": "tiny-lm", "smollm2": "smollm2-135m"}
+    options = {"threads": 2, "dtype": "float32", "block_size": 32, "num_blocks": 256, "max_batch_tokens": 512}
+    rows: list[Row] = []
+    with broker() as bootstrap:
+        for name in arguments.models:
+            folder = prepare_model(folders[name], lambda line: print(line, file=sys.stderr))
+            model = {
+                "id": name,
+                "source": str(folder),
+                "engine": "text",
+                "tasks": ["text_generation"],
+                "options": options,
+            }
+            with system(bootstrap, models=[model]) as found:
+                found.worker().wait_ready(180)
+                settings = KafkaSettings(bootstrap_servers=bootstrap, topic_prefix=found.prefix)
+                direct = Direct(folder, options)
+                asyncio.run(through_penstock(settings, name))
+                direct.measure()
+                ours, floors, steals = interleave(
+                    arguments.rounds, lambda s=settings, n=name: asyncio.run(through_penstock(s, n)), direct.measure
+                )
+                direct.close()
+            title = f"{name}, {STREAMS} streams × {TOKENS} tokens"
+            rows += [
+                Row(f"{title}: tokens", "tokens/s", ours["rate"], floors["rate"], steals, "≥ 0.95"),
+                Row(
+                    f"{title}: first token, median",
+                    "ms",
+                    ours["first"],
+                    floors["first"],
+                    steals,
+                    "≤ 2× + the Kafka floor",
+                ),
+            ]
+    save("text", rows)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2], json.loads(sys.argv[3]))
+    else:
+        main()
