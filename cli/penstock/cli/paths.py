@@ -1,0 +1,81 @@
+"""Where things lie on this machine, and the file lock that lets two processes prepare the same thing at once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.cli.failures import CliFailure
+
+Progress = Callable[[str], None]
+"""Called with one line for a person whenever a long step begins or moves on."""
+
+
+def silent(line: str) -> None:
+    """A Progress that says nothing."""
+
+
+def cache_dir() -> Path:
+    """The user's cache folder: what lies here can always be made again."""
+    if explicit := os.environ.get("PENSTOCK_CACHE"):
+        return Path(explicit).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "penstock"
+
+
+def default_data_dir() -> Path:
+    """The folder that `penstock up` keeps its data in: topics, view, journal, logs."""
+    if explicit := os.environ.get("PENSTOCK_DATA"):
+        return Path(explicit).expanduser().absolute()
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser().absolute() / "penstock"
+
+
+@contextmanager
+def exclusive(path: Path, progress: Progress = silent) -> Generator[None]:
+    """Hold an advisory lock on `path`; a second process waits, and says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"waiting for another process that prepares {path.stem}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def require_space(folder: Path, need_bytes: int, what: str) -> None:
+    """Raise CliFailure when the disk under `folder` has less than `need_bytes` free."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < need_bytes:
+        raise CliFailure(
+            f"not enough disk space for {what}: {folder} has {free_bytes / 1e6:.0f} MB free and"
+            f" {need_bytes / 1e6:.0f} MB are needed; free some, or name another folder"
+            " (--data-dir, PENSTOCK_CACHE)"
+        )
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as sock:
+        sock.bind((host, 0))
+        return int(sock.getsockname()[1])
+
+
+def port_in_use(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether something else holds this port."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError:
+            return True
+    return False

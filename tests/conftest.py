@@ -1,0 +1,91 @@
+"""Fixtures that every room shares: one real broker per session, a topic prefix per test, models made once."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from penstock.cli.embedded_kafka import EmbeddedKafka
+from penstock.cli.paths import free_port
+from support import create_topics as _create_topics
+
+
+class Kafka(Protocol):
+    """What a test may do with the session's broker. A test that stops it must leave it running."""
+
+    @property
+    def bootstrap_servers(self) -> str: ...
+
+    def start(self) -> object: ...
+
+    def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def restart(self) -> None: ...
+
+
+class ExistingKafka:
+    """A broker that somebody else runs (PENSTOCK_TEST_KAFKA=host:port): tests that restart it are skipped."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+
+    def _not_ours(self) -> None:
+        pytest.skip("this test restarts the broker, and PENSTOCK_TEST_KAFKA names one that is not ours")
+
+    start = stop = kill = restart = _not_ours
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """One real Apache Kafka for the whole session, on a free port, with its data in a temporary folder."""
+    if existing := os.environ.get("PENSTOCK_TEST_KAFKA"):
+        yield ExistingKafka(existing)
+        return
+    broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), free_port())
+    broker.start()
+    try:
+        yield broker
+    finally:
+        # Its data goes with the session: nothing is worth an orderly end.
+        broker.kill()
+
+
+@pytest.fixture
+def kafka_prefix() -> str:
+    """A topic prefix of this test's own."""
+    return f"t{uuid.uuid4().hex[:6]}-"
+
+
+@pytest.fixture
+def create_topics(kafka: Kafka, kafka_prefix: str) -> Callable[..., None]:
+    """Call it to create this test's topics; the arguments are those of `support.create_topics` behind the prefix."""
+    return partial(_create_topics, kafka.bootstrap_servers, kafka_prefix)
+
+
+@pytest.fixture(scope="session")
+def tiny_lm() -> Path:
+    """The folder of a tiny chat model, trained in code once and kept in the cache."""
+    assets = pytest.importorskip("penstock.cli.assets")
+    return assets.prepare_model("tiny-lm", print)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct, prepared once into the cache."""
+    assets = pytest.importorskip("penstock.cli.assets")
+    return assets.prepare_model("smollm2-135m", print)
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2, prepared once into the cache."""
+    assets = pytest.importorskip("penstock.cli.assets")
+    return assets.prepare_model("all-minilm-l6-v2", print)
