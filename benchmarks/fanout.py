@@ -25,8 +25,7 @@ STREAM = {
     "options": {"tokens": TOKENS, "delay_ms": 40, "first_delay_ms": 1500, "slots": 8},
 }
 
-BARE = (
-    """
+BARE = """
 import asyncio, json, sys
 import uvicorn
 from fastapi import FastAPI, WebSocket
@@ -49,8 +48,6 @@ async def go():
     return {}
 uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
 """
-    % TOKENS
-)
 
 
 async def watch(url: str, clients: int, hello: Callable[[], str | None], go: Callable[[], Any]) -> dict[str, float]:
