@@ -1,0 +1,154 @@
+"""From a Kafka record to a request or a reason why it is none: decoding, origin, attempt, class. No I/O, no waiting.
+
+A record that starts with magic 0 is Avro, one that starts with `{` is the JSON form; all else is poison.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import DecodeError, InvalidRequest, PenstockError, TooLarge, UnsupportedTask
+from penstock.schemas.errors import UnsupportedParameter
+from penstock.schemas.ids import derived_request_id
+from penstock.schemas.records import InferenceRequest, Origin
+from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request_bytes, validate_request
+from penstock.schemas.topics import HEADER_ATTEMPT, HEADER_ORIGIN, TopicNames, conversation_key, partition_for
+from penstock.schemas.topics import priority_class
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A readable request. `error` is set when it can only fail at once (a task or field that is not built)."""
+
+    request: InferenceRequest
+    origin: Origin
+    klass: str
+    line: str | None
+    attempt: int
+    deadline_ms: int | None
+    error: PenstockError | None
+    belongs_on: int | None
+    """The partition where a conversation's record belongs, when that is another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poison:
+    """A record that no worker can run. `request_id` is known when the record was a readable object at least."""
+
+    reason: PenstockError
+    request_id: str | None
+    tenant: str | None
+    origin: Origin
+    attempt: int
+
+
+class Intake:
+    """Reads records; raises RegistryUnavailable, which is no poison: the caller pauses and offers the record again."""
+
+    def __init__(self, codec: Codec, names: TopicNames, partitions: Mapping[str, int], limits: Limits = DEFAULT_LIMITS):
+        self._codec = codec
+        self._partitions = partitions
+        self._limits = limits
+        self._class_of = {topic: names.class_of_topic(topic) for topic in partitions}
+
+    def read(
+        self, topic: str, partition: int, offset: int, append_ms: int, headers: Headers, value: bytes | None
+    ) -> Taken | Poison:
+        origin = Origin(topic=topic, partition=partition, offset=offset, append_time_ms=append_ms)
+        attempt = 1
+        if headers:
+            origin, attempt = _from_headers(headers, origin)
+        try:
+            request = self._decode(value, topic, partition, offset, append_ms)
+        except (DecodeError, InvalidRequest, TooLarge) as error:
+            request_id, tenant = _identity_of(value, topic, partition, offset, append_ms)
+            if isinstance(error, UnsupportedParameter | UnsupportedTask) and request_id is not None:
+                stub = _stub(request_id, tenant or "default", append_ms)
+                return self._taken(stub, origin, attempt, error)
+            return Poison(reason=error, request_id=request_id, tenant=tenant, origin=origin, attempt=attempt)
+        try:
+            validate_request(request, self._limits)
+        except (UnsupportedParameter, UnsupportedTask) as error:
+            return self._taken(request, origin, attempt, error)
+        except PenstockError as error:
+            return Poison(
+                reason=error, request_id=request.request_id, tenant=request.tenant, origin=origin, attempt=attempt
+            )
+        return self._taken(request, origin, attempt, None)
+
+    def _decode(self, value: bytes | None, topic: str, partition: int, offset: int, append_ms: int) -> InferenceRequest:
+        if value and value[0] == 0x7B:  # {
+            made_up = derived_request_id(topic, partition, offset, append_ms)
+            return parse_request_bytes(value, request_id=made_up, now_ms=append_ms, limits=self._limits)
+        return self._codec.decode(value or b"", InferenceRequest)
+
+    def _taken(
+        self, request: InferenceRequest, origin: Origin, attempt: int, error: PenstockError | None
+    ) -> Taken:
+        topic = origin.topic
+        line = belongs_on = None
+        if request.conversation_id is not None and error is None:
+            line = conversation_key(request.tenant, request.conversation_id)
+            wanted = partition_for(line.encode(), self._partitions.get(topic, 1))
+            belongs_on = None if wanted == origin.partition else wanted
+        ttl_ms = request.ttl_ms if request.ttl_ms is not None else self._limits.default_ttl_ms
+        return Taken(
+            request=request,
+            origin=origin,
+            klass=self._class_of.get(topic) or priority_class(request.priority),
+            line=line,
+            attempt=attempt,
+            deadline_ms=origin.append_time_ms + ttl_ms,
+            error=error,
+            belongs_on=belongs_on,
+        )
+
+
+def origin_header(origin: Origin) -> tuple[str, bytes]:
+    """The header that carries a record's first place when it is put on another partition."""
+    return HEADER_ORIGIN, f"{origin.topic}/{origin.partition}/{origin.offset}/{origin.append_time_ms}".encode()
+
+
+def _from_headers(headers: Headers, origin: Origin) -> tuple[Origin, int]:
+    attempt = 1
+    for name, value in headers:
+        try:
+            if name == HEADER_ATTEMPT:
+                attempt = max(1, int(value))
+            elif name == HEADER_ORIGIN:
+                topic, partition, offset, append_ms = value.decode().rsplit("/", 3)
+                origin = Origin(
+                    topic=topic, partition=int(partition), offset=int(offset), append_time_ms=int(append_ms)
+                )
+        except ValueError:
+            continue  # a header that is not ours to trust: the record's own place stands
+    return origin, attempt
+
+
+def _identity_of(
+    value: bytes | None, topic: str, partition: int, offset: int, append_ms: int
+) -> tuple[str | None, str | None]:
+    """(request_id, tenant) of a JSON object that is not a valid request, so that who waits for it hears of it."""
+    if not value or value[0] != 0x7B:
+        return None, None
+    try:
+        parsed: Any = json.loads(value)
+    except ValueError:
+        return None, None
+    found = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
+    request_id, tenant = found.get("request_id"), found.get("tenant")
+    return (
+        request_id if isinstance(request_id, str) and request_id else derived_request_id(topic, partition, offset, append_ms),
+        tenant if isinstance(tenant, str) and tenant else "default",
+    )
+
+
+def _stub(request_id: str, tenant: str, created_at: int) -> InferenceRequest:
+    """What is left of a request that cannot be run: enough to say so."""
+    return InferenceRequest(request_id=request_id, tenant=tenant, task="text_generation", created_at=created_at)
