@@ -1,4 +1,4 @@
-"""The jars of Apache Kafka in the user's cache: fetched once by jgo, checked against digests that ship with Penstock."""
+"""The jars of Apache Kafka in the user's cache: fetched once by jgo, checked against digests shipped with Penstock."""
 
 from __future__ import annotations
 
