@@ -1,0 +1,186 @@
+"""The configuration file: finding it, checking it with the field named, and what the command line itself reads from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from penstock.cli.failures import CliFailure, ExitCode
+from penstock.producers.settings import KafkaSettings
+
+ENV_CONFIG = "PENSTOCK_CONFIG"
+DEFAULT_NAME = "penstock.toml"
+SECRET_WORDS = ("password", "secret", "ticket_key", "token", "api_key")
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+class KafkaSection(BaseModel):
+    """How to reach Kafka; the worker and the gateway read the same section."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    bootstrap_servers: str = "127.0.0.1:9092"
+    topic_prefix: str = ""
+    max_record_bytes: int = 1_000_000
+    security: dict[str, str] = Field(default_factory=dict[str, str])
+
+
+class TopicsSection(BaseModel):
+    """How `penstock topics create` makes topics."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    partitions: int = Field(64, ge=1)
+    durability: Literal["process", "fsync"] = "process"
+    """process: one broker survives killed processes; fsync: every record is flushed, against power loss."""
+    pools: list[str] = Field(default_factory=list[str])
+
+
+class ClusterSettings(BaseSettings):
+    """What the command line reads of penstock.toml and the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="ignore", frozen=True)
+
+    kafka: KafkaSection = Field(default_factory=KafkaSection)
+    topics: TopicsSection = Field(default_factory=lambda: TopicsSection())
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        config = os.environ.get(ENV_CONFIG)
+        if config is None:
+            return (init_settings, env_settings)
+        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config))
+
+    def kafka_settings(self, bootstrap_servers: str | None = None) -> KafkaSettings:
+        return KafkaSettings(
+            bootstrap_servers=bootstrap_servers or self.kafka.bootstrap_servers,
+            topic_prefix=self.kafka.topic_prefix,
+            security=dict(self.kafka.security),
+            client_id="penstock-cli",
+            max_record_bytes=self.kafka.max_record_bytes,
+        )
+
+
+def find_config(explicit: Path | None = None) -> Path | None:
+    """The file to read: the one named, else PENSTOCK_CONFIG, else ./penstock.toml when there is one.
+
+    Raises CliFailure when a file is named that is not there.
+    """
+    named = explicit or (Path(os.environ[ENV_CONFIG]) if os.environ.get(ENV_CONFIG) else None)
+    if named is not None:
+        if not named.is_file():
+            raise CliFailure(f"no such configuration file: {named}", exit_code=ExitCode.USAGE)
+        return named.absolute()
+    here = Path(DEFAULT_NAME)
+    return here.absolute() if here.is_file() else None
+
+
+def use_config(explicit: Path | None = None) -> Path | None:
+    """Find the file and name it to this process and its children by PENSTOCK_CONFIG."""
+    path = find_config(explicit)
+    if path is not None:
+        os.environ[ENV_CONFIG] = str(path)
+    return path
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's tables. Raises CliFailure that names the line of a mistake."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CliFailure(f"{path} is not valid TOML: {error}", exit_code=ExitCode.USAGE) from error
+    except OSError as error:
+        raise CliFailure(f"{path} cannot be read: {error.strerror}", exit_code=ExitCode.USAGE) from error
+
+
+def load(settings_type: type[S]) -> S:
+    """Settings from PENSTOCK_CONFIG and the environment. Raises CliFailure that names the first wrong field."""
+    path = os.environ.get(ENV_CONFIG)
+    if path is not None:
+        read_toml(Path(path))
+    try:
+        return settings_type()
+    except ValidationError as error:
+        raise CliFailure(describe(error, path), exit_code=ExitCode.USAGE) from error
+    except (ValueError, OSError) as error:
+        raise CliFailure(f"the configuration cannot be read: {error}", exit_code=ExitCode.USAGE) from error
+
+
+def describe(error: ValidationError, path: str | None) -> str:
+    """One line: the field, what is wrong with it, where it was set."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    variable = "PENSTOCK_" + "__".join(str(part).upper() for part in first["loc"])
+    where = f"the variable {variable}" if variable in os.environ else (path or "the environment (PENSTOCK_*)")
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    shown = "" if is_secret(field) or first["type"] == "missing" else f", not {first['input']!r}"
+    return f"configuration: {field}: {first['msg'].rstrip('.')}{shown[:80]}; mend it in {where}{more}"
+
+
+def is_secret(name: str) -> bool:
+    return any(word in name.lower() for word in SECRET_WORDS)
+
+
+def masked(value: Any, name: str = "") -> Any:
+    """The same tree with secrets replaced by stars."""
+    if isinstance(value, Mapping):
+        return {key: masked(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [masked(item, name) for item in value]
+    return "***" if value and is_secret(name) else value
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """TOML of nested tables, lists and scalars; None values are left out."""
+    lines: list[str] = []
+    _write_table(tables, (), lines)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _write_table(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    tables = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    arrays = {key: value for key, value in table.items() if _is_table_array(value)}
+    for key, value in table.items():
+        if key not in tables and key not in arrays and value is not None:
+            lines.append(f"{_key(key)} = {_value(value)}")
+    for key, value in tables.items():
+        lines += ["", f"[{'.'.join(_key(part) for part in (*path, key))}]"]
+        _write_table(value, (*path, key), lines)
+    for key, values in arrays.items():
+        for value in values:
+            lines += ["", f"[[{'.'.join(_key(part) for part in (*path, key))}]]"]
+            _write_table(value, (*path, key), lines)
+
+
+def _is_table_array(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = (f"{_key(str(key))} = {_value(item)}" for key, item in value.items() if item is not None)
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return json.dumps(str(value))

@@ -1,0 +1,143 @@
+"""The entry point of the command `penstock`. Each command is a module, imported only when it is run or listed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from penstock.cli.failures import CliFailure, ExitCode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """Where a command lives: a module with a Typer called `app` (sub-commands), or with a function of that name."""
+
+    module: str
+    function: str | None = None
+
+
+COMMANDS: dict[str, Command] = {
+    "up": Command(module="penstock.cli.up", function="up"),
+    "status": Command(module="penstock.cli.up", function="status"),
+    "logs": Command(module="penstock.cli.up", function="logs"),
+    "down": Command(module="penstock.cli.up", function="down"),
+    "chat": Command(module="penstock.cli.commands.chat", function="chat"),
+    "submit": Command(module="penstock.cli.commands.submit", function="submit"),
+    "watch": Command(module="penstock.cli.commands.watch", function="watch"),
+    "requests": Command(module="penstock.cli.commands.requests"),
+    "conversations": Command(module="penstock.cli.commands.conversations"),
+    "workers": Command(module="penstock.cli.commands.workers"),
+    "dlq": Command(module="penstock.cli.commands.dlq"),
+    "keys": Command(module="penstock.cli.commands.keys"),
+    "schemas": Command(module="penstock.cli.commands.schemas"),
+    "bench": Command(module="penstock.cli.commands.bench", function="bench"),
+    "broker": Command(module="penstock.cli.broker", function="broker"),
+    "topics": Command(module="penstock.cli.topics"),
+    "worker": Command(module="penstock.cli.serve", function="worker"),
+    "gateway": Command(module="penstock.cli.serve", function="gateway"),
+    "config": Command(module="penstock.cli.config_commands"),
+    "doctor": Command(module="penstock.cli.doctor", function="doctor"),
+}
+
+HELP = """Penstock: inference requests flow in on Kafka, a gate admits them to the models, results flow back.
+
+Everything on this machine, with a small real model:   penstock up
+
+Then, in another terminal:
+
+  penstock chat
+
+  penstock submit "What is the capital of France?"
+
+  penstock bench --concurrency 8 --requests 100
+
+The parts one by one, on a Kafka of your own:
+
+  penstock topics create --bootstrap-servers kafka:9092
+
+  penstock worker --config penstock.toml
+
+  penstock gateway --config penstock.toml
+
+Something is wrong?   penstock doctor
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unreachable, 4 timed out, 130 interrupted."""
+
+
+class LazyGroup(TyperGroup):
+    """Commands in the order of COMMANDS; failures that a person can mend end in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, command in COMMANDS.items() if find_spec(command.module) is not None]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = COMMANDS.get(cmd_name)
+        if command is None or find_spec(command.module) is None:
+            return None
+        return load(cmd_name, command)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CliFailure as failure:
+            click.echo(f"penstock: {failure}", err=True)
+            raise typer.Exit(int(failure.exit_code)) from failure
+        except BrokenPipeError as error:
+            sys.stderr.close()
+            raise typer.Exit(0) from error
+        except KeyboardInterrupt as error:
+            raise typer.Exit(int(ExitCode.INTERRUPTED)) from error
+
+
+def load(name: str, command: Command) -> click.Command:
+    """Import a command's module and build its Click command."""
+    module = import_module(command.module)
+    if command.function is None:
+        loaded = typer.main.get_command(module.app)
+    else:
+        single = typer.Typer(add_completion=False)
+        single.command(name)(getattr(module, command.function))
+        loaded = typer.main.get_command(single)
+    loaded.name = name
+    return loaded
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=HELP,
+)
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and end.", is_eager=True),
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"penstock {installed('penstock')}")
+        raise typer.Exit
+
+
+root.__doc__ = HELP
+
+
+def main() -> None:
+    """Run the command line; ends the process."""
+    typer.main.get_command(app)(prog_name="penstock")
+
+
+if __name__ == "__main__":
+    main()

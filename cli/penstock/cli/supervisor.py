@@ -1,0 +1,187 @@
+"""Keeps a few child processes alive: started in order, restarted with backoff, stopped in the reverse order.
+
+`Backoff` decides (pure, time passed in); `Supervisor` is the thin loop around processes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.cli import children
+from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.paths import Progress
+
+POLL_S = 0.1
+USAGE_EXIT = 2
+
+
+@dataclass(kw_only=True, slots=True)
+class Backoff:
+    """Exponential delays between restarts; a part that lived for `steady_s` begins anew."""
+
+    first_s: float = 0.5
+    limit_s: float = 30.0
+    steady_s: float = 60.0
+    failures: int = 0
+
+    def ended(self, lived_s: float) -> float:
+        """Note an end after `lived_s` of life; returns the seconds to wait before the next start."""
+        if lived_s >= self.steady_s:
+            self.failures = 0
+        self.failures += 1
+        return min(self.limit_s, self.first_s * 2.0 ** (self.failures - 1))
+
+
+@dataclass(kw_only=True, slots=True)
+class Part:
+    """One supervised process."""
+
+    name: str
+    launch: Callable[[], subprocess.Popen[bytes]]
+    log: Path
+    ready: Callable[[], bool]
+    grace_s: float
+    """How long it may take to stop after SIGTERM before it is killed."""
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    due_at: float | None = None
+    """When to start it again; None while it runs."""
+    restarts: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def last_words(self) -> str:
+        """The last line of its log that says something, short."""
+        lines = [line.strip() for line in children.tail(self.log).splitlines() if line.strip()]
+        return lines[-1][-200:] if lines else f"nothing in {self.log}"
+
+
+def command_part(
+    name: str,
+    argv: Sequence[str],
+    *,
+    log: Path,
+    ready: Callable[[], bool],
+    grace_s: float,
+    env: Mapping[str, str],
+) -> Part:
+    """A part that is a plain command."""
+    return Part(
+        name=name,
+        launch=lambda: children.spawn(argv, log=log, env=env),
+        log=log,
+        ready=ready,
+        grace_s=grace_s,
+    )
+
+
+class Supervisor:
+    """Starts parts, watches them, stops them in the reverse order of their start."""
+
+    def __init__(self, progress: Progress, changed: Callable[[], None] = lambda: None) -> None:
+        self.parts: list[Part] = []
+        self.stopping = threading.Event()
+        self._progress = progress
+        self._changed = changed
+
+    def start(self, part: Part) -> None:
+        """Start a part and take it into care. Raises what its launch raises."""
+        self.parts.append(part)
+        self._launch(part)
+
+    def wait_ready(self, part: Part, deadline_s: float) -> None:
+        """Return when the part is ready, restarting it (and all others) meanwhile as needed.
+
+        Raises CliFailure when it keeps ending, refuses its settings (exit code 2) or is not ready in time.
+        """
+        give_up = time.monotonic() + deadline_s
+        next_try = 0.0
+        while not self.stopping.is_set():
+            self.tend()
+            if part.running and time.monotonic() >= next_try:
+                if part.ready():
+                    return
+                next_try = time.monotonic() + 0.2
+            if part.process is not None and not part.running and part.process.returncode == USAGE_EXIT:
+                raise CliFailure(part.last_words(), exit_code=ExitCode.USAGE)
+            if part.restarts >= 3 and not part.running:
+                raise CliFailure(f"the {part.name} keeps ending while it starts: {part.last_words()} (log: {part.log})")
+            if time.monotonic() > give_up:
+                raise CliFailure(
+                    f"the {part.name} was not ready within {deadline_s:.0f} s; its log is {part.log}",
+                    exit_code=ExitCode.TIMED_OUT,
+                )
+            self.stopping.wait(POLL_S)
+
+    def run(self) -> None:
+        """Keep all parts alive until `stopping` is set."""
+        while not self.stopping.wait(POLL_S):
+            self.tend()
+
+    def tend(self) -> None:
+        """Look at each part once: note ends, start again what is due."""
+        now = time.monotonic()
+        for part in self.parts:
+            if part.running:
+                continue
+            if part.due_at is None:
+                self._ended(part, now)
+            elif now >= part.due_at:
+                self._start_again(part, now)
+
+    def _ended(self, part: Part, now: float) -> None:
+        assert part.process is not None
+        children.kill_group(part.process)
+        delay_s = part.backoff.ended(now - part.started_at)
+        part.due_at = now + delay_s
+        code = part.process.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        self._progress(f"the {part.name} ended ({how}); starting it again in {delay_s:g} s (log: {part.log})")
+        self._changed()
+
+    def _start_again(self, part: Part, now: float) -> None:
+        part.restarts += 1
+        try:
+            self._launch(part)
+        except CliFailure as failure:
+            # Its port may be held for a moment more, or its disk be full: that is no reason to end the others.
+            delay_s = part.backoff.ended(0.0)
+            part.due_at = now + delay_s
+            self._progress(f"the {part.name} cannot start: {failure}; trying again in {delay_s:g} s")
+            return
+        self._progress(f"the {part.name} is started again (restart {part.restarts})")
+
+    def _launch(self, part: Part) -> None:
+        part.process = part.launch()
+        part.started_at = time.monotonic()
+        part.due_at = None
+        self._changed()
+
+    def stop(self) -> None:
+        """Stop all parts, the last started first, each within its grace; nothing of them is left afterwards."""
+        for part in reversed(self.parts):
+            if part.process is None:
+                continue
+            was_running = part.running
+            if was_running:
+                self._progress(f"stopping the {part.name}")
+            code = children.stop(part.process, grace_s=part.grace_s)
+            if was_running and code < 0 and code != -15:
+                self._progress(f"the {part.name} did not stop within {part.grace_s:.0f} s and was killed")
+            part.process = None
+            self._changed()
+
+    def kill(self) -> None:
+        """End all parts at once."""
+        for part in reversed(self.parts):
+            if part.process is not None:
+                children.kill_group(part.process)
+                part.process = None
