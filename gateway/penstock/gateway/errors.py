@@ -1,0 +1,220 @@
+"""Errors at the edge: every failure leaves in the one JSON shape, with the headers that clients act on."""
+
+from __future__ import annotations
+
+import logging
+import math
+import traceback
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.schemas.errors import (
+    ERRORS_BY_CODE,
+    Cancelled,
+    DeadLettered,
+    EngineFailed,
+    Expired,
+    InternalError,
+    InvalidRequest,
+    PenstockError,
+    error_body,
+)
+
+logger = logging.getLogger(__name__)
+
+CLOSE_UNAUTHENTICATED = 4401
+CLOSE_FORBIDDEN = 4403
+CLOSE_OVERLOADED = 1013
+CLOSE_INTERNAL = 1011
+
+_CODES_BY_STATUS = {400: "invalid", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+
+
+class FinalFailure(Exception):
+    """The outcome of a request is a failure: asking again with the same request gives the same."""
+
+    def __init__(self, error: PenstockError, request_id: str) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.request_id = request_id
+
+
+class EdgeRefusal(HTTPException):
+    """A PenstockError raised where a framework turns every exception but HTTPException into something else."""
+
+    def __init__(self, error: PenstockError) -> None:
+        super().__init__(error.http_status, error.message)
+        self.error = error
+
+
+def outcome_error(status: str, error: Mapping[str, Any] | None) -> PenstockError:
+    """The typed error of a terminal status other than completed, from the error part of its frame."""
+    facts: Mapping[str, Any] = error or {}
+    message = facts.get("message")
+    plain: dict[str, tuple[type[PenstockError], str]] = {
+        "cancelled": (Cancelled, "the request was cancelled"),
+        "expired": (Expired, "the request was not finished before its deadline"),
+        "dead_lettered": (DeadLettered, "the request was put aside after too many attempts"),
+        "failed": (EngineFailed, "the request failed"),
+    }
+    kind, text = plain.get(status, (InternalError, f"the request ended as {status}"))
+    details = cast("dict[str, Any] | None", facts.get("details"))
+    code = facts.get("code")
+    if status == "failed" and code is not None:
+        kind = ERRORS_BY_CODE.get(str(code), InternalError)
+        if kind.code != code:
+            details = {**(details or {}), "code": code}
+    return kind(str(message or text), param=facts.get("param"), details=details)
+
+
+def invalid_from_validation(error: RequestValidationError | ValidationError) -> InvalidRequest:
+    """The first thing that is wrong, named by its field; the rejected input itself is never repeated."""
+    problems = cast("Sequence[Mapping[str, Any]]", error.errors())
+    if not problems:
+        return InvalidRequest("the request is not valid")
+    first = problems[0]
+    if first.get("type") == "json_invalid":
+        return InvalidRequest("the body is not valid JSON")
+    where = [part for part in first.get("loc", ()) if part not in ("body", "query", "path", "header")]
+    param = _path_of(where)
+    reason = str(first.get("msg", "is not valid"))
+    if not where:
+        return InvalidRequest(f"the body is not a valid JSON object (is content-type: application/json set?): {reason}")
+    return InvalidRequest(f"{param}: {reason}", param=param)
+
+
+def error_response(error: PenstockError, *, request_id: str | None = None, final: bool = False) -> JSONResponse:
+    """The answer for an error. `final`: the request has had its one outcome, so a retry cannot help."""
+    return JSONResponse(
+        error_body(error, request_id), error.http_status, headers=error_headers(error, request_id=request_id, final=final)
+    )
+
+
+def error_headers(error: PenstockError, *, request_id: str | None = None, final: bool = False) -> dict[str, str]:
+    """`x-request-id`, `Retry-After` and `x-should-retry`, by which the OpenAI clients decide."""
+    headers = {"x-request-id": request_id or f"edge-{uuid.uuid4().hex[:16]}"}
+    retryable = error.retryable and not final
+    if retryable and error.http_status in (429, 503):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s or 1)))
+    if not retryable:
+        # Left to themselves they retry every 409, 429 and 5xx, and each retry would be a new request.
+        headers["x-should-retry"] = "false"
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Every exception that a route lets out gets the one shape. ErrorBoundary catches what none of these names."""
+    app.add_exception_handler(PenstockError, _on_penstock_error)
+    app.add_exception_handler(FinalFailure, _on_final_failure)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(ValidationError, _on_internal_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+
+
+class ErrorBoundary:
+    """The outermost middleware: an unknown exception becomes `internal` 500, or 1011 on a WebSocket.
+
+    The log gets its type and place but not its text, which may quote a prompt.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        seen: set[str] = set()
+
+        async def watched_send(message: Message) -> None:
+            seen.add(message["type"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception as error:
+            incident = log_unexpected(error, scope["path"])
+            failure = InternalError("internal error", details={"incident": incident})
+            if scope["type"] == "http" and "http.response.start" not in seen:
+                await error_response(failure)(scope, receive, send)
+            elif scope["type"] == "websocket" and "websocket.accept" in seen and "websocket.close" not in seen:
+                await send({"type": "websocket.close", "code": CLOSE_INTERNAL, "reason": "internal error"})
+            elif scope["type"] == "websocket" and "websocket.close" not in seen:
+                await refuse(failure, scope, receive, send, close_code=CLOSE_INTERNAL)
+
+
+def log_unexpected(error: BaseException, path: str) -> str:
+    """Log where an unknown exception came from and return the incident id that the caller is told."""
+    incident = uuid.uuid4().hex[:12]
+    places = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("edge.unexpected incident=%s path=%s type=%s\n%s", incident, path, type(error).__name__, places)
+    return incident
+
+
+async def refuse(error: PenstockError, scope: Scope, receive: Receive, send: Send, *, close_code: int) -> None:
+    """Answer instead of the application: the error over HTTP, the close code over a WebSocket."""
+    if scope["type"] == "http":
+        await error_response(error)(scope, receive, send)
+        return
+    # A close before the accept reaches browsers as a bare failure: only an accepted socket can say 4401.
+    await receive()
+    offered = scope.get("subprotocols") or []
+    await send({"type": "websocket.accept", "subprotocol": offered[0] if offered else None})
+    await send({"type": "websocket.close", "code": close_code, "reason": error.message[:120]})
+
+
+def _path_of(parts: Sequence[str | int]) -> str:
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _known_request_id(request: Request) -> str | None:
+    value = getattr(request.state, "request_id", None)
+    return value if isinstance(value, str) else None
+
+
+async def _on_penstock_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PenstockError)
+    return error_response(error, request_id=_known_request_id(request))
+
+
+async def _on_final_failure(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FinalFailure)
+    return error_response(error.error, request_id=error.request_id, final=True)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(invalid_from_validation(error), request_id=_known_request_id(request))
+
+
+async def _on_internal_error(request: Request, error: Exception) -> Response:
+    incident = log_unexpected(error, request.url.path)
+    failure = InternalError("internal error", details={"incident": incident})
+    return error_response(failure, request_id=_known_request_id(request))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    request_id = _known_request_id(request)
+    if isinstance(error, EdgeRefusal):
+        return error_response(error.error, request_id=request_id)
+    status = error.status_code
+    if status < 400 or status in (204, 304):
+        return Response(status_code=status, headers=error.headers)
+    body = error_body(InvalidRequest(str(error.detail)) if status < 500 else InternalError("internal error"), request_id)
+    body["error"]["code"] = _CODES_BY_STATUS.get(status, "invalid" if status < 500 else "internal")
+    headers = {"x-request-id": request_id or f"edge-{uuid.uuid4().hex[:16]}", **(error.headers or {})}
+    return JSONResponse(body, status, headers=headers)

@@ -1,0 +1,96 @@
+"""Keys: hashed at rest, found in constant time, followed when the file changes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.gateway.keys import KeyRing, KeysFileError, create_key, list_keys, revoke_key
+from penstock.schemas.errors import InvalidRequest
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "keys.json"
+
+
+def test_the_file_holds_no_secret_and_is_its_owners(path: Path) -> None:
+    secret = create_key(path, tenant="acme", name="laptop")
+    assert secret not in path.read_text()
+    assert secret.rsplit("_", 1)[-1] not in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0
+    (record,) = list_keys(path)
+    assert (record.tenant, record.name) == ("acme", "laptop")
+    assert record.digest not in repr(record)
+
+
+def test_a_key_is_found_with_its_rights(path: Path) -> None:
+    secret = create_key(path, tenant="acme", scopes=["read"], max_priority=4, rate=2.5)
+    record = KeyRing(path).find(secret)
+    assert record is not None
+    assert (record.tenant, record.scopes, record.max_priority, record.rate) == ("acme", ("read",), 4, 2.5)
+
+
+@pytest.mark.parametrize("wrong", ["", "pk", "pk_", "pk__", "pk_000000000000_x", "nonsense", "pk_é_\udcff", "x" * 5000])
+def test_other_secrets_are_not_found(path: Path, wrong: str) -> None:
+    secret = create_key(path)
+    ring = KeyRing(path)
+    assert ring.find(wrong) is None
+    assert ring.find(secret + "x") is None
+    assert ring.find(secret[:-1]) is None
+
+
+def test_a_revoked_key_is_gone_at_the_next_look(path: Path) -> None:
+    kept, lost = create_key(path), create_key(path)
+    ring = KeyRing(path)
+    record = ring.find(lost)
+    assert record is not None
+    assert revoke_key(path, record.key_id)
+    assert not revoke_key(path, record.key_id)
+    assert ring.find(lost) is None
+    assert not ring.holds(record.key_id)
+    assert ring.find(kept) is not None
+
+
+def test_a_broken_file_keeps_the_last_good_keys_and_a_missing_one_keeps_none(path: Path) -> None:
+    secret = create_key(path)
+    ring = KeyRing(path)
+    path.write_text("{ half")
+    assert ring.find(secret) is not None
+    path.unlink()
+    assert ring.find(secret) is None
+    again = create_key(path)
+    assert ring.find(again) is not None
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"keys": [{"id": "x"}]}', '{"keys": 3}'])
+def test_a_file_that_is_something_else_is_refused_at_start(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(content)
+    with pytest.raises(KeysFileError, match="not a keys file"):
+        KeyRing(path)
+    with pytest.raises(KeysFileError, match="penstock keys create"):
+        KeyRing(tmp_path / "missing.json")
+
+
+def test_bad_rights_are_refused_and_leave_no_file(path: Path) -> None:
+    with pytest.raises(InvalidRequest):
+        create_key(path, tenant="Not A Tenant")
+    with pytest.raises(ValueError, match="scopes"):
+        create_key(path, scopes=["root"])
+    with pytest.raises(ValueError, match="rate"):
+        create_key(path, rate=0)
+    assert not path.exists()
+
+
+def test_writers_do_not_lose_each_others_keys(path: Path) -> None:
+    threads = [threading.Thread(target=create_key, args=(path,), kwargs={"name": str(n)}) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {record.name for record in list_keys(path)} == {str(n) for n in range(12)}
+    assert json.loads(path.read_text())["version"] == 1

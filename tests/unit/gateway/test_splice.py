@@ -1,0 +1,82 @@
+"""StreamSplice: over any attempts and any cutting into chunks the sent text is one prefix of one answer, or an error."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.splice import StreamSplice
+from penstock.schemas.errors import StreamRestarted
+
+TEXT = st.text(alphabet="abé🙂", max_size=20)
+
+
+def cut(data: st.DataObject, text: str) -> list[tuple[int, str]]:
+    """The text as chunks in sequence, some of them reaching back over what came before."""
+    chunks: list[tuple[int, str]] = []
+    position = 0
+    while position < len(text):
+        end = data.draw(st.integers(position + 1, len(text)))
+        start = data.draw(st.integers(0, position))
+        chunks.append((start, text[start:end]))
+        position = end
+    return chunks
+
+
+@given(st.data(), TEXT)
+def test_one_attempt_is_sent_exactly(data: st.DataObject, text: str) -> None:
+    splice = StreamSplice()
+    sent = "".join(splice.chunk(part, offset) for offset, part in cut(data, text))
+    assert sent == splice.sent == text
+    assert splice.finish(text) == ""
+
+
+@given(st.data(), TEXT, st.lists(st.integers(0, 20), max_size=4))
+def test_attempts_that_agree_are_one_text(data: st.DataObject, text: str, deaths: list[int]) -> None:
+    splice = StreamSplice()
+    sent = ""
+    for length in deaths:
+        for offset, part in cut(data, text[:length]):
+            sent += splice.chunk(part, offset)
+            assert text.startswith(sent)
+        splice.restart()
+    for offset, part in cut(data, text):
+        sent += splice.chunk(part, offset)
+    assert sent + splice.finish(text) == text
+
+
+@given(st.data(), TEXT, TEXT)
+def test_another_text_is_a_restart_or_extends_what_was_sent(data: st.DataObject, first: str, second: str) -> None:
+    splice = StreamSplice()
+    for offset, part in cut(data, first):
+        splice.chunk(part, offset)
+    splice.restart()
+    agrees = second.startswith(first)
+    try:
+        for offset, part in cut(data, second):
+            splice.chunk(part, offset)
+            assert splice.sent in (first, second) or second.startswith(splice.sent) or first.startswith(second)
+        splice.finish(second)
+    except StreamRestarted:
+        assert not agrees
+        assert splice.sent == first, "nothing may be sent after a contradiction"
+    else:
+        assert agrees
+        assert splice.sent == second
+
+
+def test_what_lies_behind_a_gap_waits_for_the_final_text() -> None:
+    splice = StreamSplice()
+    assert splice.chunk("ab", 0) == "ab"
+    assert splice.chunk("ef", 4) == ""
+    assert splice.finish("abcdef") == "cdef"
+
+
+def test_a_snapshot_stands_for_the_text_so_far() -> None:
+    splice = StreamSplice()
+    splice.chunk("ab", 0)
+    assert splice.snapshot("abcd") == "cd"
+    assert splice.chunk("de", 3) == "e"
+    with pytest.raises(StreamRestarted):
+        splice.snapshot("xbcd")
