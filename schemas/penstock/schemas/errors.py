@@ -1,0 +1,232 @@
+"""The error tree: one class per stable code, each with its HTTP status and whether trying again can help.
+
+PenstockError
+ ├── InvalidRequest (invalid, 400)
+ │    ├── UnsupportedParameter · UnsupportedTask · ContextLengthExceeded · InvalidCursor
+ │    └── ModelNotFound (model_not_found, 404)
+ ├── Unauthenticated 401 · Forbidden 403 · NotFound 404 · Cancelled 409 · Conflict 409 · Gone 410
+ ├── TooLarge 413 · InsufficientCapacity 422 · IdempotencyKeyReused 422 · TenantLimit 429
+ ├── Overloaded 503 · BrokerUnavailable 503 · RegistryUnavailable 503 · Expired 504 · ExecutionTimeout 504
+ ├── EngineFailed 500 · DeadLettered 500 · StreamRestarted 500 · InternalError 500
+ └── DecodeError (undecodable, 400): WrongMagic · UnknownSchema · BadAvro · BadJson
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from penstock.schemas.records import ErrorInfo
+
+
+class PenstockError(Exception):
+    """Root of all errors that a caller may see. Facts are attributes; the message is for people."""
+
+    code: ClassVar[str] = "internal"
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    type: ClassVar[str] = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        details: dict[str, Any] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.details = details
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross the pipe between an engine's process and its worker.
+        return _rebuild, (type(self), self.message, self.param, self.details, self.retry_after_s)
+
+
+def _rebuild(
+    kind: type[PenstockError], message: str, param: str | None, details: dict[str, Any] | None, after: float | None
+) -> PenstockError:
+    return kind(message, param=param, details=details, retry_after_s=after)
+
+
+class InvalidRequest(PenstockError):
+    code, http_status, type = "invalid", 400, "invalid_request_error"
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class UnsupportedTask(InvalidRequest):
+    code = "unsupported_task"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class InvalidCursor(InvalidRequest):
+    code = "invalid_cursor"
+
+
+class ModelNotFound(InvalidRequest):
+    code, http_status = "model_not_found", 404
+
+
+class Unauthenticated(PenstockError):
+    code, http_status, type = "unauthenticated", 401, "authentication_error"
+
+
+class Forbidden(PenstockError):
+    code, http_status, type = "forbidden", 403, "permission_error"
+
+
+class NotFound(PenstockError):
+    code, http_status, type = "not_found", 404, "invalid_request_error"
+
+
+class Cancelled(PenstockError):
+    code, http_status, type = "cancelled", 409, "cancelled"
+
+
+class Conflict(PenstockError):
+    code, http_status, type = "conflict", 409, "invalid_request_error"
+
+
+class Gone(PenstockError):
+    code, http_status, type = "gone", 410, "invalid_request_error"
+
+
+class TooLarge(PenstockError):
+    code, http_status, type = "too_large", 413, "invalid_request_error"
+
+
+class InsufficientCapacity(PenstockError):
+    """What can never fit; `details` names `need` and `capacity`, in bytes or tokens as `unit` says."""
+
+    code, http_status, type = "insufficient_capacity", 422, "invalid_request_error"
+
+
+class IdempotencyKeyReused(PenstockError):
+    code, http_status, type = "idempotency_key_reused", 422, "invalid_request_error"
+
+
+class TenantLimit(PenstockError):
+    code, http_status, type, retryable = "tenant_limit", 429, "rate_limit_error", True
+
+
+class Overloaded(PenstockError):
+    code, http_status, type, retryable = "overloaded", 503, "overloaded_error", True
+
+
+class BrokerUnavailable(PenstockError):
+    code, http_status, type, retryable = "broker_unavailable", 503, "overloaded_error", True
+
+
+class RegistryUnavailable(PenstockError):
+    code, http_status, type, retryable = "registry_unavailable", 503, "overloaded_error", True
+
+
+class Expired(PenstockError):
+    code, http_status, type = "expired", 504, "timeout_error"
+
+
+class ExecutionTimeout(PenstockError):
+    code, http_status, type = "execution_timeout", 504, "timeout_error"
+
+
+class EngineFailed(PenstockError):
+    code, http_status = "engine_failed", 500
+
+
+class DeadLettered(PenstockError):
+    code, http_status = "dead_lettered", 500
+
+
+class StreamRestarted(PenstockError):
+    code, http_status, retryable = "stream_restarted", 500, True
+
+
+class InternalError(PenstockError):
+    code, http_status = "internal", 500
+
+
+class DecodeError(PenstockError):
+    """Bytes that are not a record of ours; its subclasses say why."""
+
+    code, http_status, type = "undecodable", 400, "invalid_request_error"
+
+
+class WrongMagic(DecodeError):
+    code = "wrong_magic"
+
+
+class UnknownSchema(DecodeError):
+    code = "unknown_schema"
+
+
+class BadAvro(DecodeError):
+    code = "bad_avro"
+
+
+class BadJson(DecodeError):
+    code = "bad_json"
+
+
+def _tree(root: type[PenstockError]) -> Iterator[type[PenstockError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+ERRORS_BY_CODE: dict[str, type[PenstockError]] = {kind.code: kind for kind in reversed(list(_tree(PenstockError)))}
+ERRORS_BY_CODE["internal"] = InternalError
+
+
+def to_error_record(error: BaseException) -> ErrorInfo:
+    """What stands on a topic for an error. Of one that is not ours only the type is told: its text may hold anything."""
+    if not isinstance(error, PenstockError):
+        error = InternalError(f"internal error ({type(error).__name__})")
+    details = None if error.details is None else json.dumps(error.details, default=str)
+    return ErrorInfo(
+        code=error.code,
+        message=error.message,
+        type=error.type,
+        param=error.param,
+        retryable=error.retryable,
+        details=details,
+    )
+
+
+def from_error_record(info: ErrorInfo) -> PenstockError:
+    """The typed error again; a code of a newer release becomes InternalError with that code in its details."""
+    details = json.loads(info.details) if info.details else None
+    kind = ERRORS_BY_CODE.get(info.code)
+    if kind is None:
+        return InternalError(info.message, param=info.param, details={**(details or {}), "code": info.code})
+    return kind(info.message, param=info.param, details=details)
+
+
+def error_body(error: BaseException, request_id: str | None = None) -> dict[str, Any]:
+    """The one JSON shape of errors."""
+    info = to_error_record(error)
+    return error_record_body(info, request_id)
+
+
+def error_record_body(info: ErrorInfo, request_id: str | None = None) -> dict[str, Any]:
+    """The one JSON shape of errors, from an event's error record."""
+    return {
+        "error": {
+            "message": info.message,
+            "type": info.type,
+            "code": info.code,
+            "param": info.param,
+            "request_id": request_id,
+            "retryable": info.retryable,
+            "details": json.loads(info.details) if info.details else None,
+        }
+    }

@@ -1,0 +1,165 @@
+"""The fold: from a request's events in offset order to what its caller sees. Invariant 3 of the design, as one object.
+
+Events of zombies, repeats and takeovers all stand on the result topic. A reader follows the first origin it sees, ignores what
+is below the highest (epoch, attempt) seen, epoch first, and everything after the first terminal event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.schemas.records import Origin, ResultEvent, StatusEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """The event changes nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """New text. `restarted`: what was seen before is void, the text begins anew (text_offset 0)."""
+
+    text: str
+    text_offset: int
+    attempt: int
+    epoch: int
+    restarted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """The one outcome."""
+
+    event: ResultEvent
+
+
+FoldStep = Ignored | Chunk | Terminal
+IGNORED = Ignored()
+
+
+def same_origin(left: Origin, right: Origin) -> bool:
+    return (left.topic, left.partition, left.offset, left.append_time_ms) == (
+        right.topic,
+        right.partition,
+        right.offset,
+        right.append_time_ms,
+    )
+
+
+class ResultFold:
+    """One request's result events folded so far. `text` is that of the current (epoch, attempt)."""
+
+    __slots__ = (
+        "_length",
+        "_parts",
+        "attempt",
+        "epoch",
+        "offset",
+        "origin",
+        "request_id",
+        "restarts",
+        "tenant",
+        "terminal",
+        "token_count",
+    )
+
+    def __init__(self, request_id: str, tenant: str) -> None:
+        self.request_id = request_id
+        self.tenant = tenant
+        self.origin: Origin | None = None
+        self.epoch = -1
+        self.attempt = 0
+        self.offset: int | None = None
+        self.token_count = 0
+        self.restarts = 0
+        self.terminal: ResultEvent | None = None
+        self._parts: list[str] = []
+        self._length = 0
+
+    @property
+    def text(self) -> str:
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    @property
+    def text_length(self) -> int:
+        return self._length
+
+    def restore(self, *, origin: Origin | None, epoch: int, attempt: int, text: str, token_count: int) -> None:
+        """Set the state that another fold of the same request had (a gateway's view after its restart)."""
+        self.origin, self.epoch, self.attempt = origin, epoch, attempt
+        self._parts, self._length, self.token_count = ([text] if text else []), len(text), token_count
+
+    def apply(self, event: ResultEvent, offset: int | None = None) -> FoldStep:
+        """Take the next event of the log. Events of other requests are ignored."""
+        if self.terminal is not None or (event.request_id, event.tenant) != (self.request_id, self.tenant):
+            return IGNORED
+        if self.origin is not None and not same_origin(self.origin, event.origin):
+            return IGNORED
+        place = (event.epoch, event.attempt)
+        if place < (self.epoch, self.attempt):
+            return IGNORED
+        self.origin = event.origin
+        newer = place > (self.epoch, self.attempt)
+        if event.kind == "terminal":
+            self.epoch, self.attempt = place
+            self.terminal, self.offset = event, offset
+            return Terminal(event)
+        if event.kind != "chunk":
+            return IGNORED
+        return self._chunk(event, newer, offset)
+
+    def _chunk(self, event: ResultEvent, newer: bool, offset: int | None) -> FoldStep:
+        text, at = event.text or "", event.text_offset or 0
+        restarted = newer and self._length > 0
+        if newer:
+            self.epoch, self.attempt = event.epoch, event.attempt
+            self._parts, self._length, self.token_count = [], 0, 0
+        if restarted:
+            self.restarts += 1
+        # A repeat brings nothing new, an overlap only its tail. A gap cannot be shown without breaking the sequence:
+        # its text comes with the terminal event, which carries the whole.
+        if at > self._length:
+            return (
+                Chunk(text="", text_offset=0, attempt=self.attempt, epoch=self.epoch, restarted=True)
+                if restarted
+                else IGNORED
+            )
+        new = text[self._length - at :]
+        if not new and not restarted:
+            return IGNORED
+        start = self._length
+        if new:
+            self._parts.append(new)
+            self._length += len(new)
+        self.token_count = (event.first_token_index or 0) + len(event.token_ids or ())
+        self.offset = offset
+        return Chunk(text=new, text_offset=start, attempt=self.attempt, epoch=self.epoch, restarted=restarted)
+
+
+class StatusFold:
+    """One request's statuses folded so far, by (epoch, attempt, rank); `latest` is what to show."""
+
+    __slots__ = ("latest", "origin", "request_id", "tenant")
+
+    def __init__(self, request_id: str, tenant: str) -> None:
+        self.request_id = request_id
+        self.tenant = tenant
+        self.origin: Origin | None = None
+        self.latest: StatusEvent | None = None
+
+    def apply(self, event: StatusEvent) -> bool:
+        """Whether the event is news. A status of equal rank is (its position may have changed), unless it is the end."""
+        if (event.request_id, event.tenant) != (self.request_id, self.tenant):
+            return False
+        if self.origin is not None and not same_origin(self.origin, event.origin):
+            return False
+        if self.latest is not None:
+            old = (self.latest.epoch, self.latest.attempt, self.latest.rank)
+            if self.latest.done or (event.epoch, event.attempt, event.rank) < old:
+                return False
+        self.origin = event.origin
+        self.latest = event
+        return True

@@ -1,0 +1,52 @@
+"""Identifiers: how they are made, and which are allowed."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from penstock.schemas.errors import InvalidRequest
+
+NAMESPACE = uuid.UUID("6f1a1e0c-52a9-5d0e-9c54-504e53544b31")
+"""Penstock's own UUIDv5 namespace; it never changes, or repeats would not find their first request."""
+
+DEFAULT_TENANT = "default"
+_CONVERSATION_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_TENANT = re.compile(r"[a-z0-9-]{1,63}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def new_request_id() -> str:
+    return str(uuid.uuid4())
+
+
+def derived_request_id(topic: str, partition: int, offset: int, append_time_ms: int) -> str:
+    """The id of a JSON record that came without one: the same in worker and gateway."""
+    return str(uuid.uuid5(NAMESPACE, f"record\n{topic}\n{partition}\n{offset}\n{append_time_ms}"))
+
+
+def idempotent_request_id(tenant: str, key: str) -> str:
+    """The id that an Idempotency-Key stands for within its tenant."""
+    return str(uuid.uuid5(NAMESPACE, f"idempotency\n{tenant}\n{key}"))
+
+
+def check_conversation_id(value: object) -> str:
+    """The id as text (integers are accepted). Raises InvalidRequest."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not _CONVERSATION_ID.fullmatch(text):
+        raise InvalidRequest("conversation_id must match [A-Za-z0-9_-]{1,128}", param="conversation_id")
+    return text
+
+
+def check_tenant(value: object) -> str:
+    """Raises InvalidRequest."""
+    if not isinstance(value, str) or not _TENANT.fullmatch(value):
+        raise InvalidRequest("tenant must match [a-z0-9-]{1,63}", param="tenant")
+    return value
+
+
+def check_request_id(value: object) -> str:
+    """Raises InvalidRequest."""
+    if not isinstance(value, str) or not _REQUEST_ID.fullmatch(value):
+        raise InvalidRequest("request_id must match [A-Za-z0-9._:-]{1,128}", param="request_id")
+    return value

@@ -1,0 +1,463 @@
+"""The records on the topics as frozen values, one for each .avsc, with the same field names.
+
+Times are milliseconds since the epoch. Enums travel as their text; a symbol of a newer release decodes to UNKNOWN.
+Payloads and outputs are plain dictionaries with the fields of their Avro record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, ClassVar, Self, cast
+
+
+class Task(StrEnum):
+    TEXT_GENERATION = "text_generation"
+    EMBEDDING = "embedding"
+    IMAGE_GENERATION = "image_generation"
+    IMAGE_EDITING = "image_editing"
+    IMAGE_TO_TEXT = "image_to_text"
+    IMAGE_PROCESSING = "image_processing"
+    SUMMARIZATION = "summarization"
+    UNKNOWN = "UNKNOWN"
+
+
+class Status(StrEnum):
+    ACCEPTED = "accepted"
+    QUEUED = "queued"
+    WAITING_FOR_MEMORY = "waiting_for_memory"
+    LOADING_MODEL = "loading_model"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    DEAD_LETTERED = "dead_lettered"
+    UNKNOWN = "UNKNOWN"
+
+
+class ResultKind(StrEnum):
+    CHUNK = "chunk"
+    PREVIEW = "preview"
+    TERMINAL = "terminal"
+    UNKNOWN = "UNKNOWN"
+
+
+class ControlKind(StrEnum):
+    CANCEL = "cancel"
+    REPRIORITIZE = "reprioritize"
+    ERASE = "erase"
+    UNKNOWN = "UNKNOWN"
+
+
+class Direction(StrEnum):
+    IN = "in"
+    OUT = "out"
+    SUMMARY = "summary"
+    UNKNOWN = "UNKNOWN"
+
+
+PAYLOAD_FIELDS: tuple[str, ...] = tuple(task.value for task in Task if task is not Task.UNKNOWN)
+
+STATUS_RANKS: dict[str, int] = {
+    "accepted": 0,
+    "queued": 10,
+    "waiting_for_memory": 20,
+    "loading_model": 30,
+    "running": 40,
+    "retrying": 50,
+    "completed": 100,
+    "failed": 100,
+    "cancelled": 100,
+    "expired": 100,
+    "dead_lettered": 100,
+}
+TERMINAL_STATUSES: frozenset[str] = frozenset(status for status, rank in STATUS_RANKS.items() if rank == 100)
+
+
+class Record:
+    """What all records share: conversion to and from the plain dictionaries that Avro reads and writes."""
+
+    __slots__ = ()
+    _nested: ClassVar[Mapping[str, type[Record]]] = {}
+    _lists: ClassVar[Mapping[str, type[Record]]] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields by name, nested records as dictionaries. The values are shared, not copied."""
+        names = _names(type(self))
+        found = {name: getattr(self, name) for name in names}
+        for name in self._nested:
+            if (value := found[name]) is not None:
+                found[name] = value.to_dict()
+        for name in self._lists:
+            found[name] = [item.to_dict() for item in found[name]]
+        return found
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The record of a dictionary; fields that this release does not know are left out."""
+        known = _names(cls)
+        found = {name: value for name, value in values.items() if name in known}
+        for name, kind in cls._nested.items():
+            if (value := found.get(name)) is not None and not isinstance(value, kind):
+                found[name] = kind.from_dict(value)
+        for name, kind in cls._lists.items():
+            if name in found:
+                found[name] = [item if isinstance(item, kind) else kind.from_dict(item) for item in found[name]]
+        return cls(**found)
+
+
+_NAMES: dict[type[Record], dict[str, None]] = {}
+
+
+def _names(kind: type[Record]) -> dict[str, None]:
+    known = _NAMES.get(kind)
+    if known is None:
+        known = _NAMES[kind] = {item.name: None for item in fields(cast(Any, kind))}
+    return known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin(Record):
+    """The first record of a request; its place in the log identifies the request for good."""
+
+    topic: str
+    partition: int
+    offset: int
+    append_time_ms: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorInfo(Record):
+    """Why a request did not complete; `details` is a JSON object in text."""
+
+    code: str
+    message: str
+    type: str
+    param: str | None = None
+    retryable: bool = False
+    details: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage(Record):
+    """Counts of tokens and pixels."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    pixels: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timings(Record):
+    """Where the time went, in milliseconds."""
+
+    queued_ms: int = 0
+    admission_ms: int = 0
+    load_ms: int = 0
+    run_ms: int = 0
+    first_token_ms: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextLimits(Record):
+    """How much of a conversation goes into the prompt: tokens, turns."""
+
+    max_tokens: int | None = None
+    last_turns: int | None = None
+    summary: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Requirements(Record):
+    """Memory in bytes that the caller knows to be needed."""
+
+    vram_bytes: int | None = None
+    cpu_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputSpec(Record):
+    """Where artifacts go."""
+
+    store: str | None = None
+    prefix: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferenceRequest(Record):
+    """What a caller asks for; exactly one payload field is set, that of the task."""
+
+    _nested: ClassVar[Mapping[str, type[Record]]] = {
+        "context": ContextLimits,
+        "requirements": Requirements,
+        "output": OutputSpec,
+    }
+
+    request_id: str
+    task: str
+    priority: int = 5
+    model: str | None = None
+    pool: str | None = None
+    tenant: str = "default"
+    user_id: str | None = None
+    session_id: str | None = None
+    conversation_id: str | None = None
+    context: ContextLimits | None = None
+    text_generation: dict[str, Any] | None = None
+    embedding: dict[str, Any] | None = None
+    image_generation: dict[str, Any] | None = None
+    image_editing: dict[str, Any] | None = None
+    image_to_text: dict[str, Any] | None = None
+    image_processing: dict[str, Any] | None = None
+    summarization: dict[str, Any] | None = None
+    extra: dict[str, str] = field(default_factory=dict[str, str])
+    stream: bool = False
+    created_at: int
+    ttl_ms: int | None = None
+    execution_timeout_ms: int | None = None
+    max_attempts: int = 3
+    requirements: Requirements | None = None
+    output: OutputSpec | None = None
+    callback_url: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """The payload of the task; empty when the record has none."""
+        if self.task not in PAYLOAD_FIELDS:
+            return {}
+        return getattr(self, self.task) or {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultEvent(Record):
+    """A chunk, a preview or the one outcome of a request; readers fold them (`penstock.schemas.fold`)."""
+
+    _nested: ClassVar[Mapping[str, type[Record]]] = {
+        "origin": Origin,
+        "usage": Usage,
+        "timings": Timings,
+        "error": ErrorInfo,
+    }
+
+    request_id: str
+    tenant: str
+    kind: str
+    origin: Origin
+    attempt: int
+    epoch: int
+    task: str
+    created_at: int
+    worker_id: str
+    text: str | None = None
+    token_ids: list[int] | None = None
+    first_token_index: int | None = None
+    text_offset: int | None = None
+    status: str | None = None
+    text_generation: dict[str, Any] | None = None
+    embedding: dict[str, Any] | None = None
+    image_generation: dict[str, Any] | None = None
+    image_editing: dict[str, Any] | None = None
+    image_to_text: dict[str, Any] | None = None
+    image_processing: dict[str, Any] | None = None
+    summarization: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+    model: str | None = None
+    device: str | None = None
+    measured_memory_bytes: int | None = None
+    error: ErrorInfo | None = None
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def output(self) -> dict[str, Any] | None:
+        """The output of the task, on a completed terminal event."""
+        return getattr(self, self.task) if self.task in PAYLOAD_FIELDS else None
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.kind == "terminal"
+
+    @property
+    def output_text(self) -> str | None:
+        """The text of a textual output."""
+        output = self.output
+        return None if output is None else output.get("text")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusEvent(Record):
+    """Where a request stands; the latest by (epoch, attempt, rank) counts."""
+
+    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin}
+
+    request_id: str
+    tenant: str
+    status: str
+    done: bool
+    rank: int
+    attempt: int
+    epoch: int
+    origin: Origin
+    worker_id: str
+    created_at: int
+    detail: str | None = None
+    position: int | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlCommand(Record):
+    """An order about a request: cancel, reprioritize or erase."""
+
+    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin}
+
+    kind: str
+    request_id: str
+    tenant: str
+    priority: int | None = None
+    reason: str | None = None
+    created_at: int
+    created_by: str | None = None
+    origin: Origin | None = None
+    conversation_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConversationMessage(Record):
+    """One message of a conversation, keyed by `conversation_message_key`."""
+
+    _nested: ClassVar[Mapping[str, type[Record]]] = {"usage": Usage}
+
+    request_id: str | None = None
+    tenant: str
+    conversation_id: str
+    direction: str
+    index: int = 0
+    epoch: int = 0
+    attempt: int = 1
+    role: str
+    content: str
+    name: str | None = None
+    created_at: int
+    model: str | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    covers_through: int | None = None
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def conversation_message_key(message: ConversationMessage) -> str:
+    """`{request_id}/in/{n}/{epoch}`, `{request_id}/out/{epoch}` or `summary/{covers_through}`: never rewritten."""
+    if message.direction == "in":
+        return f"{message.request_id}/in/{message.index}/{message.epoch}"
+    if message.direction == "out":
+        return f"{message.request_id}/out/{message.epoch}"
+    return f"summary/{message.covers_through}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetter(Record):
+    """A record that could not be worked on, with its original bytes."""
+
+    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin}
+
+    request_id: str | None = None
+    tenant: str | None = None
+    reason_code: str
+    reason: str
+    original: bytes
+    original_key: bytes | None = None
+    original_headers: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    origin: Origin
+    worker_id: str
+    attempts: int = 0
+    created_at: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInfo(Record):
+    """A model that workers offer."""
+
+    model: str
+    tasks: list[str]
+    aliases: list[str] = field(default_factory=list[str])
+    pool: str | None = None
+    engine: str
+    context_window: int | None = None
+    max_output_tokens: int | None = None
+    dimensions: int | None = None
+    defaults: dict[str, str] = field(default_factory=dict[str, str])
+    state: str
+    weights_bytes: int | None = None
+    updated_at: int
+    worker_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DesiredState(Record):
+    """What an operator wants: load or unload a model, pause or resume a class."""
+
+    kind: str
+    name: str
+    action: str
+    created_at: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelState(Record):
+    """A model on a worker."""
+
+    model: str
+    state: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceState(Record):
+    """A device of a worker, in bytes."""
+
+    device: str
+    kind: str
+    total_bytes: int
+    reserved_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerState(Record):
+    """What a worker holds and does."""
+
+    _lists: ClassVar[Mapping[str, type[Record]]] = {"models": ModelState, "devices": DeviceState}
+
+    worker_id: str
+    state: str
+    started_at: int
+    updated_at: int
+    pool: str | None = None
+    assigned: list[str] = field(default_factory=list[str])
+    queued: dict[str, int] = field(default_factory=dict[str, int])
+    running: int = 0
+    models: list[ModelState] = field(default_factory=list[ModelState])
+    devices: list[DeviceState] = field(default_factory=list[DeviceState])
+    completed_total: int = 0
+    failed_total: int = 0
+
+
+RECORDS: tuple[type[Record], ...] = (
+    InferenceRequest,
+    ResultEvent,
+    StatusEvent,
+    ControlCommand,
+    ConversationMessage,
+    DeadLetter,
+    ModelInfo,
+    DesiredState,
+    WorkerState,
+)
+"""In the order of their schema ids; append only."""

@@ -1,0 +1,413 @@
+"""The JSON form of requests: strict reading with the field at fault named, and back. One validation for all ways in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from penstock.schemas.errors import BadJson, InvalidRequest, TooLarge, UnsupportedParameter, UnsupportedTask
+from penstock.schemas.ids import DEFAULT_TENANT, check_conversation_id, check_request_id, check_tenant, new_request_id
+from penstock.schemas.records import PAYLOAD_FIELDS, ContextLimits, InferenceRequest, OutputSpec, Requirements
+
+BUILT_TASKS = frozenset({"text_generation", "embedding"})
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one request may hold. Bytes are of UTF-8."""
+
+    max_text_bytes: int = 500_000
+    max_messages: int = 2_000
+    max_tokens: int = 1_000_000
+    max_inputs: int = 2_048
+    max_stops: int = 16
+    max_stop_chars: int = 200
+    max_ttl_ms: int = 86_400_000
+    default_ttl_ms: int = 3_600_000
+    max_attempts: int = 10
+    max_map_entries: int = 64
+    max_map_bytes: int = 16_384
+    max_record_bytes: int = 1_000_000
+
+
+DEFAULT_LIMITS = Limits()
+
+_Check = Callable[[Any, str, Limits], Any]
+
+
+def parse_request(
+    body: Mapping[str, Any],
+    *,
+    tenant: str | None = None,
+    request_id: str | None = None,
+    now_ms: int,
+    limits: Limits = DEFAULT_LIMITS,
+) -> InferenceRequest:
+    """A validated request from its JSON form. `tenant` overrides the body's; `request_id` is for one that has none.
+
+    Raises InvalidRequest, UnsupportedParameter, UnsupportedTask, TooLarge, each with the field in `param`.
+    """
+    _known(body, _REQUEST_FIELDS, "")
+    task = body.get("task")
+    if not isinstance(task, str) or task not in PAYLOAD_FIELDS:
+        raise InvalidRequest(f"task must be one of {', '.join(PAYLOAD_FIELDS)}", param="task")
+    payload = body.get("payload")
+    if not isinstance(payload, Mapping):
+        raise InvalidRequest("payload must be an object", param="payload")
+    values: dict[str, Any] = {"task": task, task: _payload(task, cast("Mapping[str, Any]", payload), limits)}
+    values["request_id"] = check_request_id(body.get("request_id") or request_id or new_request_id())
+    values["tenant"] = check_tenant(tenant or body.get("tenant") or DEFAULT_TENANT)
+    values["created_at"] = now_ms
+    for name, check in _REQUEST_CHECKS.items():
+        if (value := body.get(name)) is not None:
+            values[name] = check(value, name, limits)
+    if (deadline := body.get("deadline")) is not None:
+        values["ttl_ms"] = _ttl_of_deadline(deadline, now_ms, limits)
+    request = InferenceRequest(**values)
+    _across_fields(request)
+    return request
+
+
+def parse_request_bytes(
+    value: bytes,
+    *,
+    tenant: str | None = None,
+    request_id: str | None = None,
+    now_ms: int,
+    limits: Limits = DEFAULT_LIMITS,
+) -> InferenceRequest:
+    """As `parse_request`, from the bytes of a record. Raises BadJson too."""
+    if len(value) > limits.max_record_bytes:
+        raise TooLarge(f"the record has {len(value)} bytes; the limit is {limits.max_record_bytes}")
+    try:
+        body: Any = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise BadJson(f"not JSON: {error}"[:200]) from error
+    if not isinstance(body, dict):
+        raise BadJson("not a JSON object")
+    return parse_request(
+        cast("dict[str, Any]", body), tenant=tenant, request_id=request_id, now_ms=now_ms, limits=limits
+    )
+
+
+def validate_request(request: InferenceRequest, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Hold an Avro arrival to the same rules. Raises as `parse_request`."""
+    check_request_id(request.request_id)
+    check_tenant(request.tenant)
+    if request.task not in PAYLOAD_FIELDS:
+        raise UnsupportedTask(f"the task {request.task} is not known to this release", param="task")
+    given = [name for name in PAYLOAD_FIELDS if getattr(request, name) is not None]
+    if given != [request.task]:
+        raise InvalidRequest(f"exactly the payload {request.task} must be set, not {given or 'none'}", param="payload")
+    _payload(request.task, {name: value for name, value in request.payload.items() if value is not None}, limits)
+    for name, check in _REQUEST_CHECKS.items():
+        value = getattr(request, name)
+        if value is not None and name not in _RECORD_FIELDS:
+            check(value, name, limits)
+    _across_fields(request)
+
+
+def _across_fields(request: InferenceRequest) -> None:
+    if request.callback_url is not None:
+        raise UnsupportedParameter("callback_url is not supported yet", param="callback_url")
+    if request.output is not None:
+        raise UnsupportedParameter("output is not supported yet", param="output")
+    if request.conversation_id is not None and request.task != "text_generation":
+        raise UnsupportedParameter(f"conversation_id does not go with {request.task}", param="conversation_id")
+    if request.context is not None and request.conversation_id is None:
+        raise InvalidRequest("context needs a conversation_id", param="context")
+    if request.context is not None and request.context.summary:
+        raise UnsupportedParameter("context.summary is not supported yet", param="context.summary")
+    if request.conversation_id is not None and request.payload.get("messages") is None:
+        raise InvalidRequest("a conversation's turn needs messages", param="payload.messages")
+
+
+def request_to_json(request: InferenceRequest) -> dict[str, Any]:
+    """The JSON form; unset fields are left out."""
+    values = request.to_dict()
+    payload = values.pop(request.task, None) or {}
+    for name in PAYLOAD_FIELDS:
+        values.pop(name, None)
+    found = {name: value for name, value in values.items() if value is not None and value != {}}
+    found["payload"] = {name: value for name, value in payload.items() if value is not None}
+    return found
+
+
+_NOT_CONTENT = frozenset({"request_id", "created_at", "tenant"})
+
+
+def content_hash(request: InferenceRequest) -> str:
+    """Hex digest of what was asked for, whenever and under which id: equal for a repeat, different for another body."""
+    values = {k: v for k, v in request_to_json(request).items() if k not in _NOT_CONTENT}
+    return hashlib.sha256(json.dumps(_bare(values), sort_keys=True).encode()).hexdigest()
+
+
+def _bare(value: Any) -> Any:
+    """Without nulls at any depth: Avro writes what JSON left out."""
+    if isinstance(value, dict):
+        found = cast("dict[str, Any]", value)
+        return {key: _bare(item) for key, item in found.items() if item is not None}
+    if isinstance(value, list):
+        return [_bare(item) for item in cast("list[Any]", value)]
+    return value
+
+
+# --- checks of single values: each returns the value in its normal form or raises with the field named
+
+
+def _known(body: Mapping[str, Any], known: frozenset[str], path: str) -> None:
+    for name in body:
+        if name not in known:
+            raise UnsupportedParameter(f"{path}{name} is not supported", param=f"{path}{name}")
+
+
+def _integer(low: int, high: int | None = None) -> _Check:
+    def check(value: Any, param: str, limits: Limits) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            upper = "" if high is None else f" and at most {high}"
+            raise InvalidRequest(f"{param} must be an integer of at least {low}{upper}", param=param)
+        return value
+
+    return check
+
+
+def _number(low: float, high: float, *, above: bool = False) -> _Check:
+    def check(value: Any, param: str, limits: Limits) -> float:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        if not good or (above and value == low):
+            raise InvalidRequest(f"{param} must be {'above' if above else 'from'} {low:g} to {high:g}", param=param)
+        return float(value)
+
+    return check
+
+
+def _text(max_chars: int) -> _Check:
+    def check(value: Any, param: str, limits: Limits) -> str:
+        if not isinstance(value, str) or not 0 < len(value) <= max_chars:
+            raise InvalidRequest(f"{param} must be text of 1 to {max_chars} characters", param=param)
+        return _utf8(value, param)
+
+    return check
+
+
+def _long_text(value: Any, param: str, limits: Limits) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{param} must be text", param=param)
+    if len(_utf8(value, param).encode()) > limits.max_text_bytes:
+        raise TooLarge(f"{param} has more than {limits.max_text_bytes} bytes", param=param)
+    return value
+
+
+def _utf8(value: str, param: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{param} holds a lone surrogate, which is no text", param=param) from error
+    return value
+
+
+def _boolean(value: Any, param: str, limits: Limits) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{param} must be true or false", param=param)
+    return value
+
+
+def _conversation(value: Any, param: str, limits: Limits) -> str:
+    return check_conversation_id(value)
+
+
+def _pool(value: Any, param: str, limits: Limits) -> str:
+    if not isinstance(value, str) or not value or not all(c.isalnum() or c in "_-" for c in value) or len(value) > 63:
+        raise InvalidRequest("pool must match [A-Za-z0-9_-]{1,63}", param=param)
+    return value
+
+
+def _string_map(value: Any, param: str, limits: Limits) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{param} must be an object of texts", param=param)
+    found = cast("Mapping[Any, Any]", value)
+    if not all(isinstance(key, str) and isinstance(item, str) for key, item in found.items()):
+        raise InvalidRequest(f"{param} must hold only texts", param=param)
+    size = sum(len(_utf8(key, param)) + len(_utf8(item, param)) for key, item in found.items())
+    if len(found) > limits.max_map_entries or size > limits.max_map_bytes:
+        raise TooLarge(
+            f"{param} has more than {limits.max_map_entries} entries or {limits.max_map_bytes} characters", param=param
+        )
+    return dict(found)
+
+
+def _ttl(value: Any, param: str, limits: Limits) -> int:
+    return _integer(1, limits.max_ttl_ms)(value, param, limits)
+
+
+def _ttl_of_deadline(value: Any, now_ms: int, limits: Limits) -> int:
+    """Milliseconds from now to an RFC 3339 time or Unix seconds; one that has passed leaves 1 ms, so that it expires."""
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        at_ms = value * 1000 if isinstance(value, int | float) else datetime.fromisoformat(value).timestamp() * 1000
+        ttl_ms = int(at_ms - now_ms)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest("deadline must be an RFC 3339 time or Unix seconds", param="deadline") from error
+    if ttl_ms > limits.max_ttl_ms:
+        raise InvalidRequest(f"deadline lies more than {limits.max_ttl_ms} ms ahead", param="deadline")
+    return max(1, ttl_ms)
+
+
+def _attempts(value: Any, param: str, limits: Limits) -> int:
+    return _integer(1, limits.max_attempts)(value, param, limits)
+
+
+def _fields(value: Any, param: str, limits: Limits, checks: Mapping[str, _Check]) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{param} must be an object", param=param)
+    found = cast("Mapping[str, Any]", value)
+    _known(found, frozenset(checks), f"{param}.")
+    given = {name: item for name, item in found.items() if item is not None}
+    return {name: checks[name](item, f"{param}.{name}", limits) for name, item in given.items()}
+
+
+def _context(value: Any, param: str, limits: Limits) -> ContextLimits:
+    checks = {"max_tokens": _integer(1), "last_turns": _integer(0), "summary": _boolean}
+    return ContextLimits(**_fields(value, param, limits, checks))
+
+
+def _requirements(value: Any, param: str, limits: Limits) -> Requirements:
+    return Requirements(**_fields(value, param, limits, {"vram_bytes": _integer(0), "cpu_memory_bytes": _integer(0)}))
+
+
+def _output(value: Any, param: str, limits: Limits) -> OutputSpec:
+    return OutputSpec(**_fields(value, param, limits, {"store": _text(63), "prefix": _text(200)}))
+
+
+_RECORD_FIELDS = frozenset({"context", "requirements", "output"})
+_REQUEST_CHECKS: dict[str, _Check] = {
+    "priority": _integer(0, 1_000),
+    "model": _text(200),
+    "pool": _pool,
+    "user_id": _text(200),
+    "session_id": _text(200),
+    "conversation_id": _conversation,
+    "context": _context,
+    "extra": _string_map,
+    "stream": _boolean,
+    "ttl_ms": _ttl,
+    "execution_timeout_ms": _integer(1, 86_400_000),
+    "max_attempts": _attempts,
+    "requirements": _requirements,
+    "output": _output,
+    "callback_url": _text(2_000),
+    "metadata": _string_map,
+}
+_REQUEST_FIELDS = frozenset({*_REQUEST_CHECKS, "task", "payload", "request_id", "tenant", "deadline", "created_at"})
+
+
+# --- payloads
+
+
+def _payload(task: str, payload: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    if task not in BUILT_TASKS:
+        raise UnsupportedTask(f"the task {task} is not built yet", param="task")
+    return _text_payload(payload, limits) if task == "text_generation" else _embedding_payload(payload, limits)
+
+
+def _max_tokens(value: Any, param: str, limits: Limits) -> int:
+    return _integer(1, limits.max_tokens)(value, param, limits)
+
+
+def _stops(value: Any, param: str, limits: Limits) -> list[str]:
+    found: list[Any] = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or len(found) > limits.max_stops:
+        raise InvalidRequest(f"{param} must be text or a list of at most {limits.max_stops} texts", param=param)
+    return [_text(limits.max_stop_chars)(item, param, limits) for item in found]
+
+
+_TEXT_CHECKS: dict[str, _Check] = {
+    "max_tokens": _max_tokens,
+    "temperature": _number(0, 2),
+    "top_p": _number(0, 1, above=True),
+    "top_k": _integer(1, 1_000_000),
+    "stop": _stops,
+    "seed": _integer(-(2**63), 2**63 - 1),
+    "prompt": _long_text,
+}
+
+
+def _text_payload(payload: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    _known(payload, _TEXT_FIELDS, "payload.")
+    given = {name: value for name, value in payload.items() if value is not None}
+    if ("messages" in given) == ("prompt" in given):
+        raise InvalidRequest("payload needs messages or prompt, one of the two", param="payload.messages")
+    found = {n: check(given[n], f"payload.{n}", limits) for n, check in _TEXT_CHECKS.items() if n in given}
+    if "messages" in given:
+        found["messages"] = _messages(given["messages"], limits)
+    return found
+
+
+_TEXT_FIELDS = frozenset({*_TEXT_CHECKS, "messages"})
+
+
+def _messages(value: Any, limits: Limits) -> list[dict[str, Any]]:
+    param = "payload.messages"
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest(f"{param} must be a list of at least one message", param=param)
+    items = cast("list[Any]", value)
+    if len(items) > limits.max_messages:
+        raise TooLarge(f"{param} has more than {limits.max_messages} messages", param=param)
+    found = [_message(item, f"{param}[{number}]", limits) for number, item in enumerate(items)]
+    if sum(len(message["content"].encode()) for message in found) > limits.max_text_bytes:
+        raise TooLarge(f"{param} has more than {limits.max_text_bytes} bytes", param=param)
+    return found
+
+
+def _message(value: Any, param: str, limits: Limits) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{param} must be an object with role and content", param=param)
+    message = cast("Mapping[str, Any]", value)
+    _known(message, frozenset({"role", "content", "name"}), f"{param}.")
+    role = message.get("role")
+    role = "system" if role == "developer" else role
+    if role not in ROLES:
+        raise InvalidRequest(f"{param}.role must be one of {', '.join(ROLES)}", param=f"{param}.role")
+    found = {"role": role, "content": _content(message.get("content"), f"{param}.content", limits)}
+    if message.get("name") is not None:
+        found["name"] = _text(64)(message["name"], f"{param}.name", limits)
+    return found
+
+
+def _content(value: Any, param: str, limits: Limits) -> str:
+    """Text, or OpenAI's list of parts joined; parts that are not text are not supported."""
+    if isinstance(value, list):
+        parts: list[str] = []
+        for part in cast("list[Any]", value):
+            found = cast("Mapping[str, Any]", part) if isinstance(part, Mapping) else {}
+            if found.get("type") != "text":
+                raise UnsupportedParameter(f"{param}: only parts of type text are supported", param=param)
+            parts.append(_long_text(found.get("text"), f"{param}.text", limits))
+        return _long_text("".join(parts), param, limits)
+    return _long_text(value, param, limits)
+
+
+def _embedding_payload(payload: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    _known(payload, frozenset({"input", "dimensions"}), "payload.")
+    param = "payload.input"
+    value: Any = payload.get("input")
+    items: list[Any] = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not items:
+        raise InvalidRequest(f"{param} must be text or a list of at least one text", param=param)
+    if len(items) > limits.max_inputs:
+        raise TooLarge(f"{param} has more than {limits.max_inputs} texts", param=param)
+    for number, item in enumerate(items):
+        if not _long_text(item, f"{param}[{number}]", limits):
+            raise InvalidRequest(f"{param}[{number}] is empty", param=f"{param}[{number}]")
+    if sum(len(item.encode()) for item in items) > limits.max_text_bytes:
+        raise TooLarge(f"{param} has more than {limits.max_text_bytes} bytes", param=param)
+    found: dict[str, Any] = {"input": items}
+    if payload.get("dimensions") is not None:
+        found["dimensions"] = _integer(1, 65_536)(payload["dimensions"], "payload.dimensions", limits)
+    return found

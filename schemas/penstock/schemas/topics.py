@@ -1,0 +1,207 @@
+"""Topic names, keys, headers, the partitioner, and how each topic is configured: the contract as code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.schemas.ids import DEFAULT_TENANT
+from penstock.schemas.records import InferenceRequest
+
+HEADER_ATTEMPT = "penstock-attempt"
+HEADER_NOT_BEFORE = "penstock-not-before"
+HEADER_ORIGIN = "penstock-origin"
+HEADER_TRACEPARENT = "traceparent"
+HEADER_CONTENT_TYPE = "content-type"
+
+CLASSES = ("high", "medium", "low")
+RETRY_TIERS = ("1s", "10s", "1m", "10m")
+HORIZON_MS = 24 * 3_600_000
+"""Bounds every time to live and the idempotency window."""
+
+TEXT_TASKS = frozenset({"text_generation", "summarization"})
+IMAGE_TASKS = frozenset({"image_generation", "image_editing", "image_processing", "image_to_text"})
+
+
+def priority_class(priority: int) -> str:
+    """0-3 high, 4-7 medium, 8 and up low."""
+    return "high" if priority <= 3 else "medium" if priority <= 7 else "low"
+
+
+def conversation_key(tenant: str, conversation_id: str) -> str:
+    """The id for the default tenant, `{tenant}.{id}` for others."""
+    return conversation_id if tenant == DEFAULT_TENANT else f"{tenant}.{conversation_id}"
+
+
+def request_key(request: InferenceRequest) -> bytes:
+    """The record key: the conversation on text topics, so that its turns share a partition, else the request id."""
+    if request.conversation_id is not None and request.task in TEXT_TASKS:
+        return conversation_key(request.tenant, request.conversation_id).encode()
+    return request.request_id.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNames:
+    """The names of all topics under an optional prefix."""
+
+    prefix: str = ""
+
+    def request(self, task: str, priority: int, pool: str | None = None) -> str:
+        """Where a request of this task and priority goes."""
+        if task in IMAGE_TASKS:
+            name = "inference.image.request"
+        elif task == "embedding":
+            name = "inference.embedding.request"
+        else:
+            name = f"inference.request.{priority_class(priority)}"
+        return self._pooled(name, pool)
+
+    def text_topics(self, pool: str | None = None) -> list[str]:
+        """High, medium, low."""
+        return [self._pooled(f"inference.request.{klass}", pool) for klass in CLASSES]
+
+    def request_topics(self, pool: str | None = None) -> list[str]:
+        """The text topics, then image and embedding."""
+        others = ("inference.image.request", "inference.embedding.request")
+        return [*self.text_topics(pool), *(self._pooled(name, pool) for name in others)]
+
+    def _pooled(self, name: str, pool: str | None) -> str:
+        return f"{self.prefix}{name}" if pool is None else f"{self.prefix}{name}.{pool}"
+
+    @property
+    def result(self) -> str:
+        return self.prefix + "inference.result"
+
+    @property
+    def status(self) -> str:
+        return self.prefix + "inference.status"
+
+    @property
+    def control(self) -> str:
+        return self.prefix + "inference.control"
+
+    @property
+    def dlq(self) -> str:
+        return self.prefix + "inference.dlq"
+
+    @property
+    def desired(self) -> str:
+        return self.prefix + "inference.desired"
+
+    @property
+    def model(self) -> str:
+        return self.prefix + "inference.model"
+
+    @property
+    def worker(self) -> str:
+        return self.prefix + "inference.worker"
+
+    def retry(self, tier: str) -> str:
+        return f"{self.prefix}inference.retry.{tier}"
+
+    def conversation(self, tenant: str, conversation_id: str) -> str:
+        """`conversation.{id}`, or `conversations.{tenant}.{id}` for a tenant of its own."""
+        if tenant == DEFAULT_TENANT:
+            return f"{self.prefix}conversation.{conversation_id}"
+        return f"{self.prefix}conversations.{tenant}.{conversation_id}"
+
+    def parse_conversation(self, topic: str) -> tuple[str, str] | None:
+        """(tenant, conversation id) of a conversation topic, else None."""
+        if not topic.startswith(self.prefix):
+            return None
+        match topic.removeprefix(self.prefix).split("."):
+            case ["conversation", conversation_id]:
+                return DEFAULT_TENANT, conversation_id
+            case ["conversations", tenant, conversation_id]:
+                return tenant, conversation_id
+            case _:
+                return None
+
+    def is_request_topic(self, topic: str) -> bool:
+        """Whether requests come on this topic, in any pool."""
+        return topic.startswith(self.prefix) and topic.removeprefix(self.prefix).startswith(
+            ("inference.request.", "inference.image.request", "inference.embedding.request")
+        )
+
+    def class_of_topic(self, topic: str) -> str | None:
+        """high, medium or low for a text topic; None where the record's priority decides."""
+        parts = topic.removeprefix(self.prefix).split(".")
+        return parts[2] if parts[:2] == ["inference", "request"] and len(parts) > 2 and parts[2] in CLASSES else None
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's murmur2 (org.apache.kafka.common.utils.Utils), as an unsigned 32-bit number."""
+    m, mask = 0x5BD1E995, 0xFFFFFFFF
+    length = len(data)
+    h = (0x9747B28C ^ length) & mask
+    whole = length & ~3
+    for i in range(0, whole, 4):
+        k = int.from_bytes(data[i : i + 4], "little") * m & mask
+        k ^= k >> 24
+        h = (h * m & mask) ^ (k * m & mask)
+    rest = data[whole:]
+    if rest:
+        h = (h ^ int.from_bytes(rest, "little")) * m & mask
+    h = (h ^ (h >> 13)) * m & mask
+    return h ^ (h >> 15)
+
+
+def partition_for(key: bytes, partitions: int) -> int:
+    """The partition that Java's default partitioner gives a key."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicSpec:
+    """How a topic is to be: partitions, replication and its configuration as Kafka takes it (text)."""
+
+    name: str
+    partitions: int
+    replication: int
+    config: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+_DAY_MS = 24 * 3_600_000
+
+
+def _durable(brokers: int, durability: str, flush: bool) -> dict[str, str]:
+    config: dict[str, str] = {}
+    if brokers >= 3:
+        config |= {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"}
+    if flush and durability == "fsync":
+        config["flush.messages"] = "1"
+    return config
+
+
+def topic_specs(
+    names: TopicNames, *, partitions: int = 4, brokers: int = 1, durability: str = "replicas", pool: str | None = None
+) -> list[TopicSpec]:
+    """All topics of one installation (or the request topics of one pool). `durability` is replicas or fsync."""
+    replication = 3 if brokers >= 3 else 1
+
+    def spec(name: str, count: int, days: int | None, policy: str, *, flush: bool, **config: str) -> TopicSpec:
+        retention = {} if days is None else {"retention.ms": str(days * _DAY_MS)}
+        settings = {"cleanup.policy": policy, **retention, **_durable(brokers, durability, flush)}
+        settings |= {key.replace("_", "."): value for key, value in config.items()}
+        return TopicSpec(name=name, partitions=count, replication=replication, config=settings)
+
+    append_time = {"message_timestamp_type": "LogAppendTime"}
+    requests = [spec(n, partitions, 3, "delete", flush=True, **append_time) for n in names.request_topics(pool)]
+    if pool is not None:
+        return requests
+    return [
+        *requests,
+        *(spec(names.retry(tier), partitions, 3, "delete", flush=True) for tier in RETRY_TIERS),
+        spec(names.dlq, partitions, 30, "delete", flush=True),
+        spec(names.result, partitions, 3, "delete", flush=True),
+        spec(names.status, partitions, 3, "delete", flush=False),
+        spec(names.control, 1, 3, "compact,delete", flush=False),
+        spec(names.desired, 1, None, "compact", flush=False),
+        spec(names.model, 1, None, "compact", flush=False),
+        spec(names.worker, 1, 1, "compact,delete", flush=False),
+    ]
+
+
+def conversation_topic_config(*, brokers: int = 1, durability: str = "replicas") -> dict[str, str]:
+    """The configuration of a conversation's topic: compacted, nothing else ever removes a turn."""
+    return {"cleanup.policy": "compact", **_durable(brokers, durability, flush=True)}
