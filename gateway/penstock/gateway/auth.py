@@ -70,7 +70,8 @@ class AuthPolicy:
         name = _host_name(host)
         if not (is_loopback(name) or name in self.allowed_hosts):
             raise Forbidden(
-                "without keys only this machine's own names are served, not this Host: use localhost, or set auth.keys_file"
+                "without keys only this machine's own names are served, not this Host:"
+                " use localhost, or set auth.keys_file"
             )
 
     def check_origin(self, origin: str | None, host: str) -> None:

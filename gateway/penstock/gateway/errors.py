@@ -93,9 +93,8 @@ def invalid_from_validation(error: RequestValidationError | ValidationError) -> 
 
 def error_response(error: PenstockError, *, request_id: str | None = None, final: bool = False) -> JSONResponse:
     """The answer for an error. `final`: the request has had its one outcome, so a retry cannot help."""
-    return JSONResponse(
-        error_body(error, request_id), error.http_status, headers=error_headers(error, request_id=request_id, final=final)
-    )
+    headers = error_headers(error, request_id=request_id, final=final)
+    return JSONResponse(error_body(error, request_id), error.http_status, headers=headers)
 
 
 def error_headers(error: PenstockError, *, request_id: str | None = None, final: bool = False) -> dict[str, str]:
@@ -214,7 +213,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     status = error.status_code
     if status < 400 or status in (204, 304):
         return Response(status_code=status, headers=error.headers)
-    body = error_body(InvalidRequest(str(error.detail)) if status < 500 else InternalError("internal error"), request_id)
+    body = error_body(
+        InvalidRequest(str(error.detail)) if status < 500 else InternalError("internal error"), request_id
+    )
     body["error"]["code"] = _CODES_BY_STATUS.get(status, "invalid" if status < 500 else "internal")
     headers = {"x-request-id": request_id or f"edge-{uuid.uuid4().hex[:16]}", **(error.headers or {})}
     return JSONResponse(body, status, headers=headers)

@@ -32,7 +32,7 @@ class StreamSplice:
         self._position = 0
 
     def chunk(self, text: str, offset: int) -> str:
-        """The part of a chunk that is to be sent now, maybe empty. Raises StreamRestarted if it contradicts what was sent.
+        """The part of a chunk to send now, maybe empty. Raises StreamRestarted if it contradicts what was sent.
 
         A chunk behind a gap is left out: the final text brings what is missing.
         """

@@ -23,11 +23,10 @@ from penstock.gateway.limits import (
     TokenBucket,
 )
 from penstock.schemas.errors import TenantLimit
+from support import wait_until_async
 
 
-@given(
-    st.floats(0.1, 100), st.integers(1, 20), st.lists(st.floats(0, 5, allow_nan=False), min_size=1, max_size=60)
-)
+@given(st.floats(0.1, 100), st.integers(1, 20), st.lists(st.floats(0, 5, allow_nan=False), min_size=1, max_size=60))
 def test_the_bucket_gives_no_more_than_burst_and_rate(rate: float, burst: int, gaps: list[float]) -> None:
     bucket, now, given_out = TokenBucket(rate, burst, 0.0), 0.0, 0
     for gap in gaps:
@@ -141,8 +140,7 @@ async def test_beyond_the_limit_newcomers_are_shed_and_probes_are_not() -> None:
     shed = ConcurrencyMiddleware(app, max_http=2, max_sockets=0)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(shed), base_url="http://x") as http:
         slow = [asyncio.create_task(http.get("/slow")) for _ in range(2)]
-        while shed.open_http < 2:
-            await asyncio.sleep(0)
+        await wait_until_async(lambda: shed.open_http == 2)
         refused = await http.get("/other")
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "overloaded"

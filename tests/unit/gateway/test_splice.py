@@ -1,4 +1,4 @@
-"""StreamSplice: over any attempts and any cutting into chunks the sent text is one prefix of one answer, or an error."""
+"""StreamSplice: over any attempts and any chunks the sent text is a prefix of one answer, or an error."""
 
 from __future__ import annotations
 

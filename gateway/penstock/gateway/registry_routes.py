@@ -1,0 +1,232 @@
+"""The read side of a Confluent schema registry over the package's own schemas, so that stock Avro clients decode.
+
+Subjects are the full names of records. Writing is refused; registering what is there answers its id.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse, PlainTextResponse
+
+from penstock.schemas.codec import SCHEMA_IDS, released_schema
+
+MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+COMPATIBILITY = "FULL_TRANSITIVE"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Released:
+    """One version of one record's schema."""
+
+    subject: str
+    schema_id: int
+    version: int
+    text: str
+
+
+class RegistryError(Exception):
+    """An error in the registry's own shape, which its clients parse: code 404xx, 422xx."""
+
+    def __init__(self, error_code: int, message: str) -> None:
+        super().__init__(message)
+        self.error_code = error_code
+
+
+class RegistryRoute(APIRoute):
+    """A route whose errors have the registry's shape and not Penstock's."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except RegistryError as error:
+                body = {"error_code": error.error_code, "message": str(error)}
+                return JSONResponse(body, int(str(error.error_code)[:3]), media_type=MEDIA_TYPE)
+
+        return handle
+
+
+class RegistryResponse(JSONResponse):
+    media_type = MEDIA_TYPE
+
+
+class SchemaBody(BaseModel):
+    """What a client sends to look a schema up; all other fields are allowed and mean nothing here."""
+
+    text: str = Field(alias="schema")
+
+
+router = APIRouter(
+    prefix="/registry", tags=["registry"], route_class=RegistryRoute, default_response_class=RegistryResponse
+)
+
+
+@cache
+def releases() -> dict[str, tuple[Released, ...]]:
+    """All released schemas by subject, oldest first."""
+    found: dict[str, tuple[Released, ...]] = {}
+    for ids in SCHEMA_IDS.values():
+        versions: list[Released] = []
+        for schema_id in ids:
+            released = released_schema(schema_id)
+            assert released is not None
+            _, version, text = released
+            schema: dict[str, Any] = json.loads(text)
+            subject = f"{schema['namespace']}.{schema['name']}"
+            compact = json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+            versions.append(Released(subject=subject, schema_id=schema_id, version=version, text=compact))
+        found[versions[0].subject] = tuple(versions)
+    return found
+
+
+@router.get("/schemas/types")
+def get_types() -> list[str]:
+    return ["AVRO"]
+
+
+@router.get("/schemas/ids/{schema_id}")
+def get_schema(schema_id: int) -> dict[str, Any]:
+    return {"schema": _by_id(schema_id).text}
+
+
+@router.get("/schemas/ids/{schema_id}/schema")
+def get_schema_text(schema_id: int) -> Response:
+    return PlainTextResponse(_by_id(schema_id).text, media_type=MEDIA_TYPE)
+
+
+@router.get("/schemas/ids/{schema_id}/subjects")
+def get_schema_subjects(schema_id: int) -> list[str]:
+    return [_by_id(schema_id).subject]
+
+
+@router.get("/schemas/ids/{schema_id}/versions")
+def get_schema_versions(schema_id: int) -> list[dict[str, Any]]:
+    released = _by_id(schema_id)
+    return [{"subject": released.subject, "version": released.version}]
+
+
+@router.get("/subjects")
+def get_subjects() -> list[str]:
+    return sorted(releases())
+
+
+@router.get("/subjects/{subject}/versions")
+def get_versions(subject: str) -> list[int]:
+    return [released.version for released in _subject(subject)]
+
+
+@router.get("/subjects/{subject}/versions/{version}")
+def get_version(subject: str, version: str) -> dict[str, Any]:
+    return _described(_version(subject, version))
+
+
+@router.get("/subjects/{subject}/versions/{version}/schema")
+def get_version_text(subject: str, version: str) -> Response:
+    return PlainTextResponse(_version(subject, version).text, media_type=MEDIA_TYPE)
+
+
+@router.post("/subjects/{subject}")
+def look_up(subject: str, body: SchemaBody) -> dict[str, Any]:
+    """The version of a subject that equals the schema sent."""
+    return _described(_same_schema(subject, body.text))
+
+
+@router.post("/subjects/{subject}/versions")
+def register(subject: str, body: SchemaBody) -> dict[str, Any]:
+    """The id of a schema that is here already; anything new is refused: the package is what defines the schemas."""
+    try:
+        return {"id": _same_schema(subject, body.text).schema_id}
+    except RegistryError:
+        raise RegistryError(42205, f"Subject {subject} is in read-only mode") from None
+
+
+@router.get("/config")
+@router.get("/config/{subject}")
+def get_config(subject: str | None = None) -> dict[str, str]:
+    if subject is not None:
+        _subject(subject)
+    return {"compatibilityLevel": COMPATIBILITY}
+
+
+@router.get("/mode")
+@router.get("/mode/{subject}")
+def get_mode(subject: str | None = None) -> dict[str, str]:
+    if subject is not None:
+        _subject(subject)
+    return {"mode": "READONLY"}
+
+
+def _by_id(schema_id: int) -> Released:
+    for versions in releases().values():
+        for released in versions:
+            if released.schema_id == schema_id:
+                return released
+    raise RegistryError(40403, f"Schema {schema_id} not found")
+
+
+def _subject(subject: str) -> tuple[Released, ...]:
+    versions = releases().get(subject)
+    if versions is None:
+        raise RegistryError(40401, f"Subject '{subject}' not found.")
+    return versions
+
+
+def _version(subject: str, version: str) -> Released:
+    versions = _subject(subject)
+    if version in ("latest", "-1"):
+        return versions[-1]
+    if not version.isdigit() or int(version) < 1:
+        raise RegistryError(
+            42202, f"The specified version '{version}' is not a valid version id: 1 to 2147483647 or 'latest'"
+        )
+    for released in versions:
+        if released.version == int(version):
+            return released
+    raise RegistryError(40402, f"Version {version} not found.")
+
+
+def _same_schema(subject: str, text: str) -> Released:
+    try:
+        asked = json.loads(text)
+    except ValueError:
+        raise RegistryError(42201, "Invalid schema") from None
+    for released in _subject(subject):
+        if _canonical(json.loads(released.text)) == _canonical(asked):
+            return released
+    raise RegistryError(40403, "Schema not found")
+
+
+def _canonical(schema: Any) -> Any:
+    """The schema without what Avro's canonical form leaves out, and with full names, as clients may send either."""
+    if isinstance(schema, dict):
+        kept: dict[str, Any] = {
+            key: _canonical(value) for key, value in schema.items() if key not in ("doc", "aliases")
+        }  # pyright: ignore[reportUnknownVariableType]
+        name = kept.get("name")
+        if "namespace" in kept and isinstance(name, str):
+            namespace = kept.pop("namespace")
+            kept["name"] = name if "." in name else f"{namespace}.{name}"
+        return kept
+    if isinstance(schema, list):
+        return [_canonical(item) for item in schema]  # pyright: ignore[reportUnknownVariableType]
+    return schema
+
+
+def _described(released: Released) -> dict[str, Any]:
+    return {
+        "subject": released.subject,
+        "id": released.schema_id,
+        "version": released.version,
+        "schemaType": "AVRO",
+        "schema": released.text,
+    }
