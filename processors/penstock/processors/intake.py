@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import DecodeError, InvalidRequest, PenstockError, TooLarge, UnsupportedTask
-from penstock.schemas.errors import UnsupportedParameter
+from penstock.schemas.errors import (
+    DecodeError,
+    InvalidRequest,
+    PenstockError,
+    TooLarge,
+    UnsupportedParameter,
+    UnsupportedTask,
+)
 from penstock.schemas.ids import derived_request_id
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request_bytes, validate_request
@@ -70,17 +76,17 @@ class Intake:
             request_id, tenant = _identity_of(value, topic, partition, offset, append_ms)
             if isinstance(error, UnsupportedParameter | UnsupportedTask) and request_id is not None:
                 stub = _stub(request_id, tenant or "default", append_ms)
-                return self._taken(stub, origin, attempt, error)
+                return self._taken(stub, topic, partition, origin, attempt, error)
             return Poison(reason=error, request_id=request_id, tenant=tenant, origin=origin, attempt=attempt)
         try:
             validate_request(request, self._limits)
         except (UnsupportedParameter, UnsupportedTask) as error:
-            return self._taken(request, origin, attempt, error)
+            return self._taken(request, topic, partition, origin, attempt, error)
         except PenstockError as error:
             return Poison(
                 reason=error, request_id=request.request_id, tenant=request.tenant, origin=origin, attempt=attempt
             )
-        return self._taken(request, origin, attempt, None)
+        return self._taken(request, topic, partition, origin, attempt, None)
 
     def _decode(self, value: bytes | None, topic: str, partition: int, offset: int, append_ms: int) -> InferenceRequest:
         if value and value[0] == 0x7B:  # {
@@ -89,14 +95,19 @@ class Intake:
         return self._codec.decode(value or b"", InferenceRequest)
 
     def _taken(
-        self, request: InferenceRequest, origin: Origin, attempt: int, error: PenstockError | None
+        self,
+        request: InferenceRequest,
+        topic: str,
+        partition: int,
+        origin: Origin,
+        attempt: int,
+        error: PenstockError | None,
     ) -> Taken:
-        topic = origin.topic
         line = belongs_on = None
         if request.conversation_id is not None and error is None:
             line = conversation_key(request.tenant, request.conversation_id)
             wanted = partition_for(line.encode(), self._partitions.get(topic, 1))
-            belongs_on = None if wanted == origin.partition else wanted
+            belongs_on = None if wanted == partition else wanted
         ttl_ms = request.ttl_ms if request.ttl_ms is not None else self._limits.default_ttl_ms
         return Taken(
             request=request,

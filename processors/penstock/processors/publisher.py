@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from penstock.producers.transport import Delivery
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import PenstockError, TooLarge, to_error_record
+from penstock.schemas.errors import BadAvro, InternalError, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import DeadLetter, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
 
@@ -71,10 +71,15 @@ class Publisher:
 
     def result(self, event: ResultEvent, done: Done | None = None) -> None:
         """Publish a chunk or the terminal event; `done` runs after the broker acknowledged it (or its substitute)."""
+        try:
+            value = self._codec.encode(event)
+        except BadAvro as error:  # e.g. a lone surrogate in an engine's text
+            logger.error("publish.unencodable request=%s error=%s", event.request_id, error)
+            value = self._codec.encode(small_failure(event, InternalError("the output cannot be encoded")))
         self._send(
             _Outgoing(
                 topic=self._names.result,
-                value=self._codec.encode(event),
+                value=value,
                 key=event.request_id.encode(),
                 headers=None,
                 partition=None,

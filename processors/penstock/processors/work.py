@@ -37,7 +37,6 @@ class Work:
     deadline_ms: int | None
     """Wall-clock milliseconds after which it is expired: log append time + time to live."""
     arrived_at: float
-    base_attempt: int
     attempt: int
     model: Any = None
     """The catalog's ModelConfig, resolved at arrival; what is not known ends the request there."""
@@ -59,11 +58,14 @@ class Work:
     pending_status: str | None = None
     published_status: str | None = None
 
+    spec: Any = None
     prepared: Any = None
+    reserved: bool = False
+    """It holds a place on its lane that the engine does not count yet."""
     turn: Any = None
     text: list[str] = field(default_factory=list[str])
     tokens: list[int] = field(default_factory=list[int])
-    first_index: int = 0
+    sent_pieces: int = 0
     sent_chars: int = 0
     sent_tokens: int = 0
     buffered_at: float | None = None
@@ -81,7 +83,7 @@ class Work:
         """Forget what a run produced, for the next attempt or epoch."""
         self.text.clear()
         self.tokens.clear()
-        self.first_index = self.sent_chars = self.sent_tokens = 0
+        self.sent_pieces = self.sent_chars = self.sent_tokens = 0
         self.buffered_at = self.run_at = self.first_token_at = self.admitted_at = self.timeout_at = None
         self.prepared = None
 

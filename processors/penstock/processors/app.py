@@ -1,0 +1,462 @@
+"""The worker's composition root: makes the parts, joins them, runs until told to stop, and stops in order.
+
+`python -m penstock.processors.app` and `penstock worker` both come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.processors.control import ControlBook, ControlFollower
+from penstock.processors.core.gate import CommitGate
+from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.faults import Faults
+from penstock.processors.health import HealthServer
+from penstock.processors.intake import Intake
+from penstock.processors.journal import CrashJournal
+from penstock.processors.lanes import Lanes
+from penstock.processors.membership import GroupSettings, Membership
+from penstock.processors.metrics import Metrics
+from penstock.processors.outcomes import Outcomes, now_ms
+from penstock.processors.publisher import Publisher
+from penstock.processors.quiet import quiet_logs
+from penstock.processors.runs import Runs
+from penstock.processors.serving import Serving
+from penstock.processors.settings import WorkerSettings
+from penstock.processors.turns import KafkaLog, Turns
+from penstock.processors.watchdog import StallWatch
+from penstock.processors.worker import Rooms, Worker
+from penstock.producers import admin
+from penstock.producers.transport import AsyncTransport, Transport
+from penstock.schemas.codec import Codec, default_codec
+from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.records import ControlCommand, WorkerState
+from penstock.schemas.topics import TopicNames
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
+
+
+class CannotStart(Exception):
+    """The worker must not join: the message says why and what cures it."""
+
+    def __init__(self, message: str, code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+async def run_worker(settings: WorkerSettings) -> int:
+    """Run one worker until SIGTERM or SIGINT; the process's exit code. Never raises for what a user can mend."""
+    quiet_logs()
+    app = WorkerApp(settings)
+    try:
+        await app.start()
+        code = await app.wait()
+    except CannotStart as error:
+        print(f"penstock worker: {error}", file=sys.stderr, flush=True)
+        code = error.code
+        app.failed_start = True
+    await app.stop()
+    return code
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        settings = WorkerSettings()
+    except (ValueError, FileNotFoundError) as error:
+        print(f"penstock worker: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(asyncio.run(run_worker(settings)))
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What has been started, in the order of starting; stopping goes through it backwards."""
+
+    health: HealthServer
+    transport: Transport
+    publisher: Publisher
+    turns: Turns
+    worker: Worker
+    runs: Runs
+    lanes: Lanes
+    serving: Serving
+    journal: CrashJournal
+    gate: CommitGate
+    scheduler: Scheduler
+    control: ControlFollower
+    membership: Membership
+    background: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+
+
+class WorkerApp:
+    """One worker process: `start`, `wait`, `stop`."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.failed_start = False
+        self._started_ms = now_ms()
+        self._metrics = Metrics()
+        self._watch = StallWatch(settings.worker.stall_s)
+        self._over: asyncio.Future[int] | None = None
+        self._parts: _Parts | None = None
+        self._state = "starting"
+        self._erasing: set[asyncio.Task[None]] = set()
+
+    # -- starting
+
+    async def start(self) -> None:
+        """Verify, connect, replay control, load models in the background, join. Raises CannotStart."""
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._finish, EXIT_OK)
+        kafka = self.settings.kafka_settings()
+        partitions = await asyncio.to_thread(verify_topics, self.settings)
+        parts = self._parts = self._make(loop, partitions)
+        try:
+            await parts.health.start()
+        except OSError as error:
+            where = f"{self.settings.worker.health_host}:{self.settings.worker.health_port}"
+            raise CannotStart(f"{where} cannot be bound ({error.strerror}); set worker.health_port") from error
+        try:
+            await parts.control.start(deadline_s=30)
+        except PenstockError as error:
+            raise CannotStart(f"{kafka.names.control} could not be read: {error}", EXIT_UNREACHABLE) from error
+        await parts.serving.start()
+        await parts.membership.start()
+        parts.background += [
+            asyncio.create_task(self._guard(parts.worker.tick_forever()), name="ticker"),
+            asyncio.create_task(self._guard(self._watch_forever()), name="watchdog"),
+            asyncio.create_task(self._guard(self._report_forever()), name="reporter"),
+        ]
+        self._state = "running"
+        logger.info("worker.started worker_id=%s topics=%d", self.settings.worker_id, len(partitions))
+
+    async def wait(self) -> int:
+        """Until a signal (0) or until this process can do no good any more (1)."""
+        assert self._over is not None
+        return await self._over
+
+    def _make(self, loop: asyncio.AbstractEventLoop, partitions: dict[str, int]) -> _Parts:
+        settings, conf = self.settings, self.settings.worker
+        kafka = settings.kafka_settings()
+        names = kafka.names
+        clock = time.monotonic
+        codec = make_codec(settings)
+        faults = Faults.from_env()
+        transport = Transport(kafka)
+        publisher = Publisher(AsyncTransport(transport, loop), codec, names)
+        log = KafkaLog(
+            kafka,
+            transport,
+            max_topics=settings.conversations.max_topics,
+            deadline_s=settings.conversations.read_deadline_s,
+        )
+        turns = Turns(
+            log,
+            codec,
+            names.conversation,
+            threads=settings.conversations.threads,
+            cached=settings.conversations.cached,
+            after_append=lambda: faults.hit("after_answer_append"),
+        )
+        gate = CommitGate(
+            inflight_cap=settings.inflight_watermarks(),
+            commit_span=conf.commit_span,
+            classes={topic: names.class_of_topic(topic) or "medium" for topic in partitions},
+        )
+        scheduler = Scheduler(aging_s=conf.aging_s, aged_share=conf.aged_share, capacity=conf.inflight_cap * 8)
+        journal = CrashJournal(conf.data_dir / "journal")
+        worker = Worker(clock=clock, pause=lambda wanted: self._pause(wanted), on_erase=self._erase)
+        outcomes = Outcomes(
+            publisher,
+            gate,
+            self._metrics,
+            faults,
+            worker_id=settings.worker_id,
+            status_linger_s=conf.status_linger_ms / 1000,
+            clock=clock,
+            on_settled=worker.on_settled,
+        )
+        serving = Serving(settings, self._metrics, publish=publisher.record, names=names, on_change=worker.kick)
+        lanes = Lanes(serving, worker.kick, worker.fail_lane, clock=clock)
+        runs = Runs(
+            lanes,
+            outcomes,
+            turns,
+            self._metrics,
+            chunk_linger_s=conf.chunk_linger_ms / 1000,
+            max_execution_s=conf.max_execution_s,
+            retry_delay_s=conf.retry_delay_s,
+            clock=clock,
+            on_room=worker.kick,
+            dead_letter=worker.dead_letter,
+        )
+        book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
+        worker.connect(
+            Rooms(
+                intake=Intake(codec, names, partitions),
+                gate=gate,
+                scheduler=scheduler,
+                lanes=lanes,
+                outcomes=outcomes,
+                runs=runs,
+                publisher=publisher,
+                control=book,
+                journal=journal,
+                metrics=self._metrics,
+                codec=codec,
+            )
+        )
+        self._book, self._turns = book, turns
+        group = GroupSettings(
+            group_id=conf.group_id,
+            client_id=settings.worker_id,
+            data_dir=conf.data_dir / "faust",
+            session_timeout_s=conf.session_timeout_s,
+            heartbeat_s=conf.heartbeat_s,
+            commit_interval_s=conf.commit_interval_s,
+            fetch_wait_ms=conf.fetch_wait_ms,
+        )
+        return _Parts(
+            health=HealthServer(
+                conf.health_host,
+                conf.health_port,
+                self._metrics,
+                readiness=self._not_ready,
+                describe=self._describe,
+                refresh=self._refresh_gauges,
+            ),
+            transport=transport,
+            publisher=publisher,
+            turns=turns,
+            worker=worker,
+            runs=runs,
+            lanes=lanes,
+            serving=serving,
+            journal=journal,
+            gate=gate,
+            scheduler=scheduler,
+            control=ControlFollower(kafka, codec, loop, worker.on_commands),
+            membership=Membership(
+                kafka, group, list(partitions), on_event=worker.on_event, on_assigned=worker.on_assigned
+            ),
+        )
+
+    # -- while it runs
+
+    def _pause(self, wanted: frozenset[tuple[str, int]]) -> None:
+        if self._parts is not None:
+            self._parts.membership.pause(wanted)
+
+    def _finish(self, code: int) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_result(code)
+
+    async def _guard(self, forever: Any) -> None:
+        """A background loop that ends by an error ends the worker: it must not go on half alive."""
+        try:
+            await forever
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("worker.loop_failed")
+            self._finish(EXIT_FAILED)
+
+    async def _watch_forever(self) -> None:
+        """Once a second: has Faust given up, is a partition stalled, has the control book grown old?"""
+        parts = self._parts
+        assert parts is not None
+        while True:
+            await asyncio.sleep(1.0)
+            if parts.membership.crashed:
+                logger.error("worker.faust_crashed: exiting to be restarted")
+                self._finish(EXIT_FAILED)
+                return
+            self._book.prune(now_ms())
+            if not parts.membership.joined:
+                continue
+            seen = await parts.membership.progress()
+            stalled = self._watch.look(seen, room=parts.worker.has_room, now=time.monotonic())
+            if stalled:
+                logger.error("worker.stalled partitions=%s: exiting to be restarted", sorted(stalled))
+                self._finish(EXIT_FAILED)
+                return
+
+    async def _report_forever(self) -> None:
+        while True:
+            self._report()
+            await asyncio.sleep(self.settings.worker.state_interval_s)
+
+    def _report(self) -> None:
+        parts = self._parts
+        if parts is None:
+            return
+        state = WorkerState(
+            worker_id=self.settings.worker_id,
+            state=self._state,
+            started_at=self._started_ms,
+            updated_at=now_ms(),
+            pool=self.settings.worker.pool,
+            assigned=sorted(f"{topic}/{partition}" for topic, partition in parts.membership.partitions),
+            queued={str(klass): depth for klass, depth in parts.scheduler.depths().items()},
+            running=parts.worker.running,
+            models=parts.serving.model_states(),
+            devices=parts.serving.device_states(),
+            completed_total=self._metrics.completed_total,
+            failed_total=self._metrics.failed_total,
+        )
+        parts.publisher.record(self.settings.kafka_settings().names.worker, self.settings.worker_id, state)
+
+    def _erase(self, command: ControlCommand) -> None:
+        """Tombstone an erased request's turns, if its origin partition is ours; else its owner does."""
+        parts = self._parts
+        origin = command.origin
+        if parts is None or origin is None or command.conversation_id is None:
+            self._book.erased(command)
+            return
+        if not parts.membership.owns(origin.topic, origin.partition):
+            return
+        conversation_id = command.conversation_id
+
+        async def erase() -> None:
+            try:
+                count = await self._turns.erase(command.tenant, conversation_id, command.request_id)
+                self._book.erased(command)
+                logger.info("erase.done request=%s records=%d", command.request_id, count)
+            except PenstockError as error:
+                logger.warning("erase.failed request=%s error=%s: tried again at the next assignment", command.request_id, error)
+
+        task = asyncio.create_task(erase())
+        self._erasing.add(task)
+        task.add_done_callback(self._erasing.discard)
+
+    # -- looked at from outside
+
+    def _not_ready(self) -> list[str]:
+        parts = self._parts
+        if parts is None or self._state != "running":
+            return [self._state]
+        reasons: list[str] = []
+        if not parts.membership.joined:
+            reasons.append("not a member of the group yet")
+        if self._watch.stalled:
+            reasons.append("a partition has lag and does not move")
+        if parts.worker.registry_waits:
+            reasons.append("the schema registry is unreachable")
+        return reasons
+
+    def _describe(self) -> dict[str, Any]:
+        parts = self._parts
+        return {
+            "worker_id": self.settings.worker_id,
+            "state": self._state,
+            "generation": -1 if parts is None else parts.membership.generation,
+            "assigned": 0 if parts is None else len(parts.membership.partitions),
+        }
+
+    def _refresh_gauges(self) -> None:
+        parts = self._parts
+        if parts is None:
+            return
+        metrics = self._metrics
+        metrics.inflight.set(parts.gate.inflight)
+        metrics.running.set(parts.worker.running)
+        metrics.rebalances.set(parts.membership.rebalances)
+        ages = parts.scheduler.oldest_age(time.monotonic())
+        for klass, depth in parts.scheduler.depths().items():
+            metrics.depth.labels(klass).set(depth)
+            metrics.oldest.labels(klass).set(ages.get(klass, 0.0))
+        for device in parts.serving.device_states():
+            metrics.memory.labels(device.device, "total").set(device.total_bytes)
+            metrics.memory.labels(device.device, "reserved").set(device.reserved_bytes)
+            metrics.memory.labels(device.device, "used").set(device.used_bytes)
+
+    # -- stopping
+
+    async def stop(self) -> None:
+        """In order: stop taking, finish or hand back, flush, commit, leave the group, end the engines, close."""
+        parts = self._parts
+        if parts is None:
+            return
+        self._state = "stopping"
+        if not self.failed_start:
+            await self._drain(parts)
+        for task in parts.background:
+            task.cancel()
+        await asyncio.gather(*parts.background, return_exceptions=True)
+        if not self.failed_start:
+            try:
+                await asyncio.wait_for(parts.membership.stop(), 15)
+            except Exception as error:
+                logger.warning("worker.leave_failed error=%r", error)
+        await parts.runs.close()
+        await parts.lanes.close()
+        await parts.serving.stop()
+        self._state = "stopped"
+        self._report()
+        await parts.control.stop()
+        parts.turns.close()
+        await asyncio.to_thread(parts.transport.close, 5.0)
+        parts.journal.close(orderly=True)
+        await parts.health.stop()
+        logger.info("worker.stopped worker_id=%s", self.settings.worker_id)
+
+    async def _drain(self, parts: _Parts) -> None:
+        """Let what runs finish within drain_s, then hand it back; wait for the broker's acks; commit."""
+        give_up = time.monotonic() + self.settings.worker.drain_s
+        parts.worker.stop_taking()
+        while parts.worker.unfinished() and time.monotonic() < give_up and not parts.membership.crashed:
+            await asyncio.sleep(0.02)
+        parts.worker.hand_back()
+        give_up = time.monotonic() + 5
+        while (parts.publisher.backlog or parts.publisher.unacknowledged) and time.monotonic() < give_up:
+            await asyncio.sleep(0.02)
+        if parts.membership.joined and not parts.membership.crashed:
+            try:
+                await asyncio.wait_for(parts.membership.commit(), 5)
+            except Exception as error:
+                logger.warning("worker.commit_failed error=%r: the work is done again elsewhere, seen once", error)
+
+
+def make_codec(settings: WorkerSettings) -> Codec:
+    """The package's codec, resolving foreign ids from the registry when one is configured."""
+    if settings.schema_registry.url is None:
+        return default_codec()
+    from penstock.schemas.registry import RegistryClient, RegistryResolver
+
+    return Codec(RegistryResolver(RegistryClient(settings.schema_registry.url)))
+
+
+def verify_topics(settings: WorkerSettings) -> dict[str, int]:
+    """Request topic → partitions. Raises CannotStart when a topic is missing or the text topics differ (they must meet)."""
+    kafka = settings.kafka_settings()
+    names: TopicNames = kafka.names
+    requests = names.request_topics(settings.worker.pool)
+    others = [names.result, names.status, names.control, names.dlq, names.worker, names.model]
+    try:
+        counts = admin.partition_counts(kafka, [*requests, *others])
+    except BrokerUnavailable as error:
+        raise CannotStart(f"no Kafka at {kafka.bootstrap_servers}: {error}", EXIT_UNREACHABLE) from error
+    missing = [topic for topic in (*requests, *others) if not counts.get(topic)]
+    if missing:
+        raise CannotStart(f"missing topics: {', '.join(missing)}; create them with `penstock topics create`")
+    text = {topic: counts[topic] for topic in names.text_topics(settings.worker.pool)}
+    if len(set(text.values())) > 1:
+        raise CannotStart(f"the text topics must have equal partition counts, found {text}")
+    if counts[names.control] != 1:
+        raise CannotStart(f"{names.control} must have one partition, it has {counts[names.control]}")
+    return {topic: counts[topic] for topic in requests}
+
+
+if __name__ == "__main__":
+    main()

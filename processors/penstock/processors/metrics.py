@@ -1,0 +1,52 @@
+"""The worker's Prometheus metrics, by the names of DESIGN §6, in a registry of their own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+
+
+class Metrics:
+    """One per process. The gauges are set from `stats()` snapshots when scraped, the rest as things happen."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.depth = Gauge("penstock_queue_depth", "Requests waiting in the scheduler", ["class"], registry=registry)
+        self.oldest = Gauge("penstock_oldest_age_seconds", "Age of the oldest waiting request", ["class"], registry=registry)
+        self.inflight = Gauge("penstock_inflight", "Requests held and not finished", registry=registry)
+        self.running = Gauge("penstock_running", "Requests on an engine", registry=registry)
+        self.memory = Gauge("penstock_device_memory_bytes", "Memory by device", ["device", "kind"], registry=registry)
+        self.requests = Counter("penstock_requests", "Requests by outcome", ["task", "outcome"], registry=registry)
+        self.wait = Histogram("penstock_wait_seconds", "From arrival to the start of the run", registry=registry, buckets=_SECONDS)
+        self.run = Histogram("penstock_run_seconds", "Length of a run", registry=registry, buckets=_SECONDS)
+        self.first_token = Histogram(
+            "penstock_first_token_seconds", "From arrival to the first token", registry=registry, buckets=_SECONDS
+        )
+        self.tokens = Counter("penstock_tokens", "Tokens by kind", ["kind"], registry=registry)
+        self.batch = Gauge("penstock_batch_size", "Requests running on one engine", ["model"], registry=registry)
+        self.loads = Counter("penstock_model_loads", "Models loaded", ["model"], registry=registry)
+        self.unloads = Counter("penstock_model_unloads", "Models unloaded or died", ["model"], registry=registry)
+        self.dead_letters = Counter("penstock_dlq", "Dead letters by reason", ["reason"], registry=registry)
+        self.retries = Counter("penstock_retries", "Attempts after the first", registry=registry)
+        self.rebalances = Gauge("penstock_rebalances", "Assignments seen by this worker", registry=registry)
+        self._outcomes: dict[tuple[str, str], Counter] = {}
+        self.completed_total = 0
+        self.failed_total = 0
+
+    def outcome(self, task: str, outcome: str, *, waited_s: float, ran_s: float | None) -> None:
+        """Count one finished request. Children are kept: looking them up by label costs more than counting."""
+        child = self._outcomes.get((task, outcome))
+        if child is None:
+            child = self._outcomes[(task, outcome)] = self.requests.labels(task, outcome)
+        child.inc()
+        self.wait.observe(waited_s)
+        if ran_s is not None:
+            self.run.observe(ran_s)
+        if outcome == "completed":
+            self.completed_total += 1
+        else:
+            self.failed_total += 1
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,111 @@
+"""Intake: Avro and JSON requests, poison with its reason, origins, attempts, classes, conversations on their partition."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.processors.intake import Intake, Poison, Taken, origin_header
+from penstock.schemas.codec import default_codec
+from penstock.schemas.ids import derived_request_id
+from penstock.schemas.records import InferenceRequest, Origin, StatusEvent
+from penstock.schemas.topics import HEADER_ATTEMPT, TopicNames, partition_for
+
+NAMES = TopicNames()
+PARTITIONS = dict.fromkeys(NAMES.request_topics(), 4)
+TOPIC = NAMES.request("text_generation", 9)
+APPEND_MS = 1_700_000_000_123
+
+
+def read(value: bytes | None, *, partition: int = 0, headers: Any = (), topic: str = TOPIC) -> Taken | Poison:
+    return Intake(default_codec(), NAMES, PARTITIONS).read(topic, partition, 7, APPEND_MS, headers, value)
+
+
+def taken(value: bytes | None, **options: Any) -> Taken:
+    found = read(value, **options)
+    assert isinstance(found, Taken)
+    return found
+
+
+def request(**fields: Any) -> InferenceRequest:
+    fields = {"text_generation": {"messages": [{"role": "user", "content": "hello"}]}, **fields}
+    return InferenceRequest(request_id="r1", task="text_generation", created_at=0, **fields)
+
+
+def test_avro_and_json_are_read() -> None:
+    avro = taken(default_codec().encode(request(ttl_ms=500)))
+    assert avro.request.request_id == "r1"
+    assert avro.deadline_ms == APPEND_MS + 500
+    assert avro.klass == "low"
+    json_form = taken(b'{"task": "text_generation", "payload": {"prompt": "hello"}, "priority": 2}')
+    assert json_form.request.payload["prompt"] == "hello"
+    assert json_form.request.request_id == derived_request_id(TOPIC, 0, 7, APPEND_MS)
+    assert json_form.klass == "low", "the topic decides the class of text"
+
+
+def test_an_embedding_takes_its_class_from_the_record() -> None:
+    value = b'{"task": "embedding", "payload": {"input": "x"}, "priority": 1}'
+    assert taken(value, topic=NAMES.request("embedding", 1)).klass == "high"
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (b"\x01\x02\xff", "wrong_magic"),
+        (b"", "wrong_magic"),
+        (None, "wrong_magic"),
+        (b"\x00\x50\x4e\xff\xffabc", "unknown_schema"),
+        (b"\x00\x50\x4e\x00\x00\x02", "bad_avro"),
+        (b'{"task": "text_generation", "payload": ', "bad_json"),
+        (b'{"payload": {"prompt": "x"}}', "invalid"),
+        (b'{"task": "text_generation", "payload": {"prompt": "' + b"x" * 600_000 + b'"}}', "too_large"),
+    ],
+)
+def test_poison_names_its_reason(value: bytes | None, code: str) -> None:
+    found = read(value)
+    assert isinstance(found, Poison)
+    assert found.reason.code == code
+
+
+def test_another_record_than_a_request_is_poison() -> None:
+    origin = Origin(topic="t", partition=0, offset=0, append_time_ms=0)
+    status = StatusEvent(
+        request_id="r", tenant="default", status="queued", done=False, rank=10, attempt=1, epoch=1,
+        origin=origin, worker_id="w", created_at=0,
+    )  # fmt: skip
+    assert isinstance(read(default_codec().encode(status)), Poison)
+
+
+def test_a_readable_object_that_is_invalid_says_whose_it_is() -> None:
+    found = read(b'{"request_id": "mine", "tenant": "acme", "task": "text_generation", "payload": {"prompt": 5}}')
+    assert isinstance(found, Poison)
+    assert (found.request_id, found.tenant) == ("mine", "acme")
+
+
+def test_what_is_not_built_fails_at_once() -> None:
+    body = {"request_id": "mine", "task": "image_generation", "payload": {"prompt": "x"}}
+    found = taken(json.dumps(body).encode())
+    assert found.error is not None
+    assert found.request.request_id == "mine"
+
+
+def test_headers_give_attempt_and_origin() -> None:
+    first = Origin(topic="a/b", partition=3, offset=99, append_time_ms=5)
+    headers = [(HEADER_ATTEMPT, b"2"), origin_header(first)]
+    found = taken(default_codec().encode(request()), headers=headers)
+    assert found.attempt == 2
+    assert found.origin == first
+    spoiled = taken(default_codec().encode(request()), headers=[(HEADER_ATTEMPT, b"many"), ("penstock-origin", b"?")])
+    assert spoiled.attempt == 1
+    assert spoiled.origin.offset == 7
+
+
+def test_a_conversation_belongs_on_the_partition_of_its_key() -> None:
+    home = partition_for(b"acme.c1", 4)
+    value = default_codec().encode(request(tenant="acme", conversation_id="c1"))
+    assert taken(value, partition=home).belongs_on is None
+    away = taken(value, partition=(home + 1) % 4)
+    assert away.belongs_on == home
+    assert away.line == "acme.c1"
