@@ -1,0 +1,264 @@
+"""Topics: making them, comparing them with what they should be, and looking things up. All functions block.
+
+Every function raises BrokerUnavailable when Kafka does not answer within `timeout_s`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+
+from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.topics import TopicSpec, conversation_topic_config
+
+TP = tuple[str, int]
+"""(topic, partition)"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicReport:
+    """What `ensure_topics` did or found. `drift` maps what differs to (wanted, found); nothing existing is changed."""
+
+    name: str
+    created: bool
+    drift: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicInfo:
+    """A topic as it is. `config` holds all of its settings, defaults too."""
+
+    name: str
+    partitions: int
+    replication: int
+    config: Mapping[str, str]
+
+
+_clients: dict[tuple[object, ...], AdminClient] = {}
+_clients_lock = threading.Lock()
+
+
+def admin_client(settings: KafkaSettings) -> AdminClient:
+    """The process's admin client for these settings; connecting one per call would cost more than the calls."""
+    key = (settings.bootstrap_servers, settings.client_id, *sorted(settings.security.items()))
+    with _clients_lock:
+        if key not in _clients:
+            config = settings.librdkafka()
+            del config["allow.auto.create.topics"]  # a consumer's property
+            _clients[key] = AdminClient(config, logger=client_logger)
+        return _clients[key]
+
+
+def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: float = 30.0) -> list[TopicReport]:
+    """Create what is missing, wait until it is visible, and report how what existed differs from its spec."""
+    existing = partition_counts(settings, timeout_s=timeout_s)
+    missing = [spec for spec in specs if spec.name not in existing]
+    created = _create(settings, missing, timeout_s)
+    found = {info.name: info for info in describe(settings, [spec.name for spec in specs], timeout_s)}
+    return [
+        TopicReport(name=spec.name, created=spec.name in created, drift=_drift(spec, found[spec.name]))
+        for spec in specs
+    ]
+
+
+def describe(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 15.0) -> list[TopicInfo]:
+    """The topics as they are. Raises NotFound for one that does not exist."""
+    metadata = _descriptions(settings, topics, timeout_s)
+    configs = topic_configs(settings, topics, timeout_s)
+    return [
+        TopicInfo(
+            name=name,
+            partitions=len(metadata[name].partitions),
+            replication=len(metadata[name].partitions[0].replicas),
+            config=configs[name],
+        )
+        for name in topics
+    ]
+
+
+def topic_config(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> dict[str, str]:
+    """All settings of a topic. Raises NotFound."""
+    return topic_configs(settings, [topic], timeout_s)[topic]
+
+
+def topic_configs(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 15.0) -> dict[str, dict[str, str]]:
+    """All settings of each topic. Raises NotFound."""
+    if not topics:
+        return {}
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+    futures = admin_client(settings).describe_configs(resources, request_timeout=timeout_s)
+    found: dict[str, dict[str, str]] = {}
+    for resource, future in futures.items():
+        name = resource.name
+        entries = _wait(future, f"read the settings of {name}", timeout_s, name)
+        found[name] = {key: str(entry.value) for key, entry in entries.items()}
+    return found
+
+
+def topic_id(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> str | None:
+    """Kafka's id of the topic (another one after it was deleted and made again); None when it does not exist."""
+    found = _descriptions(settings, [topic], timeout_s, missing_ok=True).get(topic)
+    return None if found is None else str(found.topic_id)
+
+
+def create_conversation_topic(
+    settings: KafkaSettings,
+    topic: str,
+    *,
+    durability: str = "replicas",
+    brokers: int | None = None,
+    timeout_s: float = 15.0,
+) -> bool:
+    """Create a compacted topic of one partition; False when it exists already. `brokers` is counted when not given."""
+    count = broker_count(settings, timeout_s) if brokers is None else brokers
+    config = conversation_topic_config(brokers=count, durability=durability)
+    spec = TopicSpec(name=topic, partitions=1, replication=3 if count >= 3 else 1, config=config)
+    return bool(_create(settings, [spec], timeout_s))
+
+
+def delete_topic(settings: KafkaSettings, topic: str, timeout_s: float = 15.0) -> bool:
+    """False when it does not exist."""
+    future = admin_client(settings).delete_topics([topic], operation_timeout=timeout_s)[topic]
+    try:
+        future.result(timeout_s + 1)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return False
+        raise from_kafka(error, f"delete {topic}", topic) from error
+    except TimeoutError as error:
+        raise BrokerUnavailable(f"delete {topic}: no answer within {timeout_s:.0f} s") from error
+    return True
+
+
+def partition_counts(
+    settings: KafkaSettings, topics: Iterable[str] | None = None, timeout_s: float = 10.0
+) -> dict[str, int]:
+    """Partitions of all topics, or of those given. Topics that do not exist are left out."""
+    if topics is not None:
+        found = _descriptions(settings, list(topics), timeout_s, missing_ok=True)
+        return {name: len(description.partitions) for name, description in found.items()}
+    metadata = _metadata(settings, timeout_s)
+    return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
+
+
+def broker_count(settings: KafkaSettings, timeout_s: float = 10.0) -> int:
+    """How many brokers the cluster has now."""
+    return len(_metadata(settings, timeout_s).brokers)
+
+
+def count_conversations(settings: KafkaSettings, timeout_s: float = 10.0) -> int:
+    """How many conversation topics exist under the prefix."""
+    parse = settings.names.parse_conversation
+    return sum(parse(name) is not None for name in partition_counts(settings, timeout_s=timeout_s))
+
+
+def begin_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: float = 10.0) -> dict[TP, int]:
+    """The first offset that each partition still has."""
+    return _offsets(settings, _all(partitions, OffsetSpec.earliest()), timeout_s)
+
+
+def end_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: float = 10.0) -> dict[TP, int]:
+    """The offset that each partition's next record will get."""
+    return _offsets(settings, _all(partitions, OffsetSpec.latest()), timeout_s)
+
+
+def offsets_at(
+    settings: KafkaSettings, partitions: Iterable[TP], time_ms: int, timeout_s: float = 10.0
+) -> dict[TP, int]:
+    """The first offset of each partition whose record is not older than `time_ms`; the end when there is none."""
+    wanted = list(partitions)
+    found = _offsets(settings, _all(wanted, OffsetSpec.for_timestamp(time_ms)), timeout_s)
+    none_so_new = [partition for partition in wanted if found[partition] < 0]
+    # Asked for after the times: a record that came in between is older than nobody's wish to see it.
+    return found | end_offsets(settings, none_so_new, timeout_s) if none_so_new else found
+
+
+def _all(partitions: Iterable[TP], spec: Any) -> Mapping[TP, OffsetSpec]:
+    found: dict[TP, OffsetSpec] = dict.fromkeys(partitions, spec)
+    return found
+
+
+def _offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
+    if not specs:
+        return {}
+    futures = admin_client(settings).list_offsets(
+        {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
+        isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        request_timeout=timeout_s,
+    )
+    return {
+        (tp.topic, tp.partition): int(_wait(future, f"look up offsets of {tp.topic}", timeout_s, tp.topic).offset)
+        for tp, future in futures.items()
+    }
+
+
+def _create(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: float) -> set[str]:
+    """The names of those that were created now and not by somebody else at the same time."""
+    if not specs:
+        return set()
+    new = [
+        NewTopic(spec.name, spec.partitions, replication_factor=spec.replication, config=dict(spec.config))
+        for spec in specs
+    ]
+    created: set[str] = set()
+    for name, future in admin_client(settings).create_topics(new, operation_timeout=timeout_s).items():
+        try:
+            future.result(timeout_s + 1)
+            created.add(name)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise from_kafka(error, f"create {name}") from error
+        except TimeoutError as error:
+            raise BrokerUnavailable(f"create {name}: no answer within {timeout_s:.0f} s") from error
+    return created
+
+
+def _drift(spec: TopicSpec, found: TopicInfo) -> dict[str, tuple[str, str]]:
+    wanted = {"partitions": str(spec.partitions), "replication": str(spec.replication), **spec.config}
+    actual = {"partitions": str(found.partitions), "replication": str(found.replication), **found.config}
+    return {
+        name: (value, actual.get(name, "unset"))
+        for name, value in wanted.items()
+        if set(value.split(",")) != set(actual.get(name, "unset").split(","))
+    }
+
+
+def _metadata(settings: KafkaSettings, timeout_s: float) -> Any:
+    try:
+        return admin_client(settings).list_topics(timeout=timeout_s)
+    except KafkaException as error:
+        raise from_kafka(error, f"reach Kafka at {settings.bootstrap_servers}") from error
+
+
+def _descriptions(
+    settings: KafkaSettings, topics: Sequence[str], timeout_s: float, *, missing_ok: bool = False
+) -> dict[str, Any]:
+    if not topics:
+        return {}
+    collection = TopicCollection(list(topics))
+    futures = admin_client(settings).describe_topics(collection, request_timeout=timeout_s)
+    found: dict[str, Any] = {}
+    for name, future in futures.items():
+        try:
+            found[name] = _wait(future, f"look up {name}", timeout_s, name)
+        except PenstockError as error:
+            if not (missing_ok and error.code == missing_topic(name).code):
+                raise
+    return found
+
+
+def _wait(future: Future[Any], doing: str, timeout_s: float, topic: str) -> Any:
+    try:
+        return future.result(timeout_s + 1)
+    except KafkaException as error:
+        raise from_kafka(error, doing, topic) from error
+    except TimeoutError as error:
+        raise BrokerUnavailable(f"{doing}: no answer within {timeout_s:.0f} s", retry_after_s=1.0) from error

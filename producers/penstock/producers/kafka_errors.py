@@ -1,0 +1,73 @@
+"""Kafka's errors as ours: one table, used by every client here."""
+
+from __future__ import annotations
+
+import logging
+
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock.schemas.errors import BrokerUnavailable, Forbidden, InternalError, NotFound, PenstockError, TooLarge
+
+client_logger = logging.getLogger("penstock.kafka")
+"""Where librdkafka's own log lines go, instead of the standard error stream; silent unless logging is set up."""
+client_logger.addHandler(logging.NullHandler())
+
+_MISSING = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # pyright: ignore[reportPrivateUsage]
+)
+_DENIED = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError._AUTHENTICATION,  # pyright: ignore[reportPrivateUsage]
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+    }
+)
+_AWAY = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._MSG_TIMED_OUT,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._TIMED_OUT,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._TIMED_OUT_QUEUE,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._TRANSPORT,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._RESOLVE,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._PURGE_QUEUE,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._PURGE_INFLIGHT,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._DESTROY,  # pyright: ignore[reportPrivateUsage]
+    }
+)
+
+
+def missing_topic(topic: str) -> NotFound:
+    """The error for a topic that is not there."""
+    return NotFound(
+        f"topic {topic} does not exist; create the topics with `penstock topics create`", details={"topic": topic}
+    )
+
+
+def too_large(topic: str, size_bytes: int, limit_bytes: int) -> TooLarge:
+    """The error for a record over the limit, naming it."""
+    return TooLarge(
+        f"a record of {size_bytes} bytes for {topic} is over max_record_bytes = {limit_bytes}",
+        details={"size_bytes": size_bytes, "limit_bytes": limit_bytes},
+    )
+
+
+def from_kafka(error: KafkaError | KafkaException, doing: str, topic: str | None = None) -> PenstockError:
+    """The typed error of what Kafka said while `doing` something."""
+    if isinstance(error, KafkaException):
+        cause = error.args[0] if error.args else None
+        if not isinstance(cause, KafkaError):
+            return InternalError(f"{doing}: {error}")
+        error = cause
+    code = error.code()
+    if code in _MISSING and topic is not None:
+        return missing_topic(topic)
+    if code in _DENIED:
+        return Forbidden(f"{doing}: Kafka refuses this client: {error.str()}")
+    if code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
+        return TooLarge(f"{doing}: the broker's message.max.bytes does not allow a record of this size")
+    if code in _AWAY or error.retriable() or error.fatal():
+        return BrokerUnavailable(f"{doing}: {error.str()}", retry_after_s=1.0)
+    return InternalError(f"{doing}: {error.name()} {error.str()}")

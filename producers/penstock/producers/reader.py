@@ -1,0 +1,375 @@
+"""Reading partitions without a consumer group: batches of raw records, in order, on a thread of their own.
+
+The thread waits in `on_batch`: a callback that blocks slows the reading, and librdkafka's fetch buffer is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from penstock.producers import admin
+from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.errors import BrokerUnavailable, InternalError
+
+logger = logging.getLogger(__name__)
+
+TP = tuple[str, int]
+"""(topic, partition)"""
+
+Start = Literal["beginning", "end"] | int
+"""Where to begin: at one of the ends, or at the first record not older than a time in ms since the epoch."""
+
+_PARTITION_EOF = KafkaError._PARTITION_EOF  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass(frozen=True, slots=True)
+class RawMessage:
+    """A record as it stands in the log; `value` is None for a tombstone. Times in ms since the epoch."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+OnBatch = Callable[[Sequence[RawMessage]], None]
+
+
+def make_consumer(settings: KafkaSettings, *, fetch_wait_ms: int = 100, buffer_kbytes: int = 16_384) -> Consumer:
+    """A consumer that assigns itself and commits nothing. `fetch_wait_ms` delays only seeks and new assignments."""
+    return Consumer(
+        {
+            **settings.librdkafka(),
+            # librdkafka wants a group's name; without subscribing or committing it is never joined.
+            "group.id": "penstock-reader",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": fetch_wait_ms,
+            "fetch.error.backoff.ms": 50,
+            "fetch.queue.backoff.ms": 20,
+            "queued.max.messages.kbytes": buffer_kbytes,
+        },
+        logger=client_logger,
+    )
+
+
+def resolve_start(
+    settings: KafkaSettings, partitions: Iterable[TP], start: Start, timeout_s: float = 10.0
+) -> dict[TP, int]:
+    """The offset of each partition where `start` is."""
+    match start:
+        case "beginning":
+            return admin.begin_offsets(settings, partitions, timeout_s)
+        case "end":
+            return admin.end_offsets(settings, partitions, timeout_s)
+        case time_ms:
+            return admin.offsets_at(settings, partitions, time_ms, timeout_s)
+
+
+class PartitionReader:
+    """Reads all partitions of `topics` from `start`; `offsets` says where else, partition by partition.
+
+    `topics` may instead map (topic, partition) to the offset to begin at. `on_batch` runs on the reader's thread with
+    up to `batch_size` records. When it raises, reading ends and `failure` says why.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        topics: Sequence[str] | Mapping[TP, int],
+        start: Start,
+        on_batch: OnBatch,
+        *,
+        offsets: Mapping[TP, int] | None = None,
+        batch_size: int = 500,
+        fetch_wait_ms: int = 100,
+        poll_s: float = 0.1,
+        name: str = "penstock-reader",
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._start: Start = start
+        self._on_batch = on_batch
+        self._offsets = dict(offsets or {})
+        self._batch_size = batch_size
+        self._poll_s = poll_s
+        self._consumer = make_consumer(settings, fetch_wait_ms=fetch_wait_ms)
+        self._lock = threading.Lock()
+        self._moved = threading.Condition(self._lock)
+        self._positions: dict[TP, int] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._read_forever, name=name, daemon=True)
+        self.failure: BaseException | None = None
+
+    def start(self, timeout_s: float = 10.0) -> None:
+        """Look up where to begin, then read. Raises NotFound for a missing topic, BrokerUnavailable."""
+        if isinstance(self._topics, Mapping):
+            begin = dict(self._topics)
+        else:
+            begin = self._begin(self._topics, timeout_s)
+        self._add(begin)
+        self._thread.start()
+
+    def add_topics(self, topics: Sequence[str], timeout_s: float = 10.0) -> None:
+        """Read these as well, from the same `start`. What is read already goes on."""
+        begin = self._begin(topics, timeout_s)
+        self.call(lambda: self._add({tp: offset for tp, offset in begin.items() if tp not in self._positions}))
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Run `action` on the reader's thread between two batches; it may use `seek` and `drop`."""
+        with self._lock:
+            self._calls.append(action)
+            self._moved.notify_all()
+
+    def seek(self, tp: TP, offset: int) -> None:
+        """Read this partition from `offset` on, whether it was read before or not. Only inside `call`."""
+        if tp in self._positions:
+            self._consumer.incremental_unassign([TopicPartition(*tp)])
+        self._add({tp: offset})
+
+    def drop(self, tp: TP) -> None:
+        """Read this partition no more. Only inside `call`."""
+        if tp in self._positions:
+            self._consumer.incremental_unassign([TopicPartition(*tp)])
+            with self._lock:
+                del self._positions[tp]
+
+    def positions(self) -> dict[TP, int]:
+        """The offset after the last record that `on_batch` has finished with, for each partition."""
+        with self._lock:
+            return dict(self._positions)
+
+    def watermarks(self, timeout_s: float = 10.0) -> dict[TP, tuple[int, int]]:
+        """(first, end) offsets that the broker has now, for each partition."""
+        partitions = list(self.positions())
+        first = admin.begin_offsets(self._settings, partitions, timeout_s)
+        end = admin.end_offsets(self._settings, partitions, timeout_s)
+        return {tp: (first[tp], end[tp]) for tp in partitions}
+
+    def lag(self, timeout_s: float = 10.0) -> dict[TP, int]:
+        """How many offsets each partition's end is ahead of `positions`."""
+        positions = self.positions()
+        end = admin.end_offsets(self._settings, positions, timeout_s)
+        return {tp: max(0, end[tp] - position) for tp, position in positions.items()}
+
+    def wait_until_caught_up(self, deadline_s: float, *, partitions: Iterable[TP] | None = None) -> None:
+        """Wait until all that stood on the topics when this was called went through `on_batch`.
+
+        Raises BrokerUnavailable when that takes longer than `deadline_s`, InternalError when reading has ended.
+        """
+        give_up = time.monotonic() + deadline_s
+        wanted = self.positions() if partitions is None else partitions
+        goal = admin.end_offsets(self._settings, wanted, deadline_s)
+        with self._moved:
+            while behind := [tp for tp, end in goal.items() if self._positions.get(tp, 0) < end]:
+                if self.failure is not None or self._stopping:
+                    raise InternalError(f"the reader has ended: {self.failure or 'stopped'}")
+                if not self._moved.wait(max(0.0, give_up - time.monotonic())) and time.monotonic() >= give_up:
+                    raise BrokerUnavailable(f"{behind[0][0]} was not read to its end within {deadline_s:.0f} s")
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the thread (after the batch it is in) and leave the broker. May be called twice."""
+        with self._lock:
+            already, self._stopping = self._stopping, True
+            self._moved.notify_all()
+        if already:
+            return
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        else:
+            self._consumer.close()
+
+    def _begin(self, topics: Sequence[str], timeout_s: float) -> dict[TP, int]:
+        counts = admin.partition_counts(self._settings, topics, timeout_s)
+        for topic in topics:
+            if topic not in counts:
+                raise missing_topic(topic)
+        partitions = [(topic, number) for topic in topics for number in range(counts[topic])]
+        unknown = [tp for tp in partitions if tp not in self._offsets]
+        return {tp: self._offsets[tp] for tp in partitions if tp in self._offsets} | resolve_start(
+            self._settings, unknown, self._start, timeout_s
+        )
+
+    def _add(self, begin: Mapping[TP, int]) -> None:
+        if not begin:
+            return
+        self._consumer.incremental_assign([TopicPartition(*tp, offset) for tp, offset in begin.items()])
+        with self._lock:
+            self._positions.update(begin)
+
+    def _read_forever(self) -> None:
+        try:
+            while not self._stopping:
+                while self._calls:
+                    self._calls.popleft()()
+                if not self._positions:
+                    with self._moved:
+                        if not self._calls and not self._stopping:
+                            self._moved.wait(1.0)
+                    continue
+                self._read_batch()
+        except BaseException as error:
+            logger.exception("reader.failed thread=%s", threading.current_thread().name)
+            self.failure = error
+        finally:
+            self._consumer.close()
+            with self._moved:
+                self._moved.notify_all()
+
+    def _read_batch(self) -> None:
+        # consume() alone would wait until its whole batch is full or the time is over.
+        first = self._consumer.poll(self._poll_s)
+        if first is None:
+            return
+        batch: list[RawMessage] = []
+        reached: dict[TP, int] = {}
+        for message in [first, *self._consumer.consume(self._batch_size - 1, 0)]:
+            error = message.error()
+            tp = (message.topic() or "", message.partition() or 0)
+            if error is None:
+                batch.append(raw_message(message))
+                reached[tp] = (message.offset() or 0) + 1
+            elif error.code() == _PARTITION_EOF:
+                # Behind the last record there may be offsets that compaction emptied: the end is reached all the same.
+                reached[tp] = max(reached.get(tp, 0), message.offset() or 0)
+            else:
+                logger.warning("reader.error topic=%s error=%s", message.topic(), error)
+        if batch:
+            self._on_batch(batch)
+        with self._moved:
+            for tp, offset in reached.items():
+                if tp in self._positions:
+                    self._positions[tp] = max(self._positions[tp], offset)
+            self._moved.notify_all()
+
+
+def raw_message(message: Message) -> RawMessage:
+    """A record of librdkafka as a value."""
+    headers = cast("Sequence[tuple[str, bytes | None]] | None", message.headers())
+    return RawMessage(
+        message.topic() or "",
+        message.partition() or 0,
+        message.offset() or 0,
+        message.timestamp()[1],
+        message.key(),
+        message.value(),
+        tuple(headers) if headers else (),
+    )
+
+
+class BatchQueue:
+    """Carries batches from a reader's thread to an event loop. At most `limit` batches wait; then the reader waits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = 8) -> None:
+        self._loop = loop
+        self._room = threading.Semaphore(limit)
+        self._queue: asyncio.Queue[Sequence[RawMessage]] = asyncio.Queue()
+        self._closed = False
+
+    def put(self, batch: Sequence[RawMessage]) -> None:
+        """For `on_batch`: hand over, waiting for room."""
+        while not self._room.acquire(timeout=0.2):
+            if self._closed:
+                return
+        if not self._closed:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, batch)
+
+    async def get(self) -> Sequence[RawMessage]:
+        """The next batch, in order."""
+        batch = await self._queue.get()
+        self._room.release()
+        return batch
+
+    def close(self) -> None:
+        """Let a waiting reader go; what is handed over from now on is dropped. Call before `PartitionReader.stop`."""
+        self._closed = True
+
+
+def read_to_end(
+    settings: KafkaSettings,
+    topic: str,
+    from_offset: int = 0,
+    *,
+    partition: int | None = None,
+    deadline_s: float = 10.0,
+) -> list[RawMessage]:
+    """All records from `from_offset` to the end that the topic has now, partition by partition.
+
+    Raises NotFound when the topic does not exist, BrokerUnavailable when reading takes longer than `deadline_s`.
+    """
+    give_up = time.monotonic() + deadline_s
+    count = admin.partition_counts(settings, [topic], deadline_s).get(topic)
+    if count is None:
+        raise missing_topic(topic)
+    partitions = [(topic, n) for n in (range(count) if partition is None else [partition])]
+    first = admin.begin_offsets(settings, partitions, deadline_s)
+    end = admin.end_offsets(settings, partitions, deadline_s)
+    begin = {tp: max(from_offset, first[tp]) for tp in partitions}
+    left = {tp: end[tp] for tp in partitions if begin[tp] < end[tp]}
+    if not left:
+        return []
+    consumer = make_consumer(settings)
+    try:
+        consumer.assign([TopicPartition(*tp, begin[tp]) for tp in left])
+        return _read_up_to(consumer, left, give_up, deadline_s)
+    except KafkaException as error:
+        raise from_kafka(error, f"read {topic}", topic) from error
+    finally:
+        consumer.close()
+
+
+def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float, deadline_s: float) -> list[RawMessage]:
+    found: dict[TP, list[RawMessage]] = {tp: [] for tp in left}
+    while left:
+        if (remaining := give_up - time.monotonic()) <= 0:
+            topic = next(iter(left))[0]
+            raise BrokerUnavailable(f"{topic} was not read to its end within {deadline_s:.0f} s", retry_after_s=1.0)
+        message = consumer.poll(min(remaining, 0.2))
+        if message is None:
+            continue
+        tp, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
+        error = message.error()
+        if error is None:
+            if offset < left.get(tp, -1):
+                found[tp].append(raw_message(message))
+            reached = offset + 1
+        elif error.code() == _PARTITION_EOF:
+            reached = offset
+        else:
+            failure = from_kafka(error, f"read {tp[0]}", tp[0])
+            if not isinstance(failure, BrokerUnavailable):  # what passes by itself is waited for
+                raise failure
+            continue
+        if reached >= left.get(tp, reached + 1):
+            del left[tp]
+    return [message for tp in found for message in found[tp]]
+
+
+__all__ = [
+    "TP",
+    "BatchQueue",
+    "OnBatch",
+    "PartitionReader",
+    "RawMessage",
+    "Start",
+    "make_consumer",
+    "raw_message",
+    "read_to_end",
+    "resolve_start",
+]
