@@ -1,7 +1,7 @@
 """The fold: from a request's events in offset order to what its caller sees. Invariant 3 of the design, as one object.
 
-Events of zombies, repeats and takeovers all stand on the result topic. A reader follows the first origin it sees, ignores what
-is below the highest (epoch, attempt) seen, epoch first, and everything after the first terminal event.
+Events of zombies, repeats and takeovers all stand on the result topic. A reader follows the first origin it sees, ignores
+what is below the highest (epoch, attempt) seen, epoch first, and everything after the first terminal event.
 """
 
 from __future__ import annotations
