@@ -160,6 +160,7 @@ class WorkerApp:
             transport,
             max_topics=settings.conversations.max_topics,
             deadline_s=settings.conversations.read_deadline_s,
+            durability=settings.topics.durability,
         )
         turns = Turns(
             log,
@@ -174,7 +175,7 @@ class WorkerApp:
             commit_span=conf.commit_span,
             classes={topic: names.class_of_topic(topic) or "medium" for topic in partitions},
         )
-        scheduler = Scheduler(aging_s=conf.aging_s, aged_share=conf.aged_share, capacity=conf.inflight_cap * 8)
+        scheduler = Scheduler(aging_s=conf.aging_s, aged_share=conf.aged_share, capacity=conf.inflight_cap + 65_536)
         journal = CrashJournal(conf.data_dir / "journal")
         worker = Worker(clock=clock, pause=lambda wanted: self._pause(wanted), on_erase=self._erase)
         outcomes = Outcomes(
@@ -282,6 +283,10 @@ class WorkerApp:
                 logger.error("worker.faust_crashed: exiting to be restarted")
                 self._finish(EXIT_FAILED)
                 return
+            if not parts.control.alive:
+                logger.error("worker.control_reader_died: exiting to be restarted")
+                self._finish(EXIT_FAILED)
+                return
             self._book.prune(now_ms())
             if not parts.membership.joined:
                 continue
@@ -334,7 +339,9 @@ class WorkerApp:
                 self._book.erased(command)
                 logger.info("erase.done request=%s records=%d", command.request_id, count)
             except PenstockError as error:
-                logger.warning("erase.failed request=%s error=%s: tried again at the next assignment", command.request_id, error)
+                logger.warning(
+                    "erase.failed request=%s error=%s: tried again at the next assignment", command.request_id, error
+                )
 
         task = asyncio.create_task(erase())
         self._erasing.add(task)

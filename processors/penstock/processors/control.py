@@ -101,9 +101,13 @@ class ControlFollower:
 
     async def start(self, deadline_s: float) -> None:
         """Read to the end that the topic has now, so that an earlier cancel is known before its request is admitted."""
-        self._reader.start()
+        await asyncio.to_thread(self._reader.start)
         await asyncio.to_thread(self._reader.wait_until_caught_up, deadline_s)
         await asyncio.sleep(0)  # the last batch was handed over with call_soon_threadsafe: let it run
+
+    @property
+    def alive(self) -> bool:
+        return self._reader.failure is None
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._reader.stop)

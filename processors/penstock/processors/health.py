@@ -55,4 +55,6 @@ class HealthServer:
 
     async def _metrics_page(self, _request: web.Request) -> web.Response:
         self._refresh()
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(
+            body=self._metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        )

@@ -22,8 +22,14 @@ from penstock.schemas.errors import (
 from penstock.schemas.ids import derived_request_id
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request_bytes, validate_request
-from penstock.schemas.topics import HEADER_ATTEMPT, HEADER_ORIGIN, TopicNames, conversation_key, partition_for
-from penstock.schemas.topics import priority_class
+from penstock.schemas.topics import (
+    HEADER_ATTEMPT,
+    HEADER_ORIGIN,
+    TopicNames,
+    conversation_key,
+    partition_for,
+    priority_class,
+)
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -155,7 +161,9 @@ def _identity_of(
     found = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
     request_id, tenant = found.get("request_id"), found.get("tenant")
     return (
-        request_id if isinstance(request_id, str) and request_id else derived_request_id(topic, partition, offset, append_ms),
+        request_id
+        if isinstance(request_id, str) and request_id
+        else derived_request_id(topic, partition, offset, append_ms),
         tenant if isinstance(tenant, str) and tenant else "default",
     )
 

@@ -64,6 +64,8 @@ class Progress:
 class _QuietMonitor(Monitor):
     """Faust's monitor without its per-message statistics, which cost more than our own work per message."""
 
+    logger = logging.getLogger("faust.monitor")  # mode would name it after this module
+
     def on_message_in(self, tp: Any, offset: int, message: Any) -> None:
         pass
 
@@ -258,7 +260,9 @@ class Membership:
         self._pauses.kick.set()
         try:
             await self._in_thread(self._commit_start_offsets)
-        except Exception as error:  # raised here it would crash Faust; not ready, nothing is taken until the next assignment
+        except (
+            Exception
+        ) as error:  # raised here it would crash Faust; not ready, nothing is taken until the next assignment
             logger.warning("group.start_offsets_failed error=%r", error)
             return
         if self.generation != generation:

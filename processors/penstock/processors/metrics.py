@@ -13,12 +13,16 @@ class Metrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self.depth = Gauge("penstock_queue_depth", "Requests waiting in the scheduler", ["class"], registry=registry)
-        self.oldest = Gauge("penstock_oldest_age_seconds", "Age of the oldest waiting request", ["class"], registry=registry)
+        self.oldest = Gauge(
+            "penstock_oldest_age_seconds", "Age of the oldest waiting request", ["class"], registry=registry
+        )
         self.inflight = Gauge("penstock_inflight", "Requests held and not finished", registry=registry)
         self.running = Gauge("penstock_running", "Requests on an engine", registry=registry)
         self.memory = Gauge("penstock_device_memory_bytes", "Memory by device", ["device", "kind"], registry=registry)
         self.requests = Counter("penstock_requests", "Requests by outcome", ["task", "outcome"], registry=registry)
-        self.wait = Histogram("penstock_wait_seconds", "From arrival to the start of the run", registry=registry, buckets=_SECONDS)
+        self.wait = Histogram(
+            "penstock_wait_seconds", "From arrival to the start of the run", registry=registry, buckets=_SECONDS
+        )
         self.run = Histogram("penstock_run_seconds", "Length of a run", registry=registry, buckets=_SECONDS)
         self.first_token = Histogram(
             "penstock_first_token_seconds", "From arrival to the first token", registry=registry, buckets=_SECONDS

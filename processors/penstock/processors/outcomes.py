@@ -207,7 +207,11 @@ class Outcomes:
         """Write a dead letter; `done` runs when the broker has it."""
         self._metrics.dead_letters.labels(error.code).inc()
         logger.warning(
-            "dlq.letter topic=%s partition=%d offset=%d reason=%s", origin.topic, origin.partition, origin.offset, error.code
+            "dlq.letter topic=%s partition=%d offset=%d reason=%s",
+            origin.topic,
+            origin.partition,
+            origin.offset,
+            error.code,
         )
         letter = DeadLetter(
             request_id=request_id,

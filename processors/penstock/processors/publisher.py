@@ -166,9 +166,9 @@ class Publisher:
             self._waiting.popleft()
 
     def _send(self, outgoing: _Outgoing) -> None:
-        if self._waiting and outgoing.must:  # keep the order of one request's events
-            self._waiting.append(outgoing)
-        elif not self._offer(outgoing) and outgoing.must:
+        if (self._waiting and outgoing.must) or (
+            not self._offer(outgoing) and outgoing.must
+        ):  # keep the order of one request's events
             self._waiting.append(outgoing)
 
     def _offer(self, outgoing: _Outgoing) -> bool:

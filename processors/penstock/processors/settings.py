@@ -98,6 +98,11 @@ class RegistrySection(_SharedSection):
     write: bool = False
 
 
+class TopicsSection(_SharedSection):
+    durability: str = "replicas"
+    """replicas, or fsync: flush conversation topics on every record."""
+
+
 class WorkerSettings(BaseSettings):
     """All that a worker process reads from outside, read once at its start."""
 
@@ -106,6 +111,7 @@ class WorkerSettings(BaseSettings):
     )
 
     kafka: KafkaSection = Field(default_factory=KafkaSection)
+    topics: TopicsSection = Field(default_factory=TopicsSection)
     worker: WorkerSection = Field(default_factory=WorkerSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
     memory: MemorySection = Field(default_factory=MemorySection)

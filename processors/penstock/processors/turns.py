@@ -14,20 +14,24 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock.producers import admin
+from penstock.producers.kafka_errors import from_kafka
+from penstock.producers.reader import make_consumer
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import Delivery, Transport
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BrokerUnavailable, Conflict, DecodeError, InsufficientCapacity, PenstockError
+from penstock.schemas.errors import BrokerUnavailable, Conflict, DecodeError, InsufficientCapacity
 from penstock.schemas.records import ConversationMessage, InferenceRequest, Usage, conversation_message_key
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_PARTITION_EOF = KafkaError._PARTITION_EOF  # pyright: ignore[reportPrivateUsage]
 
 
 class LostOwnership(Exception):
@@ -311,14 +315,14 @@ class KafkaLog:
         deadline_s: float,
         durability: str = "replicas",
     ) -> None:
+        self._durability = durability
         self._settings = settings
         self._transport = transport
         self._max_topics = max_topics
         self._deadline_s = deadline_s
-        self._durability = durability
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._known: dict[str, str] = {}
+        self._verified: dict[str, str] = {}
         self._count: tuple[float, int] | None = None
 
     def open(self, topic: str) -> str:
@@ -327,61 +331,64 @@ class KafkaLog:
             self._refuse_beyond_limit()
             admin.create_conversation_topic(self._settings, topic, durability=self._durability)
             found = self._wait_for_id(topic)
-        if self._known.get(topic) != found:
+        if self._verified.get(topic) != found:
             self._verify_compacted(topic)
             with self._lock:
-                if len(self._known) > 4096:
-                    self._known.clear()
-                self._known[topic] = found
+                if len(self._verified) > 4096:
+                    self._verified.clear()
+                self._verified[topic] = found
         return found
 
     def read(self, topic: str, from_offset: int) -> list[tuple[int, bytes, bytes | None]]:
         give_up = time.monotonic() + self._deadline_s
         consumer = self._consumer()
         low, high = self._watermarks(consumer, topic, give_up)
-        if max(low, from_offset) >= high:
+        begin = max(low, from_offset)
+        if begin >= high:
             return []
-        found: list[tuple[int, bytes, bytes | None]] = []
-        consumer.assign([TopicPartition(topic, 0, max(low, from_offset))])
+        consumer.assign([TopicPartition(topic, 0, begin)])
         try:
-            while True:
-                message = consumer.poll(0.05)
-                if message is None:
-                    # The last records before the end may be gone by compaction: the position says when it is reached.
-                    position = consumer.position([TopicPartition(topic, 0)])[0].offset
-                    if position >= high:
-                        return found
-                elif (error := message.error()) is not None:
-                    if error.code() != KafkaError._PARTITION_EOF:
-                        raise BrokerUnavailable(f"reading {topic}: {error}")
-                else:
-                    offset = cast(int, message.offset())
-                    found.append((offset, cast(bytes, message.key() or b""), cast("bytes | None", message.value())))
-                    if offset >= high - 1:
-                        return found
-                if time.monotonic() > give_up:
-                    raise BrokerUnavailable(f"{topic} was not read to its end within {self._deadline_s:.0f} s")
+            return self._read_until(consumer, topic, high, give_up)
         finally:
             consumer.unassign()
 
+    def _read_until(
+        self, consumer: Consumer, topic: str, high: int, give_up: float
+    ) -> list[tuple[int, bytes, bytes | None]]:
+        found: list[tuple[int, bytes, bytes | None]] = []
+        while time.monotonic() < give_up:
+            message = consumer.poll(0.1)
+            if message is None:
+                continue
+            error, offset = message.error(), message.offset() or 0
+            if error is None:
+                if offset < high:
+                    found.append((offset, message.key() or b"", message.value()))
+                reached = offset + 1
+            elif error.code() == _PARTITION_EOF:  # compaction may have emptied the last offsets
+                reached = offset
+            else:
+                raise from_kafka(error, f"read {topic}", topic)
+            if reached >= high:
+                return found
+        raise BrokerUnavailable(f"{topic} was not read to its end within {self._deadline_s:.0f} s")
+
     def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
         deliveries: list[Delivery | None] = [None] * len(records)
-        done = threading.Event()
-        left = [len(records)]
+        done = threading.Semaphore(0)
 
         def delivered(number: int) -> Callable[[Delivery], None]:
             def note(delivery: Delivery) -> None:
                 deliveries[number] = delivery
-                left[0] -= 1
-                if not left[0]:
-                    done.set()
+                done.release()
 
             return note
 
         for number, (key, value) in enumerate(records):
             self._transport.send(topic, value, key=key, partition=0, on_delivery=delivered(number))
-        if not done.wait(self._deadline_s * 2):
-            raise BrokerUnavailable(f"{topic} did not acknowledge within {self._deadline_s * 2:.0f} s")
+        for _ in records:
+            if not done.acquire(timeout=self._deadline_s * 3):
+                raise BrokerUnavailable(f"{topic} did not acknowledge within {self._deadline_s * 3:.0f} s")
         for delivery in deliveries:
             if delivery is not None and delivery.error is not None:
                 raise delivery.error
@@ -390,36 +397,29 @@ class KafkaLog:
     def _consumer(self) -> Consumer:
         consumer: Consumer | None = getattr(self._local, "consumer", None)
         if consumer is None:
-            consumer = Consumer(
-                {
-                    **self._settings.librdkafka(),
-                    "group.id": "penstock-conversation-reader",
-                    "enable.auto.commit": False,
-                    "enable.auto.offset.store": False,
-                    "auto.offset.reset": "earliest",
-                    "enable.partition.eof": True,
-                    "fetch.wait.max.ms": 10,
-                    "allow.auto.create.topics": False,
-                }
-            )
-            self._local.consumer = consumer
+            consumer = self._local.consumer = make_consumer(self._settings, fetch_wait_ms=10, buffer_kbytes=4096)
         return consumer
 
     def _watermarks(self, consumer: Consumer, topic: str, give_up: float) -> tuple[int, int]:
         """(low, high) of the topic's one partition; a topic made a moment ago has no leader for some milliseconds."""
         while True:
             try:
-                return cast("tuple[int, int]", consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=2.0))
+                found = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=2.0)
             except KafkaException as error:
                 if time.monotonic() > give_up:
                     raise BrokerUnavailable(f"{topic}: {error}") from error
-                time.sleep(0.01)
+            else:
+                if found is not None:
+                    return found
+            if time.monotonic() > give_up:
+                raise BrokerUnavailable(f"no answer for the end of {topic}")
+            time.sleep(0.01)
 
     def _wait_for_id(self, topic: str) -> str:
         give_up = time.monotonic() + self._deadline_s
         while (found := admin.topic_id(self._settings, topic)) is None:
             if time.monotonic() > give_up:
-                raise BrokerUnavailable(f"{topic} was created but is not visible")
+                raise BrokerUnavailable(f"{topic} was made but is not visible")
             time.sleep(0.01)
         return found
 
@@ -429,6 +429,7 @@ class KafkaLog:
             raise Conflict(f"{topic} has cleanup.policy={policy!r}, a conversation needs 'compact'")
 
     def _refuse_beyond_limit(self) -> None:
+        """Count conversations at most every 30 s; those made here in between are added."""
         now = time.monotonic()
         with self._lock:
             counted = self._count
@@ -441,15 +442,3 @@ class KafkaLog:
             )
         with self._lock:
             self._count = (counted[0], counted[1] + 1)
-
-
-__all__ = [
-    "ConversationLog",
-    "KafkaLog",
-    "Log",
-    "LostOwnership",
-    "PenstockError",
-    "TurnStart",
-    "Turns",
-    "answer_message",
-]

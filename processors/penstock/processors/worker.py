@@ -347,14 +347,22 @@ class Worker:
         self._generation = assignment.generation
         self._partitions = assignment.partitions
         self._held.clear()  # uncommitted, so they are delivered again
-        revocation = self._r.gate.assign(assignment.partitions, assignment.generation, fenced=assignment.fenced)
-        gone = list(self._works.values()) if revocation.restart_all else [
-            self._works[key] for key in revocation.dropped if key in self._works
-        ]
+        gate = self._r.gate
+        if assignment.fenced:
+            # Others may have begun what we finished: even our finished work is forgotten, and done again under this epoch.
+            revocation = gate.assign((), assignment.generation - 1, fenced=True)
+            gate.assign(assignment.partitions, assignment.generation)
+        else:
+            revocation = gate.assign(assignment.partitions, assignment.generation)
+        gone = (
+            list(self._works.values())
+            if (restart_all := assignment.fenced or revocation.restart_all)
+            else [self._works[key] for key in revocation.dropped if key in self._works]
+        )
         for work in gone:
             self._drop(work)
-        if gone or revocation.restart_all:
-            logger.info("worker.let_go works=%d restart_all=%s", len(gone), revocation.restart_all)
+        if gone or restart_all:
+            logger.info("worker.let_go works=%d restart_all=%s", len(gone), restart_all)
         for command in self._r.control.erasures():
             self._on_erase(command)
         self._kick()
@@ -386,6 +394,7 @@ class Worker:
     def _slow_tick(self, now: float) -> None:
         self._r.runs.check_timeouts(now)
         for item in self._r.scheduler.expired(now):
+            self._r.scheduler.remove(item.key)
             self._r.outcomes.settle(item.work, "expired", error=Expired("its deadline passed while it waited"))
         if self._held and self._taking:
             self._retry_held()

@@ -10,7 +10,9 @@ from penstock.processors.watchdog import StallWatch
 TP = ("t", 0)
 
 
-def seen(position: int | None = 5, highwater: int | None = 9, *, paused: bool = False) -> dict[tuple[str, int], Progress]:
+def seen(
+    position: int | None = 5, highwater: int | None = 9, *, paused: bool = False
+) -> dict[tuple[str, int], Progress]:
     return {TP: Progress(position=position, highwater=highwater, paused=paused)}
 
 
