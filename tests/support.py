@@ -47,11 +47,13 @@ async def wait_until_async(
 
 
 def create_topics(bootstrap_servers: str, prefix: str, partitions: int = 4, pool: str | None = None) -> None:
-    """Create all fixed topics of Penstock under `prefix`."""
+    """Create all fixed topics of Penstock under `prefix`, and the request topics of `pool` when one is named."""
     from penstock.producers.admin import ensure_topics
     from penstock.producers.settings import KafkaSettings
     from penstock.schemas.topics import TopicNames, topic_specs
 
     settings = KafkaSettings(bootstrap_servers=bootstrap_servers, topic_prefix=prefix)
-    specs = topic_specs(TopicNames(prefix), partitions=partitions, brokers=1, durability="process")
+    specs = topic_specs(TopicNames(prefix), partitions=partitions)
+    if pool is not None:
+        specs = [*specs, *topic_specs(TopicNames(prefix), partitions=partitions, pool=pool)]
     ensure_topics(settings, specs)

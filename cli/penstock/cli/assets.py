@@ -242,3 +242,18 @@ def run_maker(name: str, arguments: list[str], scratch: Path, progress: Progress
         last = (children.tail(log, 1) or f"exit code {process.returncode}").strip()
         cure = "pip install 'penstock[worker]'" if "No module named" in last else "see `penstock doctor`"
         raise CliFailure(f"the model could not be made ({last[:160]}): {cure}")
+
+
+def main(names: list[str]) -> int:
+    """Prepare models from the shell: `python -m penstock.cli.assets smollm2-135m all-minilm-l6-v2`."""
+    try:
+        for name in names:
+            print(prepare_model(name, lambda line: print(line, file=sys.stderr, flush=True)), flush=True)
+    except CliFailure as failure:
+        print(f"penstock: {failure}", file=sys.stderr)
+        return int(failure.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The configuration file: finding it, checking it with the field named, and what the command line itself reads from it."""
+"""The configuration file: finding it, errors that name the field, and what the command line itself reads of it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class TopicsSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    partitions: int = Field(64, ge=1)
-    durability: Literal["process", "fsync"] = "process"
-    """process: one broker survives killed processes; fsync: every record is flushed, against power loss."""
+    partitions: int = Field(default=64, ge=1)
+    durability: Literal["replicas", "fsync"] = "replicas"
+    """replicas: what all in-sync replicas hold is durable; fsync: every record is flushed too, against power loss."""
     pools: list[str] = Field(default_factory=list[str])
 
 
@@ -50,7 +50,7 @@ class ClusterSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="ignore", frozen=True)
 
     kafka: KafkaSection = Field(default_factory=KafkaSection)
-    topics: TopicsSection = Field(default_factory=lambda: TopicsSection())
+    topics: TopicsSection = Field(default_factory=TopicsSection)
 
     @classmethod
     def settings_customise_sources(
@@ -66,10 +66,11 @@ class ClusterSettings(BaseSettings):
             return (init_settings, env_settings)
         return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config))
 
-    def kafka_settings(self, bootstrap_servers: str | None = None) -> KafkaSettings:
+    def kafka_settings(self, bootstrap_servers: str | None = None, topic_prefix: str | None = None) -> KafkaSettings:
+        """The cluster for librdkafka's clients; the arguments go before the settings."""
         return KafkaSettings(
             bootstrap_servers=bootstrap_servers or self.kafka.bootstrap_servers,
-            topic_prefix=self.kafka.topic_prefix,
+            topic_prefix=self.kafka.topic_prefix if topic_prefix is None else topic_prefix,
             security=dict(self.kafka.security),
             client_id="penstock-cli",
             max_record_bytes=self.kafka.max_record_bytes,
@@ -172,7 +173,7 @@ def _is_table_array(value: Any) -> bool:
 
 
 def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _string(key)
 
 
 def _value(value: Any) -> str:
@@ -183,4 +184,9 @@ def _value(value: Any) -> str:
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    return json.dumps(str(value))
+    return _string(str(value))
+
+
+def _string(text: str) -> str:
+    """A JSON string is a TOML string, but for surrogate pairs and DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -194,13 +195,18 @@ def java() -> str:
     return str(path)
 
 
-def answers(bootstrap_servers: str, timeout_s: float) -> bool:
+def answers(bootstrap_servers: str, timeout_s: float, security: Mapping[str, str] | None = None) -> bool:
     """Whether a broker there answers a metadata request within `timeout_s`."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
     # A client of its own per try: librdkafka backs off after a refused connection, a new one tries at once.
-    settings: dict[str, Any] = {"bootstrap.servers": bootstrap_servers, "log_level": 0, "logger": _quiet}
+    settings: dict[str, Any] = {
+        "bootstrap.servers": bootstrap_servers,
+        "log_level": 0,
+        "logger": _quiet,
+        **(security or {}),
+    }
     admin = AdminClient(settings)
     try:
         return len(admin.list_topics(timeout=timeout_s).brokers) > 0

@@ -8,11 +8,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.schemas.errors import BrokerUnavailable, ExecutionTimeout, Expired, PenstockError, RegistryUnavailable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,21 +74,21 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unreachable, 4 timed out, 130 int
 class LazyGroup(TyperGroup):
     """Commands in the order of COMMANDS; failures that a person can mend end in one line."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return [name for name, command in COMMANDS.items() if find_spec(command.module) is not None]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = COMMANDS.get(cmd_name)
         if command is None or find_spec(command.module) is None:
             return None
         return load(cmd_name, command)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except CliFailure as failure:
-            click.echo(f"penstock: {failure}", err=True)
-            raise typer.Exit(int(failure.exit_code)) from failure
+        except (CliFailure, PenstockError) as failure:
+            typer.echo(f"penstock: {failure}", err=True)
+            raise typer.Exit(exit_code_of(failure)) from failure
         except BrokenPipeError as error:
             sys.stderr.close()
             raise typer.Exit(0) from error
@@ -96,8 +96,21 @@ class LazyGroup(TyperGroup):
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from error
 
 
-def load(name: str, command: Command) -> click.Command:
-    """Import a command's module and build its Click command."""
+def exit_code_of(failure: CliFailure | PenstockError) -> int:
+    """What the shell is told about a failure."""
+    match failure:
+        case CliFailure():
+            return int(failure.exit_code)
+        case BrokerUnavailable() | RegistryUnavailable():
+            return int(ExitCode.UNREACHABLE)
+        case ExecutionTimeout() | Expired():
+            return int(ExitCode.TIMED_OUT)
+        case _:
+            return int(ExitCode.FAILED)
+
+
+def load(name: str, command: Command) -> Any:
+    """Import a command's module and build the command that Typer runs."""
     module = import_module(command.module)
     if command.function is None:
         loaded = typer.main.get_command(module.app)

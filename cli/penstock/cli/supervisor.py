@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,7 +87,8 @@ class Supervisor:
 
     def __init__(self, progress: Progress, changed: Callable[[], None] = lambda: None) -> None:
         self.parts: list[Part] = []
-        self.stopping = threading.Event()
+        # A plain flag: a signal handler may set it, where an Event could deadlock on its own lock.
+        self.stopping = False
         self._progress = progress
         self._changed = changed
 
@@ -104,7 +104,7 @@ class Supervisor:
         """
         give_up = time.monotonic() + deadline_s
         next_try = 0.0
-        while not self.stopping.is_set():
+        while not self.stopping:
             self.tend()
             if part.running and time.monotonic() >= next_try:
                 if part.ready():
@@ -119,12 +119,13 @@ class Supervisor:
                     f"the {part.name} was not ready within {deadline_s:.0f} s; its log is {part.log}",
                     exit_code=ExitCode.TIMED_OUT,
                 )
-            self.stopping.wait(POLL_S)
+            time.sleep(POLL_S)
 
     def run(self) -> None:
         """Keep all parts alive until `stopping` is set."""
-        while not self.stopping.wait(POLL_S):
+        while not self.stopping:
             self.tend()
+            time.sleep(POLL_S)
 
     def tend(self) -> None:
         """Look at each part once: note ends, start again what is due."""

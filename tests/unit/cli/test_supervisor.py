@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import wait_until
 
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.supervisor import Backoff, Part, Supervisor, command_part
+from support import wait_until
 
-STEADY = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('up', flush=True); time.sleep(60)"
+STEADY = (
+    "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('up', flush=True); time.sleep(60)"
+)
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 
 
@@ -78,7 +80,11 @@ def test_parts_stop_in_reverse_order_and_stubborn_ones_are_killed(tmp_path: Path
         supervisor.wait_ready(each, 20)
     pids = [each.process.pid for each in parts if each.process is not None]
     supervisor.stop()
-    assert lines == ["stopping the gateway", "the gateway did not stop within 0 s and was killed", "stopping the broker"]
+    assert lines == [
+        "stopping the gateway",
+        "the gateway did not stop within 0 s and was killed",
+        "stopping the broker",
+    ]
     assert not any(alive(pid) for pid in pids)
 
 

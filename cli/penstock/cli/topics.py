@@ -1,0 +1,230 @@
+"""`penstock topics`: create them, list them, check that they are what the invariants need."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.config import ClusterSettings, load, use_config
+from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.paths import Progress, silent
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, topic_specs
+
+if TYPE_CHECKING:
+    from penstock.producers.admin import TopicReport
+
+app = typer.Typer(no_args_is_help=True, help="Create, list and check the topics of Penstock.")
+
+# Kafka allows 249; the longest of ours is a conversation's: `conversations.{63}.{128}`.
+MAX_PREFIX = 40
+
+ALTER = "alter it with kafka-configs.sh"
+CURES = {"partitions": "make the topic anew", "replication": "raise it with kafka-reassign-partitions.sh"}
+
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
+]
+Bootstrap = Annotated[
+    str | None, typer.Option("--bootstrap-servers", "-b", help="Kafka (default: [kafka], else 127.0.0.1:9092).")
+]
+Prefix = Annotated[
+    str | None, typer.Option("--topic-prefix", help="Prefix of the names (default: [kafka], else none).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def create(
+    bootstrap_servers: Bootstrap = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(min=1, help="Partitions of each request and result topic (default: [topics], else 64)."),
+    ] = None,
+    durability: Annotated[str | None, typer.Option(help="replicas, or fsync against power loss.")] = None,
+    pool: Annotated[
+        list[str] | None, typer.Option(help="Also the request topics of this pool; may be repeated.")
+    ] = None,
+    topic_prefix: Prefix = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create what is missing, say what differs, change nothing that exists.
+
+    Example:  penstock topics create --bootstrap-servers kafka:9092 --partitions 64
+    """
+    use_config(config)
+    settings = load(ClusterSettings)
+    reports = create_topics(
+        kafka_settings(settings, bootstrap_servers, topic_prefix),
+        partitions=partitions or settings.topics.partitions,
+        durability=durability or settings.topics.durability,
+        pools=pool or settings.topics.pools,
+    )
+    if as_json:
+        typer.echo(json.dumps([_as_dict(report) for report in reports]))
+    else:
+        _show(reports)
+
+
+@app.command("list")
+def list_topics(
+    bootstrap_servers: Bootstrap = None,
+    conversations: Annotated[bool, typer.Option(help="Conversation topics too; there may be thousands.")] = False,
+    topic_prefix: Prefix = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """List Penstock's topics with their partitions.
+
+    Example:  penstock topics list --conversations --json
+    """
+    from penstock.producers.admin import partition_counts
+
+    use_config(config)
+    settings = kafka_settings(load(ClusterSettings), bootstrap_servers, topic_prefix)
+    names = settings.names
+    counts = partition_counts(settings)
+    talks = {topic for topic in counts if names.parse_conversation(topic) is not None}
+    ours = {topic for topic in counts if topic.startswith(f"{names.prefix}inference.")}
+    shown = {topic: counts[topic] for topic in sorted(ours | (talks if conversations else set[str]()))}
+    if as_json:
+        typer.echo(json.dumps({"topics": shown, "conversations": len(talks)}))
+        return
+    for topic, count in shown.items():
+        typer.echo(f"{topic:<48} {count:>4} partition{'s' if count > 1 else ''}")
+    typer.echo(f"{len(shown)} topics; {len(talks)} conversations")
+
+
+@app.command()
+def check(
+    bootstrap_servers: Bootstrap = None,
+    topic_prefix: Prefix = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether the topics are there and what the invariants need; 1 when not.
+
+    Example:  penstock topics check --bootstrap-servers kafka:9092
+    """
+    use_config(config)
+    problems = findings(kafka_settings(load(ClusterSettings), bootstrap_servers, topic_prefix))
+    if as_json:
+        typer.echo(json.dumps({"ok": not problems, "problems": problems}))
+    else:
+        for problem in problems:
+            typer.echo(problem)
+        if not problems:
+            typer.echo("all topics are there, as the invariants need them")
+    raise typer.Exit(int(ExitCode.FAILED) if problems else 0)
+
+
+def kafka_settings(settings: ClusterSettings, bootstrap_servers: str | None, prefix: str | None) -> KafkaSettings:
+    """The cluster that the options name, else the one of the settings. Raises CliFailure for a prefix Kafka refuses."""
+    chosen = settings.kafka.topic_prefix if prefix is None else prefix
+    if not re.fullmatch(rf"[a-zA-Z0-9._-]{{0,{MAX_PREFIX}}}", chosen):
+        raise CliFailure(
+            f"kafka.topic_prefix {chosen!r}: use at most {MAX_PREFIX} letters, digits, dots, underscores and dashes",
+            exit_code=ExitCode.USAGE,
+        )
+    return settings.kafka_settings(bootstrap_servers, chosen)
+
+
+def create_topics(
+    settings: KafkaSettings,
+    *,
+    partitions: int,
+    durability: str,
+    pools: Sequence[str] = (),
+    progress: Progress = silent,
+) -> list[TopicReport]:
+    """Make what is missing. Raises CliFailure when what is there then breaks an invariant; BrokerUnavailable."""
+    from penstock.producers.admin import broker_count, ensure_topics, partition_counts
+
+    if durability not in ("replicas", "fsync"):
+        raise CliFailure(f"durability {durability!r}: use replicas or fsync", exit_code=ExitCode.USAGE)
+    brokers = broker_count(settings)
+    specs = topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability)
+    for pool in pools:
+        specs += topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability, pool=pool)
+    reports = ensure_topics(settings, specs)
+    created = sum(report.created for report in reports)
+    if created:
+        progress(f"created {created} topics with {partitions} partitions")
+    # An existing topic of another size is no mistake by itself, but the text topics must agree.
+    if problems := unequal_text_topics(settings.names, partition_counts(settings), pools):
+        raise CliFailure(problems[0])
+    return reports
+
+
+def findings(settings: KafkaSettings) -> list[str]:
+    """What is missing or breaks an invariant, one line each. Raises BrokerUnavailable."""
+    from penstock.producers.admin import broker_count, ensure_topics, partition_counts
+
+    counts = partition_counts(settings)
+    specs = topic_specs(settings.names, partitions=4, brokers=broker_count(settings))
+    missing = [f"{spec.name} does not exist: run `penstock topics create`" for spec in specs if spec.name not in counts]
+    reports = ensure_topics(settings, [spec for spec in specs if spec.name in counts])
+    return [*missing, *broken(reports, specs), *unequal_text_topics(settings.names, counts)]
+
+
+def broken(reports: Sequence[TopicReport], specs: Sequence[TopicSpec]) -> list[str]:
+    """Drift that breaks an invariant, as lines; more partitions or a longer retention than ours break nothing. Pure."""
+    single = {spec.name for spec in specs if spec.partitions == 1}
+    lines: list[str] = []
+    for report in reports:
+        for setting, (wanted, found) in report.drift.items():
+            if setting == "partitions" and (report.name not in single or found == wanted):
+                continue
+            if setting == "retention.ms" and _keeps_long_enough(found):
+                continue
+            if setting == "replication" and int(found) > int(wanted):
+                continue
+            lines.append(f"{report.name}: {setting} is {found} and must be {wanted}: {CURES.get(setting, ALTER)}")
+    return lines
+
+
+def _keeps_long_enough(retention_ms: str) -> bool:
+    """At least two horizons, or for ever: no request outlives its record."""
+    return retention_ms == "-1" or (retention_ms.isdigit() and int(retention_ms) >= 2 * HORIZON_MS)
+
+
+def unequal_text_topics(names: TopicNames, counts: Mapping[str, int], pools: Sequence[str] = ()) -> list[str]:
+    """The three text topics of a pool must have equal partitions, or a conversation's turns do not meet. Pure."""
+    lines: list[str] = []
+    for pool in (None, *pools):
+        topics = names.text_topics(pool)
+        found = [counts[topic] for topic in topics if topic in counts]
+        if len(set(found)) > 1:
+            sizes = ", ".join(f"{topic} {count}" for topic, count in zip(topics, found, strict=False))
+            lines.append(
+                f"the text topics differ in partitions ({sizes}) and must be equal: raise the smaller ones with"
+                f" `kafka-topics.sh --alter --partitions {max(found)}` while no worker runs"
+            )
+    return lines
+
+
+def _show(reports: Sequence[TopicReport]) -> None:
+    for report in reports:
+        typer.echo(f"{_state(report):<8} {report.name}")
+        for setting, (wanted, found) in report.drift.items():
+            typer.echo(f"{'':<8}   {setting} is {found}, Penstock would set {wanted}")
+    created = sum(report.created for report in reports)
+    drifted = sum(bool(report.drift) for report in reports)
+    typer.echo(
+        f"{created} created, {len(reports) - created} there already" + (f", {drifted} differ" if drifted else "")
+    )
+
+
+def _state(report: TopicReport) -> str:
+    return "created" if report.created else "differs" if report.drift else "there"
+
+
+def _as_dict(report: TopicReport) -> dict[str, object]:
+    drift = {name: {"is": found, "should_be": wanted} for name, (wanted, found) in report.drift.items()}
+    return {"name": report.name, "state": _state(report), "drift": drift}

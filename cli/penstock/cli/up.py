@@ -1,0 +1,269 @@
+"""`penstock up`, `status`, `logs` and `down`: the whole of Penstock on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from penstock.cli.children import rotate_log, tail
+from penstock.cli.config import read_toml, use_config
+from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.local_system import LocalSystem, Options, card, is_ready
+from penstock.cli.paths import default_data_dir
+from penstock.cli.state import Home, SystemState
+
+DETACH_DEADLINE_S = 1800.0
+DOWN_DEADLINE_S = 120.0
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Topics, view, journal, logs (default: PENSTOCK_DATA, ~/.local/share/penstock)."),
+]
+
+
+def up(
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it serves; it goes on.")] = False,
+    bootstrap_servers: Annotated[
+        str | None,
+        typer.Option(
+            "--bootstrap-servers", "-b", envvar="PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", help="Use this Kafka, run none."
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    model: Annotated[
+        str | None, typer.Option(help="The chat model: a hub id, a folder or a .gguf file (default: smollm2-135m).")
+    ] = None,
+    remote: Annotated[
+        str | None, typer.Option(help="Serve through this OpenAI-compatible server instead of loading models.")
+    ] = None,
+    port: Annotated[int, typer.Option(envvar="PENSTOCK_GATEWAY__PORT", help="The gateway's port.")] = 8000,
+    host: Annotated[str, typer.Option(envvar="PENSTOCK_GATEWAY__HOST", help="The gateway's address.")] = "127.0.0.1",
+    kafka_port: Annotated[int, typer.Option(help="The embedded broker's port.")] = 9092,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="penstock.toml for everything else.")] = None,
+) -> None:
+    """Run everything on this machine: a real Kafka, a worker with small real models, the gateway. Ctrl-C stops it.
+
+    Examples:
+
+      penstock up
+
+      penstock up --detach --port 8080
+
+      penstock up --model ./my-model.gguf
+
+      penstock up --remote http://127.0.0.1:11434/v1 --model llama3.2
+
+      penstock up --bootstrap-servers kafka-1:9092,kafka-2:9092
+    """
+    home = Home(data_dir or default_data_dir())
+    if detach:
+        start_detached(home)
+        return
+    found = use_config(config)
+    options = Options(
+        data_dir=home.data_dir,
+        host=host,
+        port=port,
+        kafka_port=kafka_port,
+        bootstrap_servers=bootstrap_servers or configured_bootstrap(found),
+        model=model,
+        remote=remote,
+        config=found,
+    )
+    run(LocalSystem(options, say))
+
+
+def run(system: LocalSystem) -> None:
+    """Start the system, keep it up, stop it in order on SIGINT or SIGTERM; a second signal kills at once."""
+    system.home.acquire()
+    supervisor = system.supervisor
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if supervisor.stopping:
+            supervisor.kill()
+            os._exit(ExitCode.INTERRUPTED)
+        supervisor.stopping = True
+        if system.phase == "starting":
+            # The long steps of the start wait in libraries of others: leave them at once.
+            raise StopAsked
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, asked)
+    try:
+        system.start()
+        say(card(system) + f"  stop  {'penstock down' if is_detached() else 'Ctrl-C'}\n")
+        supervisor.run()
+    except StopAsked:
+        pass
+    finally:
+        supervisor.stopping = True
+        system.stop()
+        system.home.release()
+    say("Penstock has stopped")
+
+
+class StopAsked(BaseException):
+    """A signal came while the system was starting."""
+
+
+def is_detached() -> bool:
+    return os.environ.get("PENSTOCK_DETACHED") == "1"
+
+
+def configured_bootstrap(config: Path | None) -> str | None:
+    """The cluster that the config names, if it names one."""
+    kafka = read_toml(config).get("kafka", {}) if config is not None else {}
+    return kafka.get("bootstrap_servers")
+
+
+def start_detached(home: Home) -> None:
+    """Run `penstock up` as a process of its own, show its progress, return when it serves."""
+    if home.held():
+        home.acquire()  # says who runs there
+    home.logs.mkdir(parents=True, exist_ok=True)
+    log = home.logs / "up.log"
+    rotate_log(log)
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--detach", "-d")]
+    with log.open("ab") as out:
+        shown = out.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli.main", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PENSTOCK_DETACHED": "1", "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+    give_up = time.monotonic() + DETACH_DEADLINE_S
+    while time.monotonic() < give_up:
+        ended = process.poll() is not None
+        with log.open("rb") as file:
+            file.seek(shown)
+            text = file.read().decode(errors="replace")
+            shown = file.tell()
+        typer.echo(text, nl=False, err=True)
+        if ended:
+            raise typer.Exit(process.returncode or int(ExitCode.FAILED))
+        state = home.read()
+        if state is not None and state.pid == process.pid and state.phase == "ready" and not text:
+            return
+        time.sleep(0.2)
+    raise CliFailure(f"Penstock is still starting; see {log}", exit_code=ExitCode.TIMED_OUT)
+
+
+def status(
+    data_dir: DataDir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
+    """Show what runs: 0 when everything is ready, 1 when something is not, 3 when nothing runs.
+
+    Example:  penstock status --json
+    """
+    home = Home(data_dir or default_data_dir())
+    state = running(home)
+    parts = [
+        {**asdict(part), "ready": part.pid is not None and (part.ready_url is None or is_ready(part.ready_url))}
+        for part in state.parts
+    ]
+    ready = state.phase == "ready" and all(part["ready"] for part in parts)
+    if as_json:
+        typer.echo(json.dumps({**asdict(state), "parts": parts, "ready": ready, "data_dir": str(home.data_dir)}))
+    else:
+        typer.echo(f"{state.url}  {state.phase}  (pid {state.pid}, up {time.time() - state.started_at:.0f} s)")
+        for part in parts:
+            word = "ready" if part["ready"] else ("starting" if part["pid"] else "down, restarting")
+            restarts = f"  restarts {part['restarts']}" if part["restarts"] else ""
+            typer.echo(f"  {part['name']:<8} {word:<8} pid {part['pid'] or '-'}{restarts}")
+        typer.echo(f"  models   {', '.join(state.models)}\n  kafka    {state.bootstrap_servers}")
+        typer.echo(f"  data     {home.data_dir}")
+    raise typer.Exit(0 if ready else int(ExitCode.FAILED))
+
+
+def down(data_dir: DataDir = None) -> None:
+    """Stop what `penstock up` started, in order.
+
+    Example:  penstock down
+    """
+    home = Home(data_dir or default_data_dir())
+    if not home.held():
+        typer.echo("Penstock is not running")
+        return
+    state = home.read()
+    if state is None:
+        raise CliFailure(f"Penstock is only beginning to start on {home.data_dir}: try again in a second")
+    os.kill(state.pid, signal.SIGTERM)
+    if not home.wait_released(DOWN_DEADLINE_S):
+        raise CliFailure(
+            f"Penstock (pid {state.pid}) did not stop within {DOWN_DEADLINE_S:.0f} s; `kill -9 {state.pid}` ends it"
+            " with all its parts, and what was accepted is kept",
+            exit_code=ExitCode.TIMED_OUT,
+        )
+    typer.echo("Penstock has stopped")
+
+
+def logs(
+    part: Annotated[str | None, typer.Argument(help="broker, worker, gateway or up; all when left out.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 20,
+    data_dir: DataDir = None,
+) -> None:
+    """Print the logs of the parts.
+
+    Example:  penstock logs worker -f
+    """
+    home = Home(data_dir or default_data_dir())
+    files = sorted(home.logs.glob(f"{part or '*'}.log"))
+    if not files:
+        raise CliFailure(f"there is no {part or ''} log in {home.logs}: has `penstock up` run with this --data-dir?")
+    offsets: dict[Path, int] = {}
+    for file in files:
+        offsets[file] = file.stat().st_size
+        for line in tail(file, lines).splitlines():
+            typer.echo(labelled(file, line, many=len(files) > 1))
+    while follow:
+        time.sleep(0.3)
+        for file in files:
+            offsets[file] = print_new(file, offsets[file], many=len(files) > 1)
+
+
+def print_new(file: Path, offset: int, *, many: bool) -> int:
+    """Print the whole lines behind `offset`; returns the new offset. A log that was rotated is begun anew."""
+    if not file.exists():
+        return 0
+    if file.stat().st_size < offset:
+        offset = 0
+    with file.open("rb") as log:
+        log.seek(offset)
+        text = log.read()
+    whole = text[: text.rfind(b"\n") + 1]
+    for line in whole.decode(errors="replace").splitlines():
+        typer.echo(labelled(file, line, many=many))
+    return offset + len(whole)
+
+
+def labelled(file: Path, line: str, *, many: bool) -> str:
+    return f"{file.stem:<8} {line}" if many else line
+
+
+def running(home: Home) -> SystemState:
+    """The state of the system that runs on this folder. Raises CliFailure (unreachable) when none does."""
+    state = home.read() if home.held() else None
+    if state is None:
+        raise CliFailure(
+            f"Penstock is not running on {home.data_dir}: start it with `penstock up`", exit_code=ExitCode.UNREACHABLE
+        )
+    return state
+
+
+def say(line: str) -> None:
+    """Progress and the card go to stderr: stdout is for data."""
+    typer.echo(line, err=True)

@@ -1,0 +1,97 @@
+"""`penstock topics` and `penstock doctor` on a real broker: made once, drift told and not touched, faults found."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from typer.testing import CliRunner, Result
+
+from penstock.cli.main import app
+
+runner = CliRunner()
+
+
+class Topics:
+    """The command on this test's prefix."""
+
+    def __init__(self, bootstrap: str, prefix: str) -> None:
+        self.bootstrap, self.prefix = bootstrap, prefix
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def run(self, *arguments: str) -> Result:
+        where = ["--bootstrap-servers", self.bootstrap, "--topic-prefix", self.prefix]
+        return runner.invoke(app, ["topics", *arguments, *where])
+
+    def make(self, name: str, partitions: int, config: dict[str, str] | None = None) -> None:
+        new = NewTopic(self.prefix + name, partitions, 1, config=config or {})
+        self.admin.create_topics([new])[self.prefix + name].result(20)
+
+
+@pytest.fixture
+def topics(kafka: Any, kafka_prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Topics:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_CONFIG", raising=False)
+    return Topics(kafka.bootstrap_servers, kafka_prefix)
+
+
+def test_create_twice_then_check_and_list(topics: Topics) -> None:
+    assert topics.run("check").exit_code == 1
+    first = topics.run("create", "--partitions", "3", "--pool", "gpu")
+    assert (first.exit_code, "0 there already" in first.output) == (0, True)
+    again = topics.run("create", "--partitions", "3", "--pool", "gpu")
+    assert (again.exit_code, again.output.splitlines()[-1].startswith("0 created, ")) == (0, True)
+    assert topics.run("check").output == "all topics are there, as the invariants need them\n"
+    listed = json.loads(topics.run("list", "--json").output)["topics"]
+    assert listed[f"{topics.prefix}inference.request.high"] == 3
+    assert listed[f"{topics.prefix}inference.request.high.gpu"] == 3
+    assert listed[f"{topics.prefix}inference.control"] == 1
+
+
+def test_drift_is_told_and_not_touched(topics: Topics) -> None:
+    topics.make("inference.result", 6, {"retention.ms": "3600000", "cleanup.policy": "delete"})
+    created = topics.run("create", "--partitions", "3", "--json")
+    assert created.exit_code == 0
+    result = next(report for report in json.loads(created.output) if report["name"].endswith("inference.result"))
+    assert result["state"] == "differs"
+    assert result["drift"]["retention.ms"]["is"] == "3600000"
+    checked = topics.run("check")
+    assert checked.exit_code == 1
+    # Another number of partitions is a person's choice; records that go after an hour break the horizon.
+    assert checked.output.count("\n") == 1
+    assert "inference.result: retention.ms is 3600000 and must be 259200000" in checked.output
+
+
+def test_text_topics_that_differ_are_refused(topics: Topics) -> None:
+    topics.make("inference.request.low", 2, {"message.timestamp.type": "LogAppendTime"})
+    refused = topics.run("create", "--partitions", "4")
+    assert refused.exit_code == 1
+    assert "the text topics differ in partitions" in refused.stderr
+    assert "--partitions 4" in refused.stderr
+
+
+def test_no_broker_is_unreachable() -> None:
+    done = runner.invoke(app, ["topics", "list", "--bootstrap-servers", "127.0.0.1:1"])
+    assert done.exit_code == 3
+    assert "127.0.0.1:1" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_prefix_that_kafka_refuses_is_wrong_usage() -> None:
+    done = runner.invoke(app, ["topics", "create", "--topic-prefix", "a b"])
+    assert done.exit_code == 2
+
+
+def test_doctor_finds_the_missing_topics_and_the_broker_well_set(topics: Topics, tmp_path: Any) -> None:
+    arguments = ["doctor", "--bootstrap-servers", topics.bootstrap, "--data-dir", str(tmp_path), "--json"]
+    done = runner.invoke(app, arguments, env={"PENSTOCK_KAFKA__TOPIC_PREFIX": topics.prefix})
+    found = json.loads(done.output)
+    assert done.exit_code == 1
+    assert {check["state"] for check in found if check["name"] == "topics"} == {"fail"}
+    assert {check["state"] for check in found if check["name"] in ("broker", "kafka", "java")} == {"ok"}
+    topics.run("create", "--partitions", "2")
+    done = runner.invoke(app, arguments, env={"PENSTOCK_KAFKA__TOPIC_PREFIX": topics.prefix})
+    assert [c for c in json.loads(done.output) if c["state"] == "fail"] == []
+    assert done.exit_code == 0

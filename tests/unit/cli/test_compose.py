@@ -1,0 +1,111 @@
+"""docker-compose.yml is never run here: its form, its references and its broker settings are checked instead."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from penstock.cli.kafka_jars import KAFKA_VERSION
+
+ROOT = Path(__file__).parents[3]
+
+SERVICE: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["image"],
+    "properties": {
+        "image": {"type": "string"},
+        "build": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["context", "dockerfile"],
+            "properties": {
+                "context": {"type": "string"},
+                "dockerfile": {"type": "string"},
+                "args": {"type": "object", "additionalProperties": {"type": "string"}},
+            },
+        },
+        "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
+        "environment": {"type": "object", "additionalProperties": {"type": "string"}},
+        "volumes": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]+:/"}},
+        "ports": {"type": "array", "items": {"type": "string", "pattern": r"^127\.0\.0\.1:\d+:\d+$"}},
+        "entrypoint": {"type": "array", "items": {"type": "string"}},
+        "command": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        "stop_grace_period": {"type": "string", "pattern": r"^\d+s$"},
+        "depends_on": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["condition"],
+                "properties": {
+                    "condition": {"enum": ["service_healthy", "service_completed_successfully", "service_started"]}
+                },
+            },
+        },
+        "healthcheck": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["test"],
+            "properties": {
+                "test": {"type": "array", "items": {"type": "string"}},
+                "interval": {"type": "string", "pattern": r"^\d+s$"},
+                "timeout": {"type": "string", "pattern": r"^\d+s$"},
+                "retries": {"type": "integer"},
+            },
+        },
+    },
+}
+COMPOSE: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["services", "volumes"],
+    "patternProperties": {"^x-": {}},
+    "properties": {
+        "name": {"type": "string"},
+        "services": {"type": "object", "additionalProperties": SERVICE},
+        "volumes": {"type": "object", "additionalProperties": {"type": ["object", "null"]}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def test_the_form_is_right(compose: dict[str, Any]) -> None:
+    jsonschema.validate(compose, COMPOSE)
+
+
+def test_every_reference_is_there(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        assert set(service.get("depends_on", {})) <= set(compose["services"])
+        assert {volume.split(":")[0] for volume in service.get("volumes", [])} <= set(compose["volumes"])
+        if "build" in service:
+            assert (ROOT / service["build"]["dockerfile"]).is_file()
+    for name, service in compose["services"].items():
+        for other, wanted in service.get("depends_on", {}).items():
+            if wanted["condition"] == "service_healthy":
+                assert "healthcheck" in compose["services"][other], f"{name} waits for the health of {other}"
+
+
+def test_the_broker_is_set_as_the_embedded_one(compose: dict[str, Any]) -> None:
+    kafka = compose["services"]["kafka"]
+    assert kafka["image"] == f"apache/kafka:{KAFKA_VERSION}"
+    assert kafka["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+    assert int(kafka["environment"]["KAFKA_OFFSETS_RETENTION_MINUTES"]) >= 30 * 24 * 60
+
+
+def test_the_gateway_is_open_to_other_containers_only_with_keys() -> None:
+    settings = tomllib.loads((ROOT / "deploy/penstock.toml").read_text())
+    assert settings["gateway"]["host"] == "0.0.0.0"
+    assert settings["auth"]["keys_file"]
+
+
+def test_a_worker_has_time_to_drain(compose: dict[str, Any]) -> None:
+    assert int(compose["services"]["worker"]["stop_grace_period"].removesuffix("s")) >= 40

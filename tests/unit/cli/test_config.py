@@ -1,0 +1,97 @@
+"""Configuration: found in order, wrong fields named with the place to mend, secrets starred, TOML written as read."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cli.config import ClusterSettings, find_config, load, masked, to_toml
+from penstock.cli.failures import CliFailure, ExitCode
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PENSTOCK_CONFIG", "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "PENSTOCK_TOPICS__PARTITIONS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def write(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "penstock.toml"
+    path.write_text(text)
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(path))
+    return path
+
+
+def test_the_environment_goes_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, '[kafka]\nbootstrap_servers = "a:1"\ntopic_prefix = "x-"\n', monkeypatch)
+    monkeypatch.setenv("PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "b:2")
+    settings = load(ClusterSettings)
+    assert (settings.kafka.bootstrap_servers, settings.kafka.topic_prefix) == ("b:2", "x-")
+
+
+def test_a_wrong_field_is_named_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "[topics]\npartitions = 0\n", monkeypatch)
+    with pytest.raises(CliFailure, match=rf"topics\.partitions: .*not 0; mend it in {path}") as caught:
+        load(ClusterSettings)
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_TOPICS__PARTITIONS", "many")
+    with pytest.raises(CliFailure, match=r"topics\.partitions.*the variable PENSTOCK_TOPICS__PARTITIONS"):
+        load(ClusterSettings)
+
+
+def test_a_mistyped_key_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "[topics]\npartition = 4\n", monkeypatch)
+    with pytest.raises(CliFailure, match=r"topics\.partition: Extra inputs are not permitted"):
+        load(ClusterSettings)
+
+
+def test_broken_toml_names_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "[kafka\n", monkeypatch)
+    with pytest.raises(CliFailure, match=r"penstock\.toml is not valid TOML: .*line 1"):
+        load(ClusterSettings)
+
+
+def test_the_file_is_found_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_config() is None
+    here = tmp_path / "penstock.toml"
+    here.write_text("")
+    assert find_config() == here
+    other = tmp_path / "other.toml"
+    other.write_text("")
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(other))
+    assert find_config() == other
+    assert find_config(here) == here
+    with pytest.raises(CliFailure, match="no such configuration file"):
+        find_config(tmp_path / "none.toml")
+
+
+def test_secrets_are_starred() -> None:
+    tree = {"kafka": {"security": {"sasl.password": "hush", "sasl.username": "u"}}, "auth": {"ticket_key": "k"}}
+    assert masked(tree) == {
+        "kafka": {"security": {"sasl.password": "***", "sasl.username": "u"}},
+        "auth": {"ticket_key": "***"},
+    }
+
+
+scalars = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+keys = st.text(min_size=1)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(tables=st.dictionaries(keys, values, max_size=4))
+def test_toml_reads_back_as_written(tables: dict[str, Any]) -> None:
+    assert tomllib.loads(to_toml(tables)) == tables

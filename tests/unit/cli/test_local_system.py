@@ -1,0 +1,125 @@
+"""What `penstock up` decides by itself: which model, which settings, and one line with the cure for what is wrong."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.local_system import LocalSystem, Options, card, chat_model, remote_model
+from penstock.cli.paths import free_port
+from penstock.cli.state import Home, PartState, SystemState
+
+
+def test_a_hub_id_a_folder_and_nonsense(tmp_path: Path) -> None:
+    assert chat_model("Qwen/Qwen3-0.6B", print) == {
+        "id": "qwen3-0.6b",
+        "source": "Qwen/Qwen3-0.6B",
+        "engine": "text",
+        "tasks": ["text_generation"],
+        "aliases": ["default"],
+    }
+    folder = tmp_path / "My Model"
+    folder.mkdir()
+    with pytest.raises(CliFailure, match=r"no config\.json"):
+        chat_model(str(folder), print)
+    (folder / "config.json").write_text("{}")
+    assert chat_model(str(folder), print)["id"] == "my-model"
+    with pytest.raises(CliFailure, match="no such file"):
+        chat_model(str(tmp_path / "none.gguf"), print)
+    with pytest.raises(CliFailure, match="is no folder") as caught:
+        chat_model("???", print)
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+class Models(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b'{"object": "list", "data": [{"id": "llama"}, {"id": "other"}]}'
+        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    http = HTTPServer(("127.0.0.1", 0), Models)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_port}"
+    http.shutdown()
+    thread.join(10)
+    http.server_close()
+
+
+def test_a_remote_server_names_its_model(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    found = remote_model(f"{server}/v1/", None)
+    assert (found["id"], found["source"], found["engine"]) == ("llama", f"{server}/v1", "remote")
+    assert remote_model(f"{server}/v1", "mine")["id"] == "mine"
+    with pytest.raises(CliFailure, match="check the URL") as caught:
+        remote_model(server, None)
+    assert caught.value.exit_code is ExitCode.UNREACHABLE
+
+
+def test_a_port_in_use_is_found_before_anything_is_started(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        system = LocalSystem(Options(data_dir=tmp_path, port=port), print)
+        with pytest.raises(CliFailure, match=rf"port {port} is in use: .*--port"):
+            system.start()
+        assert system.supervisor.parts == []
+
+
+def test_the_card_is_short_and_says_what_to_type(tmp_path: Path) -> None:
+    system = LocalSystem(Options(data_dir=tmp_path, port=8123), print)
+    system.models = [{"id": "smollm2-135m", "tasks": ["text_generation"]}]
+    text = card(system)
+    for word in ("http://127.0.0.1:8123", "curl ", "OpenAI(base_url=", "smollm2-135m", str(tmp_path), "logs"):
+        assert word in text
+    assert len(text.splitlines()) < 14
+
+
+def test_a_data_folder_belongs_to_one(tmp_path: Path) -> None:
+    first, second = Home(tmp_path), Home(tmp_path)
+    first.acquire()
+    first.write(
+        SystemState(
+            pid=77,
+            phase="ready",
+            url="http://127.0.0.1:1",
+            bootstrap_servers="b",
+            models=["m"],
+            started_at=1.0,
+            parts=[PartState(name="worker", pid=78, restarts=0, log="l", ready_url=None)],
+        )
+    )
+    assert second.held()
+    assert second.read() == first.read()
+    with pytest.raises(CliFailure, match=r"already runs on .* \(pid 77, .*penstock down"):
+        second.acquire()
+    first.release()
+    assert not second.held()
+    assert second.read() is None
+    second.acquire()
+    second.release()
+
+
+def test_a_folder_that_cannot_be_made_names_the_option(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CliFailure, match="--data-dir"):
+        Home(tmp_path / "file" / "data").acquire()
+
+
+def test_a_free_port_is_free() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", free_port()))
