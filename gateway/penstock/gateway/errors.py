@@ -25,6 +25,7 @@ from penstock.schemas.errors import (
     InternalError,
     InvalidRequest,
     PenstockError,
+    UnsupportedParameter,
     error_body,
 )
 
@@ -86,6 +87,8 @@ def invalid_from_validation(error: RequestValidationError | ValidationError) -> 
     where = [part for part in first.get("loc", ()) if part not in ("body", "query", "path", "header")]
     param = _path_of(where)
     reason = str(first.get("msg", "is not valid"))
+    if first.get("type") == "extra_forbidden":
+        return UnsupportedParameter(f"{param} is not supported", param=param)
     if not where:
         return InvalidRequest(f"the body is not a valid JSON object (is content-type: application/json set?): {reason}")
     return InvalidRequest(f"{param}: {reason}", param=param)

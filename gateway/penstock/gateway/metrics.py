@@ -1,0 +1,88 @@
+"""The gateway's Prometheus metrics: what it sees on the topics, counted, and its own state, read when scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.schemas.records import ResultEvent, StatusEvent
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gauges:
+    """What the gateway knows about the present; depths in requests, ages in seconds, both by priority class."""
+
+    queue_depth: Mapping[str, int] = field(default_factory=dict[str, int])
+    oldest_age_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    inflight: int = 0
+    ws_clients: int = 0
+
+
+class GatewayMetrics:
+    """One per gateway, with a registry of its own. Counters tell what this gateway has seen since it started.
+
+    Every gateway sees every outcome: sums over gateways count it more than once.
+    """
+
+    def __init__(self, read_gauges: Callable[[], Gauges] = Gauges) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter("penstock_requests", "Outcomes seen.", ["task", "outcome"], registry=self.registry)
+        self._tokens = Counter("penstock_tokens", "Tokens of outcomes seen.", ["kind"], registry=self.registry)
+        self._retries = Counter("penstock_retries", "Attempts after the first, seen.", registry=self.registry)
+        self._dead = Counter("penstock_dlq", "Requests that ended dead-lettered, seen.", registry=self.registry)
+        self._wait = self._histogram("penstock_wait_seconds", "From accepted to running.")
+        self._run = self._histogram("penstock_run_seconds", "From running to the outcome.")
+        self._first_token = self._histogram("penstock_first_token_seconds", "From running to the first token.")
+        self.registry.register(_GaugeCollector(read_gauges))
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, buckets=_WAIT_BUCKETS, registry=self.registry)
+
+    def on_outcome(self, event: ResultEvent) -> None:
+        """Count the terminal event that became a request's outcome; call it once per request."""
+        self._requests.labels(task=event.task, outcome=event.status or "unknown").inc()
+        if event.status == "dead_lettered":
+            self._dead.inc()
+        if event.usage is not None:
+            self._tokens.labels(kind="prompt").inc(event.usage.prompt_tokens)
+            self._tokens.labels(kind="completion").inc(event.usage.completion_tokens)
+        if event.timings is not None:
+            times = event.timings
+            self._wait.observe((times.queued_ms + times.admission_ms + times.load_ms) / 1000)
+            self._run.observe(times.run_ms / 1000)
+            if times.first_token_ms is not None:
+                self._first_token.observe(times.first_token_ms / 1000)
+
+    def on_status(self, event: StatusEvent) -> None:
+        """Count a status that was new to its request."""
+        if event.status == "retrying":
+            self._retries.inc()
+
+    def render(self) -> bytes:
+        """The text format of Prometheus."""
+        return generate_latest(self.registry)
+
+
+class _GaugeCollector(Collector):
+    def __init__(self, read: Callable[[], Gauges]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        gauges = self._read()
+        depth = GaugeMetricFamily("penstock_queue_depth", "Requests accepted and not running.", labels=["class"])
+        for name, value in gauges.queue_depth.items():
+            depth.add_metric([name], value)
+        age = GaugeMetricFamily("penstock_oldest_age_seconds", "Age of the oldest of them.", labels=["class"])
+        for name, age_s in gauges.oldest_age_s.items():
+            age.add_metric([name], age_s)
+        yield depth
+        yield age
+        yield GaugeMetricFamily("penstock_inflight", "Requests accepted and not done.", value=gauges.inflight)
+        yield GaugeMetricFamily("penstock_ws_clients", "Open WebSockets.", value=gauges.ws_clients)

@@ -1,0 +1,230 @@
+"""Running one OpenAI exchange: wait or stream, notice the client's going, and turn the outcome into an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.errors import FinalFailure, error_response, log_unexpected, outcome_error
+from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
+from penstock.gateway.openai_models import ChunkWriter, Json, in_openai_words
+from penstock.gateway.splice import StreamSplice
+from penstock.schemas.errors import InternalError, PenstockError, error_body
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+KEEPALIVE_S = 10.0
+_KEEPALIVE = b": waiting\n\n"
+_DONE = b"data: [DONE]\n\n"
+_background: set[asyncio.Task[None]] = set()
+
+
+class ClientGone(Exception):
+    """The client closed its connection before the answer."""
+
+
+class Canceller(Protocol):
+    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> Any: ...
+
+
+def cancel_abandoned(service: Canceller, tenant: str, request_id: str) -> None:
+    """Cancel a request that nobody waits for any more, without holding up the connection's end."""
+
+    async def cancel() -> None:
+        try:
+            await service.cancel(tenant, request_id, reason="the client disconnected")
+        except PenstockError as error:
+            # It runs to its end instead: nothing is lost but work.
+            logger.warning("openai.cancel_failed request_id=%s code=%s", request_id, error.code)
+
+    task = asyncio.get_running_loop().create_task(cancel())
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+
+
+async def until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, or ClientGone (and the work cancelled) if the client disconnects first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(until_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for pending in (task, gone):
+            pending.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def outcome(frames: AsyncIterator[Frame]) -> Json:
+    """The result of a completed request. Raises FinalFailure for every other outcome."""
+    async for frame in frames:
+        if isinstance(frame, ResultFrame):
+            return completed(frame)
+    raise InternalError("the subscription ended without an outcome")
+
+
+def completed(frame: ResultFrame) -> Json:
+    """The result of a terminal frame. Raises FinalFailure if it is not `completed`."""
+    if frame.status == "completed":
+        return dict(frame.result or {})
+    raise FinalFailure(in_openai_words(outcome_error(frame.status, frame.error)), frame.request_id)
+
+
+async def stream_events(
+    frames: AsyncIterator[Frame], writer: ChunkWriter, keepalive_s: float = KEEPALIVE_S
+) -> AsyncGenerator[bytes]:
+    """Server-sent events of one answer. Raises FinalFailure or StreamRestarted where it cannot be carried on."""
+    turn = _StreamTurn(writer)
+    async with aclosing(with_keepalive(frames, keepalive_s)) as beats:
+        async for frame in beats:
+            if frame is None:
+                yield _KEEPALIVE
+                continue
+            events = turn.on_frame(frame)
+            if turn.ended:
+                yield b"".join(map(sse_data, events)) + _DONE
+                return
+            if events:
+                yield b"".join(map(sse_data, events))
+    raise InternalError("the subscription ended without an outcome")
+
+
+class _StreamTurn:
+    """Frames in, chunk objects out."""
+
+    def __init__(self, writer: ChunkWriter) -> None:
+        self.ended = False
+        self._writer = writer
+        self._splice = StreamSplice()
+        self._opened = False
+
+    def on_frame(self, frame: Frame) -> list[Json]:
+        match frame:
+            case ChunkFrame():
+                return self._text(self._splice.chunk(frame.text, frame.offset))
+            case SnapshotFrame():
+                return self._text(self._splice.snapshot(frame.text))
+            case RestartedFrame():
+                self._splice.restart()
+            case ResultFrame():
+                result = completed(frame)
+                rest = self._text(self._splice.finish(result.get("text") or ""))
+                self.ended = True
+                return [*rest, *self._open(), *self._writer.ending(result)]
+            case _:
+                pass
+        return []
+
+    def _text(self, text: str) -> list[Json]:
+        return [*self._open(), self._writer.text(text)] if text else []
+
+    def _open(self) -> list[Json]:
+        opening = [] if self._opened else self._writer.opening()
+        self._opened = True
+        return opening
+
+
+async def with_keepalive(frames: AsyncIterator[Frame], keepalive_s: float) -> AsyncGenerator[Frame | None]:
+    """The frames, and None whenever none came for so many seconds."""
+    pending: asyncio.Future[Frame] | None = None
+    try:
+        while True:
+            if pending is None:
+                pending = asyncio.ensure_future(anext(frames))
+            done, _ = await asyncio.wait({pending}, timeout=keepalive_s)
+            if not done:
+                yield None
+                continue
+            try:
+                frame = pending.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                pending = None
+            yield frame
+    finally:
+        if pending is not None:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+
+
+def sse_data(body: Json) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class AnswerStream(Response):
+    """A response of server-sent events that waits for its first event before it sends a status.
+
+    So a request that fails early fails with its own HTTP status; a failure after that is an `error` event.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        request_id: str,
+        *,
+        abandoned: Callable[[], None],
+        close: Callable[[], None],
+    ) -> None:
+        super().__init__(media_type="text/event-stream")
+        self.headers["cache-control"] = "no-cache"
+        self.headers["x-accel-buffering"] = "no"
+        self.headers["x-request-id"] = request_id
+        del self.headers["content-length"]
+        self._events = events
+        self._request_id = request_id
+        self._abandoned = abandoned
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._answer(scope, receive, send))
+        except (ClientGone, OSError):
+            self._abandoned()
+        finally:
+            await self._events.aclose()
+            self._close()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            first = await anext(self._events)
+        except Exception as error:
+            failure, final = self._failure(error, scope)
+            await error_response(failure, request_id=self._request_id, final=final)(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        try:
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except OSError:
+            raise
+        except Exception as error:
+            failure, _ = self._failure(error, scope)
+            event = sse_data(error_body(failure, self._request_id))
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _failure(self, error: Exception, scope: Scope) -> tuple[PenstockError, bool]:
+        """What the caller is told, and whether it is the request's outcome. Without an outcome the request goes."""
+        if isinstance(error, FinalFailure):
+            return error.error, True
+        self._abandoned()
+        if isinstance(error, PenstockError):
+            return error, False
+        return InternalError("internal error", details={"incident": log_unexpected(error, scope["path"])}), False

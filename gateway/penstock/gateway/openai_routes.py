@@ -1,0 +1,131 @@
+"""The OpenAI routes: chat, completions, embeddings and models, for stock clients with a changed base URL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from penstock.gateway import openai_models as shapes
+from penstock.gateway.callers import caller_of
+from penstock.gateway.models import find_model, public_models
+from penstock.gateway.openai_chat import AnswerStream, ClientGone, cancel_abandoned, outcome, stream_events, unless_gone
+from penstock.gateway.service import GatewayService
+from penstock.schemas.errors import ModelNotFound
+from penstock.schemas.records import InferenceRequest
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+_CLIENT_CLOSED_REQUEST = 499
+
+
+@router.post("/chat/completions", summary="Chat, as OpenAI's API has it")
+async def create_chat_completion(body: shapes.ChatCompletionBody, request: Request) -> Response:
+    """Plain or streamed. A client that disconnects cancels."""
+    asked = shapes.chat_request(body, caller_of(request), _now_ms())
+    return await _text_answer(request, body, asked, chat=True)
+
+
+@router.post("/completions", summary="Text completion, as OpenAI's API has it")
+async def create_completion(body: shapes.CompletionBody, request: Request) -> Response:
+    """Plain or streamed. A client that disconnects cancels."""
+    asked = shapes.completion_request(body, caller_of(request), _now_ms())
+    return await _text_answer(request, body, asked, chat=False)
+
+
+@router.post("/embeddings", summary="Embeddings, as OpenAI's API has them")
+async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Response:
+    """As floats, or as base64 of little-endian float32."""
+    asked = shapes.embedding_request(body, caller_of(request), _now_ms())
+    exchange = await Exchange.begin(request, asked)
+    return await exchange.answer(lambda result: shapes.embedding_list(exchange.model, result, body.encoding_format))
+
+
+@router.get("/models", summary="The models that workers offer")
+async def list_models(request: Request) -> dict[str, Any]:
+    return {"object": "list", "data": public_models(_service(request).models())}
+
+
+@router.get("/models/{model_id:path}", summary="One model, by its id or an alias")
+async def retrieve_model(model_id: str, request: Request) -> dict[str, Any]:
+    for model in public_models(_service(request).models()):
+        if model_id == model["id"] or model_id in model["aliases"]:
+            return model
+    raise ModelNotFound(f"the model `{model_id}` does not exist", param="model")
+
+
+async def _text_answer(
+    request: Request, body: shapes.ChatCompletionBody | shapes.CompletionBody, asked: InferenceRequest, *, chat: bool
+) -> Response:
+    exchange = await Exchange.begin(request, asked)
+    if asked.stream:
+        writer = shapes.ChunkWriter(
+            exchange.request_id,
+            exchange.created,
+            exchange.model,
+            chat=chat,
+            includes_usage=body.includes_usage,
+            tier=body.service_tier,
+        )
+        return exchange.stream(writer)
+    shape = shapes.chat_completion if chat else shapes.completion
+    return await exchange.answer(
+        lambda result: shape(exchange.request_id, exchange.created, exchange.model, result, body.service_tier)
+    )
+
+
+class Exchange:
+    """One submitted request and the connection that waits for its outcome."""
+
+    def __init__(self, request: Request, service: GatewayService, asked: InferenceRequest, model: str) -> None:
+        self.request_id = asked.request_id
+        self.created = int(time.time())
+        self.model = model
+        self._tenant = asked.tenant
+        self._request = request
+        self._service = service
+
+    @classmethod
+    async def begin(cls, request: Request, asked: InferenceRequest) -> Exchange:
+        """Submit. Raises ModelNotFound before, and what `GatewayService.submit` raises."""
+        service = _service(request)
+        model = find_model(service.models(), asked.task, asked.model, asked.pool)
+        accepted = await service.submit(asked, idempotency_key=request.headers.get("idempotency-key"))
+        exchange = cls(request, service, asked, model or asked.model or "default")
+        exchange.request_id = request.state.request_id = accepted.request_id
+        return exchange
+
+    async def answer(self, shape: Callable[[shapes.Json], shapes.Json]) -> Response:
+        """The plain answer. Raises FinalFailure; a client that went away leaves a cancelled request."""
+        frames = self._subscribe()
+        try:
+            result = await unless_gone(self._request.receive, outcome(frames))
+        except ClientGone:
+            self._abandoned()
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        finally:
+            frames.close()
+        return JSONResponse(shape(result), headers={"x-request-id": self.request_id})
+
+    def stream(self, writer: shapes.ChunkWriter) -> Response:
+        frames = self._subscribe()
+        events = stream_events(frames, writer)
+        return AnswerStream(events, self.request_id, abandoned=self._abandoned, close=frames.close)
+
+    def _subscribe(self):
+        return self._service.subscribe(self._tenant, self.request_id)
+
+    def _abandoned(self) -> None:
+        cancel_abandoned(self._service, self._tenant, self.request_id)
+
+
+def _service(request: Request) -> GatewayService:
+    service: GatewayService = request.app.state.service
+    return service
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,232 @@
+"""The edge on a real uvicorn, in front of a service whose answers follow a script in the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, WebSocket
+
+from penstock.cli.paths import free_port
+from penstock.gateway import health, openai_routes, registry_routes, tickets
+from penstock.gateway.auth import AuthPolicy
+from penstock.gateway.callers import caller_of
+from penstock.gateway.edge import EdgeLimits, install_edge
+from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
+from penstock.gateway.metrics import GatewayMetrics, Gauges
+from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, Overloaded, PenstockError, error_body
+from penstock.schemas.records import InferenceRequest, ModelInfo
+from support import wait_until
+
+MODELS = [
+    ModelInfo(
+        model="smol",
+        tasks=["text_generation"],
+        aliases=["default"],
+        engine="text",
+        context_window=2048,
+        state="ready",
+        updated_at=1_700_000_000_000,
+        worker_id="w1",
+    ),
+    ModelInfo(
+        model="org/minilm",
+        tasks=["embedding"],
+        engine="embedding",
+        dimensions=3,
+        state="ready",
+        updated_at=1_700_000_000_000,
+        worker_id="w1",
+    ),
+]
+USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+
+
+@dataclass
+class Accepted:
+    request_id: str
+
+
+@dataclass
+class Readiness:
+    ready: bool
+    reason: str | None = None
+
+
+class Script:
+    """The frames of one request, as an async iterator that can be closed."""
+
+    def __init__(self, frames: AsyncIterator[Frame], closed: Callable[[], None]) -> None:
+        self._frames = frames
+        self._closed = closed
+
+    def __aiter__(self) -> Script:
+        return self
+
+    async def __anext__(self) -> Frame:
+        return await anext(self._frames)
+
+    def close(self) -> None:
+        self._closed()
+
+
+@dataclass
+class FakeService:
+    """Plays what the first word of the prompt says: see `_play`."""
+
+    requests: list[InferenceRequest] = field(default_factory=list[InferenceRequest])
+    cancelled: list[str] = field(default_factory=list[str])
+    open_subscriptions: int = 0
+    ready: Readiness = field(default_factory=lambda: Readiness(True))
+
+    def models(self) -> list[ModelInfo]:
+        return MODELS
+
+    def readiness(self) -> Readiness:
+        return self.ready
+
+    async def submit(self, request: InferenceRequest, *, idempotency_key: str | None = None) -> Accepted:
+        if self._words(request)[0] == "busy":
+            raise Overloaded("the gateway is full", retry_after_s=3)
+        self.requests.append(request)
+        return Accepted(request.request_id)
+
+    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> None:
+        self.cancelled.append(request_id)
+
+    def subscribe(self, tenant: str, request_id: str, after: Any = None) -> Script:
+        (request,) = [r for r in self.requests if (r.tenant, r.request_id) == (tenant, request_id)]
+        self.open_subscriptions += 1
+        return Script(self._play(request), self._closed)
+
+    def _closed(self) -> None:
+        self.open_subscriptions -= 1
+
+    @staticmethod
+    def _words(request: InferenceRequest) -> tuple[str, str]:
+        if request.task == "embedding":
+            return "embed", ""
+        prompt = request.payload.get("prompt") or request.payload["messages"][-1]["content"]
+        word, _, rest = prompt.partition(" ")
+        return word, rest
+
+    async def _play(self, request: InferenceRequest) -> AsyncIterator[Frame]:
+        rid = request.request_id
+        word, rest = self._words(request)
+
+        def status(name: str) -> StatusFrame:
+            return StatusFrame(request_id=rid, status=name, done=False, cursor="c", detail=None, position=None)
+
+        def chunk(text: str, offset: int) -> ChunkFrame:
+            return ChunkFrame(request_id=rid, text=text, offset=offset, cursor="c")
+
+        def end(status: str, result: dict[str, Any] | None = None, error: PenstockError | None = None) -> ResultFrame:
+            body = None if error is None else error_body(error, rid)["error"]
+            return ResultFrame(request_id=rid, status=status, result=result, error=body, cursor="c")
+
+        def done(text: str) -> ResultFrame:
+            return end("completed", {"text": text, "finish_reason": "stop", "usage": USAGE})
+
+        yield status("queued")
+        match word:
+            case "say" | "quiet":
+                yield status("running")
+                for at in range(0, len(rest) if request.stream and word == "say" else 0, 3):
+                    yield chunk(rest[at : at + 3], at)
+                yield done(rest)
+            case "embed":
+                vectors = [[0.5, -0.25, float(n)] for n in range(len(request.payload["input"]))]
+                yield end("completed", {"embeddings": vectors, "dimensions": 3, "usage": USAGE})
+            case "hold":
+                if rest:
+                    yield chunk(rest, 0)
+                await asyncio.Event().wait()
+            case "slow":
+                await asyncio.sleep(0.3)
+                yield done(rest)
+            case "fail":
+                yield end("failed", error=EngineFailed("the engine died"))
+            case "too-long":
+                yield end("failed", error=ContextLengthExceeded("too long", param="payload.messages"))
+            case "expire":
+                yield end("expired")
+            case "cancelled":
+                yield end("cancelled")
+            case "fail-late":
+                yield chunk(rest, 0)
+                yield end("failed", error=EngineFailed("the engine died"))
+            case "restart":
+                first, second = rest.split("|")
+                yield chunk(first, 0)
+                yield RestartedFrame(request_id=rid, attempt=2, cursor="c")
+                yield chunk(second[:2], 0)
+                yield chunk(second[2:], 2)
+                yield done(second)
+            case _:
+                raise RuntimeError("secret prompt text")
+
+
+@dataclass
+class Server:
+    url: str
+    service: FakeService
+    app: FastAPI
+
+
+def make_app(service: FakeService, policy: AuthPolicy, limits: EdgeLimits | None = None) -> FastAPI:
+    app = FastAPI()
+    app.state.service = service
+    app.state.metrics = GatewayMetrics(lambda: Gauges(queue_depth={"high": 2}, oldest_age_s={"high": 1.5}, inflight=3))
+    for part in (openai_routes, registry_routes, health, tickets):
+        app.include_router(part.router)
+
+    @app.websocket("/v1/ws")
+    async def _ws(socket: WebSocket) -> None:  # pyright: ignore[reportUnusedFunction]
+        await socket.accept("penstock.v1")
+        await socket.send_text(caller_of(socket).tenant)
+        await socket.close()
+
+    install_edge(app, policy, limits)
+    return app
+
+
+@contextmanager
+def serving(app: FastAPI, service: FakeService) -> Iterator[Server]:
+    """The app on a uvicorn of its own, in a thread."""
+    port = free_port()
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", ws="websockets-sansio")
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started, describe="uvicorn is up")
+    try:
+        yield Server(f"http://127.0.0.1:{port}", service, app)
+    finally:
+        server.should_exit = True
+        thread.join(15)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    service = FakeService()
+    with serving(make_app(service, AuthPolicy.build()), service) as running:
+        yield running
+
+
+@pytest.fixture
+def serve_with_keys() -> Callable[[Any], Any]:
+    """A server with a keys file and one page on the list."""
+
+    def serve(keys_file: Any) -> Any:
+        service = FakeService()
+        policy = AuthPolicy.build(keys_file=keys_file, allowed_origins=["https://app.example"])
+        return serving(make_app(service, policy), service)
+
+    return serve

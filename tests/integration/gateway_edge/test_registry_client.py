@@ -1,0 +1,89 @@
+"""Confluent's own clients against the registry routes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, record_subject_name_strategy
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from penstock.schemas.codec import SCHEMA_IDS, default_codec, schema_text
+from penstock.schemas.records import ConversationMessage
+
+if TYPE_CHECKING:
+    from conftest import Server
+
+MESSAGE = ConversationMessage(
+    request_id="r1",
+    tenant="default",
+    conversation_id="c1",
+    direction="in",
+    role="user",
+    content="hello",
+    created_at=1_700_000_000_000,
+)
+SUBJECT = "penstock.v1.ConversationMessage"
+CONTEXT = SerializationContext("conversation.c1", MessageField.VALUE)
+
+
+@pytest.fixture
+def registry(server: Server) -> SchemaRegistryClient:
+    return SchemaRegistryClient({"url": server.url + "/registry"})
+
+
+def test_the_stock_deserializer_reads_our_bytes(registry: SchemaRegistryClient) -> None:
+    value = AvroDeserializer(registry)(default_codec().encode(MESSAGE), CONTEXT)
+    assert isinstance(value, dict)
+    assert (value["content"], value["role"], value["direction"]) == ("hello", "user", "in")
+
+
+def test_the_stock_serializer_writes_bytes_that_we_read(registry: SchemaRegistryClient) -> None:
+    serializer = AvroSerializer(
+        registry,
+        schema_text("ConversationMessage"),
+        conf={"auto.register.schemas": False, "subject.name.strategy": record_subject_name_strategy},
+    )
+    data = serializer(MESSAGE.to_dict(), CONTEXT)
+    assert data is not None
+    assert default_codec().decode(data, ConversationMessage) == MESSAGE
+
+
+def test_subjects_and_versions(registry: SchemaRegistryClient) -> None:
+    assert SUBJECT in registry.get_subjects()
+    assert registry.get_versions(SUBJECT) == list(range(1, len(SCHEMA_IDS["ConversationMessage"]) + 1))
+    latest = registry.get_latest_version(SUBJECT)
+    assert latest.schema_id == SCHEMA_IDS["ConversationMessage"][-1]
+    assert latest.schema is not None
+    assert latest.schema.schema_str is not None
+    assert json.loads(latest.schema.schema_str)["name"] == "ConversationMessage"
+    assert registry.get_version(SUBJECT, 1).version == 1
+    assert registry.lookup_schema(SUBJECT, latest.schema).schema_id == latest.schema_id
+    assert registry.register_schema(SUBJECT, latest.schema) == latest.schema_id
+    assert registry.get_compatibility() == "FULL_TRANSITIVE"
+
+
+def test_what_is_not_there_is_the_registrys_own_404(registry: SchemaRegistryClient) -> None:
+    for call, code in [
+        (lambda: registry.get_schema(99), 40403),
+        (lambda: registry.get_latest_version("nobody"), 40401),
+        (lambda: registry.get_version(SUBJECT, 999), 40402),
+        (lambda: registry.lookup_schema(SUBJECT, Schema('"string"', "AVRO")), 40403),
+        (lambda: registry.register_schema(SUBJECT, Schema('"string"', "AVRO")), 42205),
+    ]:
+        with pytest.raises(SchemaRegistryError) as caught:
+            call()
+        assert caught.value.error_code == code
+
+
+def test_all_ids_resolve(server: Server) -> None:
+    for ids in SCHEMA_IDS.values():
+        for schema_id in ids:
+            answer = httpx.get(f"{server.url}/registry/schemas/ids/{schema_id}")
+            assert answer.headers["content-type"].startswith("application/vnd.schemaregistry.v1+json")
+            assert json.loads(answer.json()["schema"])["namespace"] == "penstock.v1"
+    assert httpx.get(f"{server.url}/registry/schemas/types").json() == ["AVRO"]
