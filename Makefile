@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 # TORCH_BACKEND=cpu installs the CPU build of torch (smaller). Its digest differs from the pinned one: see below.
 TORCH_BACKEND ?=
+# uv shows its downloads to a person and is quiet in a log.
+QUIET := $(shell test -t 2 || echo --quiet)
 STAMP := $(VENV)/.installed-$(if $(TORCH_BACKEND),$(TORCH_BACKEND),pinned)
 
 .PHONY: up down status logs install test check format bench clean help
@@ -34,15 +36,15 @@ $(STAMP): constraints.txt pyproject.toml
 	@test -x $(BIN)/uv || { echo "installing uv"; $(BIN)/python -m pip install --quiet --disable-pip-version-check uv; }
 ifeq ($(TORCH_BACKEND),)
 	@echo "installing the pinned packages (once: about 2.5 GB to fetch, 6 GB installed; TORCH_BACKEND=cpu takes less)"
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r constraints.txt
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install $(QUIET) --python $(BIN)/python --require-hashes --no-deps -r constraints.txt
 else
 	@echo "installing the pinned versions with torch for $(TORCH_BACKEND) (once; hashes cannot be checked with another build)"
 	@sed -E '/^ +--hash=/d; s/ *\\$$//' constraints.txt | \
 	  grep -vE '^(nvidia-(cu|nccl|nv)[a-z0-9-]*|cuda-[a-z]+|triton)(\[.*\])?==' > $(VENV)/constraints-nohash.txt
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend $(TORCH_BACKEND) \
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install $(QUIET) --python $(BIN)/python --torch-backend $(TORCH_BACKEND) \
 	  -r $(VENV)/constraints-nohash.txt
 endif
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install $(QUIET) --python $(BIN)/python --no-deps --editable .
 	@rm -f $(VENV)/.installed-* && touch $@
 
 test: $(STAMP) ## Run all tests: make test ARGS="tests/unit -x"

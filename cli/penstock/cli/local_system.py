@@ -73,7 +73,8 @@ class LocalSystem:
         broker = self._start_broker()
         self.models = self._models()
         environment = self._write_settings()
-        self._await_broker(broker)
+        if broker is not None:
+            self.supervisor.wait_ready(broker, 90.0)
         self._create_topics()
         worker = self._worker(environment)
         gateway = self._gateway(environment)
@@ -104,6 +105,7 @@ class LocalSystem:
 
     def _start_broker(self) -> Part | None:
         if self.options.bootstrap_servers is not None:
+            self._require_kafka(self.options.bootstrap_servers)
             return None
         kafka = EmbeddedKafka(self.home.data_dir / "kafka", self.options.kafka_port, progress=self._progress)
         kafka.log = self.home.logs / "broker.log"
@@ -118,12 +120,10 @@ class LocalSystem:
         self.supervisor.start(part)
         return part
 
-    def _await_broker(self, broker: Part | None) -> None:
-        if broker is not None:
-            self.supervisor.wait_ready(broker, 90.0)
-        elif not answers(self.bootstrap_servers, 10.0, load(ClusterSettings).kafka.security):
+    def _require_kafka(self, bootstrap_servers: str) -> None:
+        if not answers(bootstrap_servers, 10.0, load(ClusterSettings).kafka.security):
             raise CliFailure(
-                f"no Kafka answers at {self.bootstrap_servers}: check the address and that it runs,"
+                f"no Kafka answers at {bootstrap_servers}: check the address and that it runs,"
                 " or leave --bootstrap-servers out to run one here",
                 exit_code=ExitCode.UNREACHABLE,
             )

@@ -112,14 +112,13 @@ def exit_code_of(failure: CliFailure | PenstockError) -> int:
 def load(name: str, command: Command) -> Any:
     """Import a command's module and build the command that Typer runs."""
     module = import_module(command.module)
+    parent = typer.Typer(add_completion=False)
     if command.function is None:
-        loaded = typer.main.get_command(module.app)
-    else:
-        single = typer.Typer(add_completion=False)
-        single.command(name)(getattr(module, command.function))
-        loaded = typer.main.get_command(single)
-    loaded.name = name
-    return loaded
+        parent.add_typer(module.app, name=name)
+        group: Any = typer.main.get_command(parent)
+        return group.commands[name]
+    parent.command(name)(getattr(module, command.function))
+    return typer.main.get_command(parent)
 
 
 app = typer.Typer(

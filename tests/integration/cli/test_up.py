@@ -1,0 +1,173 @@
+"""`penstock up` as a person runs it: everything starts, what dies is started again, one signal stops all in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.cli.paths import free_port, port_in_use
+from support import wait_until
+
+CONFIG = """
+[worker]
+group_id = "up-test"
+
+[[models]]
+id = "noop"
+source = "noop"
+engine = "noop"
+tasks = ["text_generation"]
+options = {tokens = 3}
+"""
+
+
+class Up:
+    """One `penstock up` in a folder of its own, on free ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "data"
+        self.port, self.kafka_port = free_port(), free_port()
+        self.config = folder / "penstock.toml"
+        self.config.write_text(CONFIG)
+        self.log = folder / "up.out"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def command(self, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "penstock.cli.main", *arguments, "--data-dir", str(self.data)]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=240, input=input)
+
+    def options(self) -> list[str]:
+        ports = ["--port", str(self.port), "--kafka-port", str(self.kafka_port)]
+        return [*ports, "--config", str(self.config)]
+
+    def start(self) -> None:
+        argv = [sys.executable, "-m", "penstock.cli.main", "up", "--data-dir", str(self.data), *self.options()]
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def says(self, words: str) -> bool:
+        assert self.process is not None
+        text = self.log.read_text()
+        assert self.process.poll() is None or words in text, text
+        return words in text
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.command("status", "--json").stdout)
+
+    def pids(self) -> dict[str, int]:
+        return {part["name"]: part["pid"] for part in self.status()["parts"]}
+
+    def ask(self) -> dict[str, Any]:
+        body = {"task": "text_generation", "payload": {"prompt": "hello", "max_tokens": 3}}
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=70, trust_env=False) as http:
+            accepted = http.post("/v1/requests", json=body).raise_for_status().json()
+            return http.get(accepted["status_url"], params={"wait": 60}).raise_for_status().json()
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    up = Up(tmp_path)
+    yield up
+    if up.process is not None and up.process.poll() is None:
+        up.process.kill()  # its parts die with it
+        up.process.wait(20)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def members(pids: list[int]) -> list[int]:
+    """All living processes of the sessions that these processes lead."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
+            except OSError:
+                continue
+            if session in pids and alive(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.slow
+def test_up_serves_mends_itself_and_stops_in_order(up: Up) -> None:
+    up.start()
+    wait_until(lambda: up.says("Penstock is up"), 120, lambda: up.log.read_text())
+    assert up.ask()["status"] == "completed"
+    pids = up.pids()
+    assert set(pids) == {"broker", "worker", "gateway"}
+
+    second = up.command("up", *up.options())
+    assert second.returncode == 1
+    assert second.stderr.count("\n") == 1
+    assert "already runs" in second.stderr
+
+    os.kill(pids["worker"], signal.SIGKILL)
+    wait_until(lambda: up.says("the worker is started again (restart 1)"), 30, lambda: up.log.read_text())
+    assert up.ask()["status"] == "completed"
+    wait_until(lambda: up.status()["ready"], 60, lambda: up.status())
+    pids = up.pids()
+
+    assert up.process is not None
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(90) == 0
+    text = up.log.read_text()
+    order = [text.index(f"stopping the {name}") for name in ("gateway", "worker", "broker")]
+    assert order == sorted(order)
+    assert "was killed" not in text
+    wait_until(lambda: not members(list(pids.values())), 10, lambda: members(list(pids.values())))
+    assert not port_in_use(up.port)
+    assert not port_in_use(up.kafka_port)
+
+
+@pytest.mark.slow
+def test_detached_and_killed_nothing_outlives_it(up: Up) -> None:
+    started = up.command("up", "--detach", *up.options())
+    assert started.returncode == 0, started.stderr
+    assert "Penstock is up" in started.stderr
+    state = up.status()
+    assert state["ready"]
+    pids = list(up.pids().values())
+    assert "broker" in up.command("logs", "-n", "1").stdout
+
+    os.kill(state["pid"], signal.SIGKILL)
+    wait_until(lambda: not members(pids), 20, lambda: members(pids))
+    assert up.command("status").returncode == 3
+
+    # What was there is there again, and `down` ends it.
+    assert up.command("up", "--detach", *up.options()).returncode == 0
+    assert up.ask()["status"] == "completed"
+    pids = list(up.pids().values())
+    down = up.command("down")
+    assert (down.returncode, down.stdout) == (0, "Penstock has stopped\n")
+    assert members(pids) == []
+
+
+def test_a_broken_config_is_one_line_that_names_the_field(up: Up) -> None:
+    up.config.write_text(CONFIG + "\n[topics]\npartitions = -1\n")
+    done = up.command("up", *up.options())
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "topics.partitions" in done.stderr
+    assert str(up.config) in done.stderr
+
+
+def test_no_kafka_at_the_named_address_is_unreachable(up: Up) -> None:
+    done = up.command("up", *up.options(), "--bootstrap-servers", f"127.0.0.1:{free_port()}")
+    assert done.returncode == 3
+    assert "no Kafka answers at" in done.stderr.splitlines()[-1]
