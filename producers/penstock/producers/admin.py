@@ -9,12 +9,12 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
-from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic
+from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic, wrong_configuration
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from penstock.schemas.topics import TopicSpec, conversation_topic_config
@@ -53,7 +53,10 @@ def admin_client(settings: KafkaSettings) -> AdminClient:
         if key not in _clients:
             config = settings.librdkafka()
             del config["allow.auto.create.topics"]  # a consumer's property
-            _clients[key] = AdminClient(config, logger=client_logger)
+            try:
+                _clients[key] = AdminClient(config, logger=client_logger)
+            except KafkaException as error:
+                raise wrong_configuration(error) from error
         return _clients[key]
 
 
@@ -182,8 +185,7 @@ def offsets_at(
 
 
 def _all(partitions: Iterable[TP], spec: Any) -> Mapping[TP, OffsetSpec]:
-    found: dict[TP, OffsetSpec] = dict.fromkeys(partitions, spec)
-    return found
+    return cast("Mapping[TP, OffsetSpec]", dict.fromkeys(partitions, spec))
 
 
 def _offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:

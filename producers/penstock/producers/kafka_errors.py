@@ -6,7 +6,15 @@ import logging
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.schemas.errors import BrokerUnavailable, Forbidden, InternalError, NotFound, PenstockError, TooLarge
+from penstock.schemas.errors import (
+    BrokerUnavailable,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    TooLarge,
+)
 
 client_logger = logging.getLogger("penstock.kafka")
 """Where librdkafka's own log lines go, instead of the standard error stream; silent unless logging is set up."""
@@ -52,6 +60,12 @@ def too_large(topic: str, size_bytes: int, limit_bytes: int) -> TooLarge:
         f"a record of {size_bytes} bytes for {topic} is over max_record_bytes = {limit_bytes}",
         details={"size_bytes": size_bytes, "limit_bytes": limit_bytes},
     )
+
+
+def wrong_configuration(error: KafkaException) -> InvalidRequest:
+    """The error for settings that librdkafka does not take; mostly a name or value in `security`."""
+    cause = error.args[0] if error.args else error
+    return InvalidRequest(f"the Kafka settings are wrong: {cause}", param="kafka.security")
 
 
 def from_kafka(error: KafkaError | KafkaException, doing: str, topic: str | None = None) -> PenstockError:

@@ -17,7 +17,7 @@ from typing import Literal, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.producers import admin
-from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic
+from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic, wrong_configuration
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, InternalError
 
@@ -50,22 +50,23 @@ OnBatch = Callable[[Sequence[RawMessage]], None]
 
 def make_consumer(settings: KafkaSettings, *, fetch_wait_ms: int = 100, buffer_kbytes: int = 16_384) -> Consumer:
     """A consumer that assigns itself and commits nothing. `fetch_wait_ms` delays only seeks and new assignments."""
-    return Consumer(
-        {
-            **settings.librdkafka(),
-            # librdkafka wants a group's name; without subscribing or committing it is never joined.
-            "group.id": "penstock-reader",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": fetch_wait_ms,
-            "fetch.error.backoff.ms": 50,
-            "fetch.queue.backoff.ms": 20,
-            "queued.max.messages.kbytes": buffer_kbytes,
-        },
-        logger=client_logger,
-    )
+    config = {
+        **settings.librdkafka(),
+        # librdkafka wants a group's name; without subscribing or committing it is never joined.
+        "group.id": "penstock-reader",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "earliest",
+        "enable.partition.eof": True,
+        "fetch.wait.max.ms": fetch_wait_ms,
+        "fetch.error.backoff.ms": 50,
+        "fetch.queue.backoff.ms": 20,
+        "queued.max.messages.kbytes": buffer_kbytes,
+    }
+    try:
+        return Consumer(config, logger=client_logger)
+    except KafkaException as error:
+        raise wrong_configuration(error) from error
 
 
 def resolve_start(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic, too_large
+from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic, too_large, wrong_configuration
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError
 
@@ -45,6 +45,7 @@ class Transport:
 
     `delivery_timeout_s` bounds how long a record may wait for its acknowledgement: after it the delivery carries
     BrokerUnavailable (the record may still be on the topic; sending it again with the same id is safe by the fold).
+    Raises InvalidRequest for settings that librdkafka does not take.
     """
 
     def __init__(
@@ -160,7 +161,10 @@ class Transport:
         return left
 
     def _new_producer(self) -> Producer:
-        return Producer({**self._config, "error_cb": self._on_error}, logger=client_logger)
+        try:
+            return Producer({**self._config, "error_cb": self._on_error}, logger=client_logger)
+        except KafkaException as error:
+            raise wrong_configuration(error) from error
 
     def _usable(self) -> Producer:
         if self._closing:

@@ -1,0 +1,140 @@
+"""The same client for asyncio: the shared core decides, this only waits on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from penstock.producers.artifacts import Artifact, TenantArtifacts
+from penstock.producers.conversations import ConversationRecord, Turn
+from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submitted, time_left
+from penstock.producers.events import Event, Result, completed
+from penstock.producers.outgoing import Outgoing
+from penstock.producers.settings import KafkaSettings
+from penstock.producers.transport import AsyncTransport, Delivery
+from penstock.schemas.errors import InternalError
+from penstock.schemas.records import ResultEvent
+
+logger = logging.getLogger(__name__)
+
+
+class AsyncClient:
+    """As `Client`, whose methods say what they raise, on an event loop."""
+
+    def __init__(self, settings: KafkaSettings | None = None, **options: Unpack[ClientOptions]) -> None:
+        self._core = ClientCore(settings or KafkaSettings(), options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def submit(
+        self, *, task: str, payload: Mapping[str, Any], traceparent: str | None = None, **fields: Any
+    ) -> Submitted:
+        """See `Client.submit`."""
+        core = self._core
+        request = core.request(task, payload, fields)
+        record = await asyncio.to_thread(core.outgoing, request, traceparent)
+        before = await asyncio.to_thread(core.before, request.request_id)
+        return core.submitted(request, await self._send(record), before)
+
+    async def follow(
+        self, request: Submitted | str, *, timeout: float | None = None, since_ms: int | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """See `Client.follow`."""
+        give_up = None if timeout is None else time.monotonic() + timeout
+        ready = asyncio.Event()
+        begin = await asyncio.to_thread(self._core.begin_of, request, since_ms)
+        following = self._core.follow(request, begin, _from_thread(asyncio.get_running_loop(), ready.set))
+        try:
+            while not following.done:
+                ready.clear()
+                events = following.step()
+                for event in events:
+                    yield event
+                if not events and not await _is_set(ready, time_left(SILENCE_S, give_up, request)):
+                    await asyncio.to_thread(self._core.check_broker)
+        finally:
+            following.close()
+
+    async def result(
+        self, request: Submitted | str, timeout: float | None = None, *, since_ms: int | None = None
+    ) -> ResultEvent:
+        """See `Client.result`."""
+        async with aclosing(self.follow(request, timeout=timeout, since_ms=since_ms)) as events:
+            async for event in events:
+                if isinstance(event, Result):
+                    return completed(event.event)
+        raise InternalError("a follow ended without a result")
+
+    async def cancel(self, request_id: str, *, reason: str | None = None) -> None:
+        """See `Client.cancel`."""
+        await self._send(self._core.cancelling(request_id, reason))
+
+    async def history(self, conversation_id: str | int) -> list[Turn]:
+        """See `Client.history`."""
+        return await asyncio.to_thread(self._core.history, conversation_id)
+
+    async def replay(self, conversation_id: str | int, from_offset: int = 0) -> list[ConversationRecord]:
+        """See `Client.replay`."""
+        return await asyncio.to_thread(self._core.replay, conversation_id, from_offset)
+
+    @property
+    def artifacts(self) -> AsyncArtifacts:
+        """put and get. Raises InvalidRequest when the client was made without a place for artifacts."""
+        return AsyncArtifacts(self._core.artifacts())
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """See `Client.close`."""
+        await asyncio.to_thread(self._core.close, timeout)
+
+    async def _send(self, record: Outgoing) -> Delivery:
+        # Made here, not in the constructor: a client may be made before its loop runs.
+        transport = AsyncTransport(self._core.transport)
+        return await transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+
+
+class AsyncArtifacts:
+    """`TenantArtifacts`, off the event loop."""
+
+    def __init__(self, artifacts: TenantArtifacts) -> None:
+        self._artifacts = artifacts
+
+    async def put(self, data: bytes, *, media_type: str = "application/octet-stream") -> Artifact:
+        """See `TenantArtifacts.put`."""
+        return await asyncio.to_thread(self._artifacts.put, data, media_type=media_type)
+
+    async def get(self, artifact_id: str, *, sha256: str | None = None) -> bytes:
+        """See `TenantArtifacts.get`."""
+        return await asyncio.to_thread(self._artifacts.get, artifact_id, sha256=sha256)
+
+    async def describe(self, artifact_id: str) -> Artifact:
+        """See `TenantArtifacts.describe`."""
+        return await asyncio.to_thread(self._artifacts.describe, artifact_id)
+
+
+def _from_thread(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> Callable[[], None]:
+    def call() -> None:
+        try:
+            loop.call_soon_threadsafe(action)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            logger.debug("follow.loop_closed")
+
+    return call
+
+
+async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await event.wait()
+    except TimeoutError:
+        return False

@@ -1,0 +1,120 @@
+"""The blocking client: submit requests to Kafka, follow them to their outcome, read conversations. Thread-safe."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from penstock.producers.artifacts import TenantArtifacts
+from penstock.producers.conversations import ConversationRecord, Turn
+from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submitted, time_left
+from penstock.producers.events import Event, Result, completed
+from penstock.producers.outgoing import Outgoing
+from penstock.producers.settings import KafkaSettings
+from penstock.producers.transport import Delivery
+from penstock.schemas.errors import BrokerUnavailable, InternalError
+from penstock.schemas.records import ResultEvent
+
+
+class Client:
+    """Speaks to Kafka alone. See `ClientOptions` for what it can be told."""
+
+    def __init__(self, settings: KafkaSettings | None = None, **options: Unpack[ClientOptions]) -> None:
+        self._core = ClientCore(settings or KafkaSettings(), options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def submit(
+        self, *, task: str, payload: Mapping[str, Any], traceparent: str | None = None, **fields: Any
+    ) -> Submitted:
+        """Send a request; returns when the broker has acknowledged it. `fields` are those of the JSON form.
+
+        Raises InvalidRequest (with `param`), TooLarge (naming the limit), Overloaded, NotFound for a missing topic, and
+        BrokerUnavailable: then the request may or may not be on the topic, and sending it again with the same
+        `request_id` is safe.
+        """
+        request = self._core.request(task, payload, fields)
+        record = self._core.outgoing(request, traceparent)
+        before = self._core.before(request.request_id)
+        return self._core.submitted(request, self._send(record), before)
+
+    def follow(
+        self, request: Submitted | str, *, timeout: float | None = None, since_ms: int | None = None
+    ) -> Generator[Event, None, None]:
+        """Status, Chunk and Restarted events as they come, and the Result, the last one.
+
+        A request that this client did not submit is looked for in all that the topics hold; `since_ms`, a time at which
+        it was not yet submitted, shortens that. Raises TimeoutError after `timeout` seconds, NotFound for missing
+        topics, Overloaded beyond `max_follows`, BrokerUnavailable when no broker answers.
+        """
+        give_up = None if timeout is None else time.monotonic() + timeout
+        ready = threading.Event()
+        following = self._core.follow(request, self._core.begin_of(request, since_ms), ready.set)
+        try:
+            while not following.done:
+                ready.clear()
+                events = following.step()
+                yield from events
+                if not events and not ready.wait(time_left(SILENCE_S, give_up, request)):
+                    self._core.check_broker()
+        finally:
+            following.close()
+
+    def result(
+        self, request: Submitted | str, timeout: float | None = None, *, since_ms: int | None = None
+    ) -> ResultEvent:
+        """Wait for the outcome. Raises the typed error of a request that did not complete, and as `follow`."""
+        with closing(self.follow(request, timeout=timeout, since_ms=since_ms)) as events:
+            for event in events:
+                if isinstance(event, Result):
+                    return completed(event.event)
+        raise InternalError("a follow ended without a result")
+
+    def cancel(self, request_id: str, *, reason: str | None = None) -> None:
+        """Ask for a request to be cancelled; returns when the broker has it. Whether it was, the outcome tells."""
+        self._send(self._core.cancelling(request_id, reason))
+
+    def history(self, conversation_id: str | int) -> list[Turn]:
+        """The messages of a conversation that count, in order. Raises NotFound, BrokerUnavailable."""
+        return self._core.history(conversation_id)
+
+    def replay(self, conversation_id: str | int, from_offset: int = 0) -> list[ConversationRecord]:
+        """Every record of a conversation's topic from an offset on, tombstones too. Raises as `history`."""
+        return self._core.replay(conversation_id, from_offset)
+
+    @property
+    def artifacts(self) -> TenantArtifacts:
+        """put and get. Raises InvalidRequest when the client was made without a place for artifacts."""
+        return self._core.artifacts()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Deliver what was sent, then leave. Raises BrokerUnavailable when something was not delivered."""
+        self._core.close(timeout)
+
+    def _send(self, record: Outgoing) -> Delivery:
+        done = threading.Event()
+        found: list[Delivery] = []
+
+        def delivered(delivery: Delivery) -> None:
+            found.append(delivery)
+            done.set()
+
+        self._core.transport.send(
+            record.topic, record.value, key=record.key, headers=record.headers, on_delivery=delivered
+        )
+        # librdkafka tells every outcome within its own timeout; the margin is for a busy machine.
+        if not done.wait(self._core.timeout_s + 5):
+            raise BrokerUnavailable(f"{record.topic} did not acknowledge within {self._core.timeout_s:.0f} s")
+        if (error := found[0].error) is not None:
+            raise error
+        return found[0]

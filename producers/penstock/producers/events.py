@@ -1,0 +1,170 @@
+"""What a follower of one request sees: its log records folded into events. Pure; the same for sync and async clients.
+
+Law: after the last Restarted (or from the start) the texts of the chunks, joined, are the text of a completed Result.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from penstock.producers.reader import RawMessage
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import (
+    Cancelled,
+    DeadLettered,
+    DecodeError,
+    Expired,
+    InternalError,
+    PenstockError,
+    from_error_record,
+)
+from penstock.schemas.fold import Chunk as FoldedChunk
+from penstock.schemas.fold import Ignored, ResultFold, StatusFold, Terminal
+from penstock.schemas.records import ErrorInfo, ResultEvent, StatusEvent
+from penstock.schemas.topics import TopicNames
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """The request's state changed. `position` is its place in its worker's queue, when it waits."""
+
+    status: str
+    attempt: int
+    detail: str | None = None
+    position: int | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """New text; `text_offset` characters came before it in this attempt."""
+
+    text: str
+    text_offset: int
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restarted:
+    """The text begins anew: what was seen before is void."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The one outcome, always the last event."""
+
+    event: ResultEvent
+
+    @property
+    def status(self) -> str:
+        """completed, failed, cancelled, expired or dead_lettered."""
+        return self.event.status or "failed"
+
+    @property
+    def text(self) -> str | None:
+        """The text of a textual output."""
+        return self.event.output_text
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """Why it did not complete."""
+        return self.event.error
+
+
+Event = Status | Chunk | Restarted | Result
+
+
+class EventFold:
+    """Folds one request's raw records of the result and status topics, in offset order each, into events."""
+
+    def __init__(self, request_id: str, tenant: str, names: TopicNames, codec: Codec) -> None:
+        self._names = names
+        self._codec = codec
+        self._results = ResultFold(request_id, tenant)
+        self._statuses = StatusFold(request_id, tenant)
+
+    @property
+    def done(self) -> bool:
+        """Whether the Result was given."""
+        return self._results.terminal is not None
+
+    def apply(self, message: RawMessage) -> list[Event]:
+        """The events that this record brings, often none. What does not decode is passed over with a log line."""
+        if self.done or message.value is None:
+            return []
+        try:
+            if message.topic == self._names.result:
+                return self._result(self._codec.decode(message.value, ResultEvent), message.offset)
+            return self._status(self._codec.decode(message.value, StatusEvent))
+        except DecodeError as error:
+            logger.warning("follow.undecodable topic=%s offset=%d error=%s", message.topic, message.offset, error.code)
+            return []
+
+    def _status(self, event: StatusEvent) -> list[Event]:
+        # The end is told by the Result alone: a terminal status may overtake it, being on another topic.
+        if not self._statuses.apply(event) or event.done:
+            return []
+        return [
+            Status(
+                status=event.status,
+                attempt=event.attempt,
+                detail=event.detail,
+                position=event.position,
+                model=event.model,
+            )
+        ]
+
+    def _result(self, event: ResultEvent, offset: int) -> list[Event]:
+        seen = self._results.text
+        match self._results.apply(event, offset):
+            case Ignored():
+                return []
+            case FoldedChunk() as chunk:
+                return _chunk(chunk.text, chunk.text_offset, chunk.attempt, restarted=chunk.restarted)
+            case Terminal():
+                return [*_remainder(seen, event), Result(event)]
+
+
+def _chunk(text: str, text_offset: int, attempt: int, *, restarted: bool) -> list[Event]:
+    events: list[Event] = [Restarted(attempt=attempt)] if restarted else []
+    if text:
+        events.append(Chunk(text=text, text_offset=text_offset, attempt=attempt))
+    return events
+
+
+def _remainder(seen: str, event: ResultEvent) -> list[Event]:
+    """What the outcome's text has beyond the chunks; all of it, after Restarted, when it does not extend them."""
+    text = event.output_text
+    if event.status != "completed" or text is None or text == seen:
+        return []
+    if text.startswith(seen):
+        return _chunk(text[len(seen) :], len(seen), event.attempt, restarted=False)
+    return _chunk(text, 0, event.attempt, restarted=True)
+
+
+def completed(event: ResultEvent) -> ResultEvent:
+    """The event, when the request completed; else raises the typed error of its failure."""
+    if event.status == "completed":
+        return event
+    raise failure_of(event)
+
+
+def failure_of(event: ResultEvent) -> PenstockError:
+    """The typed error of an outcome other than completed."""
+    if event.error is not None:
+        return from_error_record(event.error)
+    about = f"request {event.request_id} ended as {event.status}"
+    match event.status:
+        case "cancelled":
+            return Cancelled(about)
+        case "expired":
+            return Expired(about)
+        case "dead_lettered":
+            return DeadLettered(about)
+        case _:
+            return InternalError(about)
