@@ -61,8 +61,10 @@ format: $(STAMP) ## Put the code into its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## Measure, beside floors measured in the same run
-	@$(BIN)/python -m benchmarks $(ARGS)
+BENCHMARKS ?= overhead throughput text fanout
+
+bench: $(STAMP) ## Measure, beside floors measured in the same run: make bench BENCHMARKS=throughput
+	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done
 
 clean: ## Remove what was built (data and caches of the user stay)
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
