@@ -16,6 +16,7 @@ from penstock.gateway.limits import (
     RateLimiter,
     RateMiddleware,
 )
+from penstock.gateway.openapi import polish_openapi
 from penstock.gateway.tickets import mask_access_logs
 
 
@@ -40,6 +41,7 @@ def install_edge(app: FastAPI, policy: AuthPolicy, limits: EdgeLimits | None = N
     app.state.tickets = policy.tickets
     app.state.rate_limiter = limiter
     install_error_handlers(app)
+    polish_openapi(app)
     mask_access_logs()
     # Starlette puts the last one added outermost: read this list from the route outwards.
     app.add_middleware(RateMiddleware, limiter=limiter)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.gateway.auth import needed_scope
 from penstock.gateway.callers import Caller
 from penstock.gateway.errors import CLOSE_OVERLOADED, EdgeRefusal, refuse
 from penstock.schemas.errors import Overloaded, PenstockError, TenantLimit, TooLarge
@@ -81,7 +82,7 @@ class RateLimiter:
 
 
 class RateMiddleware:
-    """Charges each POST of a caller with a rate. Stands behind AuthMiddleware."""
+    """Charges each submission of a caller with a rate. Stands behind AuthMiddleware."""
 
     def __init__(self, app: ASGIApp, limiter: RateLimiter) -> None:
         self._app = app
@@ -89,7 +90,8 @@ class RateMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = scope.get("state", {}).get("caller")
-        if scope["type"] == "http" and scope["method"] == "POST" and isinstance(caller, Caller):
+        submits = scope["type"] == "http" and needed_scope(scope["method"], scope["path"]) == "submit"
+        if submits and isinstance(caller, Caller):
             try:
                 self._limiter.charge(caller)
             except PenstockError as error:

@@ -75,14 +75,16 @@ def http(policy: AuthPolicy, **headers: str) -> httpx.AsyncClient:
 
 def socket_close_code(policy: AuthPolicy, url: str, headers: dict[str, str]) -> tuple[str | None, int]:
     """What the socket says first, and the code it is closed with."""
-    with TestClient(make_app(policy), base_url=HERE) as client:
-        with client.websocket_connect(f"ws://127.0.0.1:8000{url}", ["penstock.v1"], headers=headers) as socket:
-            text: str | None = None
-            try:
-                text = socket.receive_text()
-                socket.receive_text()
-            except WebSocketDisconnect as closed:
-                return text, closed.code
+    with (
+        TestClient(make_app(policy), base_url=HERE) as client,
+        client.websocket_connect(f"ws://127.0.0.1:8000{url}", ["penstock.v1"], headers=headers) as socket,
+    ):
+        text: str | None = None
+        try:
+            text = socket.receive_text()
+            socket.receive_text()
+        except WebSocketDisconnect as closed:
+            return text, closed.code
     raise AssertionError("the socket was not closed")
 
 

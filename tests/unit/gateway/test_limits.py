@@ -105,7 +105,7 @@ async def test_bodies_stop_at_their_limit() -> None:
         assert (await http.post("/artifacts/raw", content=drip(1100))).status_code == 413
 
 
-async def test_the_middleware_charges_posts_only() -> None:
+async def test_the_middleware_charges_submissions_only() -> None:
     caller = Caller(key_id="a", rate=1.0)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,6 +126,7 @@ async def test_the_middleware_charges_posts_only() -> None:
         assert refused.headers["retry-after"] == "1"
         assert "x-should-retry" not in refused.headers
         assert (await http.get("/")).status_code == 200
+        assert (await http.post("/v1/requests/r/cancel")).status_code == 200
 
 
 async def test_beyond_the_limit_newcomers_are_shed_and_probes_are_not() -> None:

@@ -1,0 +1,148 @@
+"""Running an OpenAI exchange: comments while nothing comes, frames to events, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from penstock.gateway.errors import FinalFailure
+from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
+from penstock.gateway.openai_chat import AnswerStream, ClientGone, stream_events, unless_gone, with_keepalive
+from penstock.gateway.openai_models import ChunkWriter
+from penstock.schemas.errors import InternalError, StreamRestarted
+
+
+def writer(*, chat: bool = True, includes_usage: bool = False) -> ChunkWriter:
+    return ChunkWriter("r1", 1, "m", chat=chat, includes_usage=includes_usage, tier=None)
+
+
+def chunk(text: str, offset: int) -> ChunkFrame:
+    return ChunkFrame(request_id="r1", text=text, offset=offset, cursor="c")
+
+
+def result(text: str, status: str = "completed") -> ResultFrame:
+    found: dict[str, Any] = {
+        "text": text,
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+    }
+    return ResultFrame(request_id="r1", status=status, result=found, error=None, cursor="c")
+
+
+async def frames_of(*frames: Frame, gap_s: float = 0) -> AsyncIterator[Frame]:
+    for frame in frames:
+        await asyncio.sleep(gap_s)
+        yield frame
+
+
+async def texts(*frames: Frame, chat: bool = True) -> list[str]:
+    found: list[str] = []
+    async for event in stream_events(frames_of(*frames), writer(chat=chat)):
+        for line in event.decode().split("\n\n"):
+            if line.startswith("data: {"):
+                (choice,) = json.loads(line[6:])["choices"]
+                found.append(choice["delta"].get("content", "|") if chat else choice["text"])
+    return found
+
+
+async def test_frames_become_one_text() -> None:
+    restarted = RestartedFrame(request_id="r1", attempt=2, cursor="c")
+    snapshot = SnapshotFrame(request_id="r1", text="abcd", cursor="c")
+    sequence = (chunk("ab", 0), restarted, chunk("abc", 0), snapshot, chunk("e", 4), result("abcdef"))
+    assert await texts(*sequence) == ["", "ab", "c", "d", "e", "f", "|"]
+    assert await texts(*sequence, chat=False) == ["ab", "c", "d", "e", "f", ""]
+
+
+async def test_nothing_is_sent_after_a_contradiction() -> None:
+    restarted = RestartedFrame(request_id="r1", attempt=2, cursor="c")
+    events = stream_events(frames_of(chunk("ab", 0), restarted, chunk("xy", 0), result("xy")), writer())
+    assert b'"ab"' in await anext(events)
+    with pytest.raises(StreamRestarted):
+        await anext(events)
+
+
+async def test_every_other_outcome_is_a_failure() -> None:
+    with pytest.raises(FinalFailure):
+        await texts(result("", "expired"))
+    with pytest.raises(InternalError):
+        await texts(chunk("ab", 0))
+
+
+async def test_a_comment_is_sent_while_nothing_comes_and_no_frame_is_lost() -> None:
+    events = [
+        event
+        async for event in stream_events(frames_of(chunk("a", 0), result("ab"), gap_s=0.05), writer(), keepalive_s=0.01)
+    ]
+    assert events[0] == b": waiting\n\n"
+    assert any(event.startswith(b":") for event in events[1:])
+    text = b"".join(events)
+    assert text.count(b'"content":"a"') == text.count(b'"content":"b"') == 1
+    assert text.endswith(b"data: [DONE]\n\n")
+
+
+async def test_leaving_early_leaves_nothing_waiting() -> None:
+    cancelled = asyncio.Event()
+
+    async def never() -> AsyncIterator[Frame]:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        yield chunk("", 0)
+
+    beats = with_keepalive(never(), 0.001)
+    assert await anext(beats) is None
+    await beats.aclose()
+    assert cancelled.is_set()
+
+
+async def test_work_is_stopped_when_the_client_goes() -> None:
+    gone = asyncio.Event()
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def work() -> str:
+        return "done"
+
+    assert await unless_gone(receive, work()) == "done"
+    gone.set()
+    with pytest.raises(ClientGone):
+        await unless_gone(receive, asyncio.sleep(60))
+
+
+async def test_a_server_that_stops_cancels_no_work() -> None:
+    """Only the client's going does: a restart of the gateway must not end what was accepted."""
+    calls: list[str] = []
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        calls.append(message["type"])
+
+    async def events() -> AsyncIterator[bytes]:
+        yield b"data: {}\n\n"
+        await asyncio.Event().wait()
+
+    stream = AnswerStream(
+        events(),  # type: ignore[arg-type]
+        "r1",
+        abandoned=lambda: calls.append("abandoned"),
+        close=lambda: calls.append("closed"),
+    )
+    task = asyncio.create_task(stream({"type": "http", "path": "/"}, receive, send))
+    while "http.response.body" not in calls:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert calls == ["http.response.start", "http.response.body", "closed"]

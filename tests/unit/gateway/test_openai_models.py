@@ -1,0 +1,91 @@
+"""OpenAI bodies: every field of the stock client is classified, and none that changes the output passes silently."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.resources.chat.completions import Completions as ChatCompletions
+from openai.resources.completions import Completions
+from openai.resources.embeddings import Embeddings
+
+from penstock.gateway import openai_models as shapes
+from penstock.gateway.callers import Caller
+from penstock.schemas.errors import Forbidden, InvalidRequest, UnsupportedParameter
+
+OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "harmless"),
+    [
+        (ChatCompletions.create, shapes.ChatCompletionBody, shapes.HARMLESS_CHAT),
+        (Completions.create, shapes.CompletionBody, shapes.HARMLESS_COMPLETION),
+        (Embeddings.create, shapes.EmbeddingBody, shapes.HARMLESS_EMBEDDING),
+    ],
+)
+def test_every_field_of_the_stock_client_is_classified(method: Any, body: Any, harmless: dict[str, Any]) -> None:
+    fields = set(inspect.signature(method).parameters) - OF_THE_CLIENT
+    assert fields <= set(body.model_fields) | set(harmless), fields - set(body.model_fields) - set(harmless)
+    assert not set(body.model_fields) & set(harmless), "a field is either supported or not"
+
+
+def chat(**fields: Any) -> Any:
+    body = shapes.ChatCompletionBody.model_validate({"messages": [{"role": "user", "content": "hi"}], **fields})
+    return shapes.chat_request(body, Caller(tenant="acme", max_priority=3), now_ms=0)
+
+
+@given(st.sampled_from(sorted(shapes.HARMLESS_CHAT)), st.sampled_from([1.5, True, "x", {"a": 1}, ["x"], -1]))
+def test_what_is_not_supported_is_neutral_or_refused(name: str, value: Any) -> None:
+    accepted = shapes.HARMLESS_CHAT[name]
+    if isinstance(accepted, shapes.Anything):
+        chat(**{name: value})
+        return
+    with pytest.raises(UnsupportedParameter) as caught:
+        chat(**{name: value})
+    assert caught.value.param == name
+    assert chat(**{name: None}) is not None
+    for neutral in accepted:
+        assert chat(**{name: neutral}).payload == chat().payload
+
+
+@given(st.text(min_size=1, max_size=12))
+def test_an_unknown_field_is_refused(name: str) -> None:
+    if name in shapes.ChatCompletionBody.model_fields or name in shapes.HARMLESS_CHAT:
+        return
+    with pytest.raises(UnsupportedParameter):
+        chat(**{name: None})
+
+
+def test_tiers_stay_within_the_key() -> None:
+    assert chat().priority == 5
+    assert chat(service_tier="auto").priority == 5
+    assert chat(service_tier="flex").priority == 8
+    with pytest.raises(Forbidden):
+        chat(service_tier="priority")
+    with pytest.raises(Forbidden) as caught:
+        chat(penstock={"priority": 1})
+    assert caught.value.param == "penstock.priority"
+    assert (chat(penstock={"priority": 3}).priority, chat().tenant) == (3, "acme")
+
+
+def test_stream_options_need_a_stream() -> None:
+    with pytest.raises(InvalidRequest):
+        chat(stream_options={"include_usage": True})
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), max_size=8))
+def test_base64_embeddings_are_little_endian_floats(vector: list[float]) -> None:
+    answer = shapes.embedding_list("m", {"embeddings": [vector]}, "base64")
+    raw = base64.b64decode(answer["data"][0]["embedding"])
+    assert list(struct.unpack(f"<{len(vector)}f", raw)) == vector
+
+
+def test_unknown_finish_reasons_become_stop() -> None:
+    assert shapes.finish_reason({"finish_reason": "length"}) == "length"
+    assert shapes.finish_reason({"finish_reason": "eos"}) == shapes.finish_reason({}) == "stop"
