@@ -1,0 +1,149 @@
+"""What every engine offers, and the values that cross between it and the worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.records import ContextLimits
+
+Message = dict[str, Any]
+
+
+class EngineState(StrEnum):
+    """Where an engine is in its life."""
+
+    NEW = "new"
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"  # its process ended unasked; it is started again
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """One run: a request's work in one attempt. `run_id` is unique per attempt, so that engines never see a repeat."""
+
+    run_id: str
+    task: str
+    model: str
+    messages: list[Message] | None = None
+    history: list[Message] | None = None
+    prompt: str | None = None
+    inputs: list[str] | None = None
+    params: dict[str, Any] = field(default_factory=dict[str, Any])
+    context: ContextLimits | None = None
+    stream: bool = False
+    extra: dict[str, str] = field(default_factory=dict[str, str])
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A run ready for admission: its prompt's tokens and how many tokens of the engine's cache it needs in all."""
+
+    run_id: str
+    prompt_tokens: int
+    need_tokens: int
+    context_messages: int = 0
+    dropped_turns: int = 0
+    messages: list[Message] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delta:
+    """New text with its tokens; `first_token_index` counts the tokens of the run before it."""
+
+    run_id: str
+    text: str
+    token_ids: list[int]
+    first_token_index: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """The whole output of a run."""
+
+    run_id: str
+    output: dict[str, Any]
+    finish_reason: str | None
+    usage: dict[str, int] | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFailed:
+    """A run ended without output. `retryable_here`: the same run may succeed on this worker."""
+
+    run_id: str
+    error: PenstockError
+    retryable_here: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """Room for more runs now; `free_tokens` None when tokens are not what limits."""
+
+    free_slots: int
+    free_tokens: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """What a loaded engine can do. Lengths are in tokens."""
+
+    context_window: int | None = None
+    max_output_tokens: int | None = None
+    dimensions: int | None = None
+    device: str = "cpu"
+
+
+class Sink(Protocol):
+    """Where a run's events go; called on the event loop."""
+
+    def on_delta(self, delta: Delta) -> None: ...
+    def on_finished(self, finished: Finished) -> None: ...
+    def on_failed(self, failed: RunFailed) -> None: ...
+
+
+class Engine(Protocol):
+    """One loaded model. All methods are called on the event loop."""
+
+    model: str
+    prepares_inline: bool
+
+    @property
+    def state(self) -> EngineState: ...
+
+    async def start(self) -> None:
+        """Load the model. Raises PenstockError."""
+        ...
+
+    async def prepare(self, spec: RunSpec) -> Prepared:
+        """Build the prompt and count it, touching no device. Raises PenstockError for what cannot run."""
+        ...
+
+    def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
+        """Begin a run that admission granted; its events go to the sink."""
+        ...
+
+    def cancel(self, run_id: str) -> None:
+        """Stop a run; nothing more of it is told."""
+        ...
+
+    def capacity(self) -> Capacity: ...
+
+    async def stop(self) -> None: ...
+
+    def memory_need(self) -> int:
+        """Bytes that loading will take, known before it."""
+        ...
+
+    def measured_memory(self) -> int | None:
+        """Bytes that it really holds, when measured."""
+        ...
+
+    def info(self) -> EngineInfo: ...

@@ -1,0 +1,288 @@
+"""The remote engine: an OpenAI-compatible server behind the same admission, with a count of slots in place of memory.
+
+Options: slots (8), api_key_env (name of the variable that holds the key), remote_model (its name there; default: our
+id), timeout_s (600), window. It needs no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+
+from penstock.processors.core.admission import SlotGate
+from penstock.processors.core.context import build_context
+from penstock.processors.engines.base import (
+    Capacity,
+    Delta,
+    EngineInfo,
+    EngineState,
+    Finished,
+    Prepared,
+    RunFailed,
+    RunSpec,
+    Sink,
+)
+from penstock.schemas.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    PenstockError,
+)
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_WINDOW = 1_000_000
+CHARS_PER_TOKEN = 4
+"""Only for fitting a conversation when the server's tokenizer is not known; `window` should leave room for its error."""
+RESERVED = frozenset(
+    {"model", "messages", "prompt", "input", "stream", "stream_options", "n", "chat_template", "tools"}
+)
+
+
+class RemoteEngine:
+    """Chat, completions and embeddings over HTTP, streamed; a cancelled run closes its connection."""
+
+    prepares_inline = True
+
+    def __init__(
+        self,
+        model: str,
+        url: str,
+        options: Mapping[str, Any],
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.model = model
+        self._url = url.rstrip("/")
+        if not self._url.endswith("/v1"):
+            self._url += "/v1"
+        self._name = str(options.get("remote_model", model))
+        self._window = int(options.get("window", DEFAULT_WINDOW))
+        self._slots = SlotGate(int(options.get("slots", 8)))
+        self._timeout_s = float(options.get("timeout_s", 600))
+        self._key = os.environ.get(str(options.get("api_key_env", "")), "")
+        self._transport = transport
+        self._http: httpx.AsyncClient | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._state = EngineState.NEW
+        self._closed_until = 0.0
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    async def start(self) -> None:
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        timeout = httpx.Timeout(self._timeout_s, connect=10)
+        limits = httpx.Limits(max_connections=self._slots.limit + 4)
+        self._http = httpx.AsyncClient(
+            headers=headers, timeout=timeout, limits=limits, transport=self._transport, trust_env=False
+        )
+        self._state = EngineState.READY
+
+    async def prepare(self, spec: RunSpec) -> Prepared:
+        # Never awaits: the worker relies on `prepares_inline`.
+        for name in spec.extra:
+            if name in RESERVED:
+                raise InvalidRequest(f"extra.{name} cannot be passed on", param=f"extra.{name}")
+        if spec.messages is None:
+            return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0)
+        context = build_context(
+            spec.history or [],
+            spec.messages,
+            window_tokens=self._window,
+            max_output_tokens=min(int(spec.params.get("max_tokens", 0)), self._window - 1),
+            limits=spec.context,
+            count=lambda chosen: sum(len(message["content"]) // CHARS_PER_TOKEN + 4 for message in chosen),
+        )
+        return Prepared(
+            run_id=spec.run_id,
+            prompt_tokens=0,
+            need_tokens=0,
+            context_messages=len(context.messages),
+            dropped_turns=context.dropped_turns,
+            messages=context.messages,
+        )
+
+    def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
+        if not self._slots.take():
+            error = Overloaded("no slot is free on the remote engine", retry_after_s=0.5)
+            sink.on_failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=True))
+            return
+        self._tasks[spec.run_id] = asyncio.get_running_loop().create_task(self._run(spec, prepared, sink))
+
+    async def _run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
+        try:
+            if spec.task == "embedding":
+                finished = await self._embed(spec)
+            else:
+                finished = await self._generate(spec, prepared, sink)
+        except asyncio.CancelledError:
+            self._free(spec.run_id)
+            raise
+        except PenstockError as error:
+            self._free(spec.run_id)
+            self._back_off(error)
+            sink.on_failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=error.retryable))
+        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+            self._free(spec.run_id)
+            failure = EngineFailed(f"the server of {self.model} failed: {type(error).__name__}")
+            sink.on_failed(RunFailed(run_id=spec.run_id, error=failure, retryable_here=True))
+        else:
+            self._free(spec.run_id)
+            sink.on_finished(finished)
+
+    def _free(self, run_id: str) -> None:
+        if self._tasks.pop(run_id, None) is not None:
+            self._slots.give_back()
+
+    def _back_off(self, error: PenstockError) -> None:
+        """A server that said when to come back is left alone until then."""
+        if error.retry_after_s:
+            until = asyncio.get_running_loop().time() + min(error.retry_after_s, 60)
+            self._closed_until = max(self._closed_until, until)
+
+    async def _generate(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> Finished:
+        chat = prepared.messages is not None
+        body = self._body(spec)
+        body |= {"messages": prepared.messages} if chat else {"prompt": spec.prompt}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        parts: list[str] = []
+        reason: str | None = None
+        usage: dict[str, int] | None = None
+        path = "/chat/completions" if chat else "/completions"
+        async for event in self._events(path, body):
+            usage = event.get("usage") or usage
+            for choice in event.get("choices") or []:
+                text = (choice.get("delta") or {}).get("content") if chat else choice.get("text")
+                reason = choice.get("finish_reason") or reason
+                if text:
+                    index = len(parts)
+                    parts.append(text)
+                    sink.on_delta(Delta(run_id=spec.run_id, text=text, token_ids=[], first_token_index=index))
+        if reason is None:
+            raise EngineFailed(f"the server of {self.model} ended its stream without a finish_reason")
+        usage = usage or {"prompt_tokens": 0, "completion_tokens": len(parts), "total_tokens": len(parts)}
+        return Finished(
+            run_id=spec.run_id,
+            output={"text": "".join(parts)},
+            finish_reason=reason,
+            usage=usage,
+            prompt_tokens=int(usage.get("prompt_tokens", 0)),
+            completion_tokens=int(usage.get("completion_tokens", 0)),
+        )
+
+    def _body(self, spec: RunSpec) -> dict[str, Any]:
+        extra = {name: _json_or_text(value) for name, value in spec.extra.items()}
+        return {**extra, **spec.params, "model": self._name}
+
+    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        assert self._http is not None
+        async with self._http.stream("POST", self._url + path, json=body) as answer:
+            if answer.is_error:
+                await answer.aread()
+                raise _typed(answer)
+            async for line in answer.aiter_lines():
+                if not line.startswith("data:"):
+                    continue
+                data = line[5:].strip()
+                if data == "[DONE]":
+                    return
+                event = json.loads(data)
+                if event.get("error"):
+                    raise EngineFailed(f"the server of {self.model} broke off: {_message(event)}")
+                yield event
+
+    async def _embed(self, spec: RunSpec) -> Finished:
+        assert self._http is not None
+        body = {**self._body(spec), "input": spec.inputs, "encoding_format": "float"}
+        answer = await self._http.post(self._url + "/embeddings", json=body)
+        if answer.is_error:
+            raise _typed(answer)
+        found = answer.json()
+        vectors = [item["embedding"] for item in sorted(found["data"], key=lambda item: item["index"])]
+        usage = {name: int(value) for name, value in (found.get("usage") or {}).items() if isinstance(value, int)}
+        return Finished(
+            run_id=spec.run_id,
+            output={"embeddings": vectors, "dimensions": len(vectors[0])},
+            finish_reason=None,
+            usage={"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | usage,
+            prompt_tokens=usage.get("prompt_tokens", 0),
+        )
+
+    def cancel(self, run_id: str) -> None:
+        task = self._tasks.get(run_id)
+        if task is not None:
+            task.cancel()
+
+    def capacity(self) -> Capacity:
+        if self._state is not EngineState.READY or asyncio.get_running_loop().time() < self._closed_until:
+            return Capacity(free_slots=0, free_tokens=None)
+        return Capacity(free_slots=self._slots.free, free_tokens=None)
+
+    async def stop(self) -> None:
+        self._state = EngineState.STOPPED
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._http is not None:
+            await self._http.aclose()
+
+    def memory_need(self) -> int:
+        return 0
+
+    def measured_memory(self) -> int | None:
+        return None
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(context_window=None if self._window == DEFAULT_WINDOW else self._window, device="remote")
+
+
+def _json_or_text(value: str) -> Any:
+    """`extra` is a map of texts; a text that is JSON is passed on as what it means (0.5, true, {"a": 1})."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _message(body: Any) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    text = error.get("message") if isinstance(error, dict) else error
+    return str(text or "no reason given")[:300]
+
+
+def _typed(answer: httpx.Response) -> PenstockError:
+    """The typed error of a refusal."""
+    try:
+        body: Any = answer.json()
+    except ValueError:
+        body = {}
+    message = f"the remote server said {answer.status_code}: {_message(body)}"
+    error: Any = body.get("error") if isinstance(body, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    if answer.status_code in (429, 503):
+        return Overloaded(message, retry_after_s=_retry_after(answer))
+    if code == "context_length_exceeded":
+        return ContextLengthExceeded(message)
+    if answer.status_code == 404:
+        return ModelNotFound(message, param="model")
+    if 400 <= answer.status_code < 500 and answer.status_code not in (401, 403, 408):
+        return InvalidRequest(message)
+    return EngineFailed(message)
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    try:
+        return max(0.1, min(60.0, float(answer.headers.get("retry-after", "1"))))
+    except ValueError:
+        return 1.0
