@@ -77,6 +77,7 @@ class Transport:
         }
         del self._config["allow.auto.create.topics"]  # a consumer's property
         self._lock = threading.Lock()
+        self._outstanding = 0
         self._producer = self._new_producer()
         self._fatal: PenstockError | None = None
         self._closing = False
@@ -85,8 +86,8 @@ class Transport:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Records not yet acknowledged."""
-        return len(self._producer)
+        """Records whose outcome was not told yet."""
+        return self._outstanding
 
     def send(
         self,
@@ -108,9 +109,11 @@ class Transport:
         producer = self._usable()
 
         def report(error: KafkaError | None, message: Message) -> None:
+            self._count(-1)
             if on_delivery is not None:
                 on_delivery(_delivery(topic, error, message))
 
+        self._count(1)
         try:
             producer.produce(
                 topic,
@@ -121,8 +124,10 @@ class Transport:
                 headers=list(headers) if headers else None,  # pyright: ignore[reportArgumentType]
             )
         except BufferError as error:
+            self._count(-1)
             raise Overloaded("the local queue to Kafka is full", retry_after_s=1.0) from error
         except KafkaException as error:
+            self._count(-1)
             cause = error.args[0]
             if cause.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 raise too_large(topic, size_bytes, self._max_record_bytes) from error
@@ -143,7 +148,7 @@ class Transport:
     def flush(self, timeout_s: float) -> int:
         """Wait until the outcome of every record was told; how many remain."""
         give_up = time.monotonic() + timeout_s
-        while (left := len(self._producer)) and time.monotonic() < give_up:
+        while (left := self._outstanding) and time.monotonic() < give_up:
             time.sleep(0.002)
         return left
 
@@ -159,6 +164,10 @@ class Transport:
         self._ended = True
         self._thread.join()
         return left
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._outstanding += change
 
     def _new_producer(self) -> Producer:
         try:
@@ -179,7 +188,7 @@ class Transport:
             if self._fatal is None:
                 return
             old, self._producer, self._fatal = self._producer, self._new_producer(), None
-        logger.error("transport.replaced outstanding=%d", len(old))
+        logger.error("transport.replaced outstanding=%d", self._outstanding)
         old.purge()
         old.flush(1.0)
 
