@@ -177,7 +177,12 @@ class WorkerApp:
         )
         scheduler = Scheduler(aging_s=conf.aging_s, aged_share=conf.aged_share, capacity=conf.inflight_cap + 65_536)
         journal = CrashJournal(conf.data_dir / "journal")
-        worker = Worker(clock=clock, pause=lambda wanted: self._pause(wanted), on_erase=self._erase)
+        worker = Worker(
+            clock=clock,
+            pause=lambda wanted: self._pause(wanted),
+            on_erase=self._erase,
+            on_broken=lambda: self._finish(EXIT_FAILED),
+        )
         outcomes = Outcomes(
             publisher,
             gate,
@@ -188,7 +193,9 @@ class WorkerApp:
             clock=clock,
             on_settled=worker.on_settled,
         )
-        serving = Serving(settings, self._metrics, publish=publisher.record, names=names, on_change=worker.kick)
+        serving = Serving(
+            settings, self._metrics, publish=publisher.record, names=names, on_change=worker.kick, clock_ms=now_ms
+        )
         lanes = Lanes(serving, worker.kick, worker.fail_lane, clock=clock)
         runs = Runs(
             lanes,
@@ -298,8 +305,15 @@ class WorkerApp:
                 return
 
     async def _report_forever(self) -> None:
+        parts = self._parts
+        assert parts is not None
+        rounds = 0
         while True:
+            await asyncio.to_thread(parts.serving.observe)
             self._report()
+            if rounds % 12 == 11:  # a gateway that starts late finds recent facts of every model
+                parts.serving.publish_models()
+            rounds += 1
             await asyncio.sleep(self.settings.worker.state_interval_s)
 
     def _report(self) -> None:

@@ -1,7 +1,8 @@
 """The crash journal on disk: which requests this worker's predecessors were running when they died.
 
-An append-only file in the data folder, one line per start or finish, written without buffering and without fsync: it must
-outlive the process, not the machine. At start it is read, folded into deaths per record and written anew.
+An append-only file in the data folder, one line per start or finish. `flush` writes what has gathered, without fsync: it
+must outlive the process, not the machine; starts are flushed before their engines run. At start the file is read, folded
+into deaths per record and written anew.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class CrashJournal:
             self._fold(path.read_text(errors="replace"))
         self._file = -1
         self._written = 0
+        self._lines: list[str] = []
         self._rewrite()
 
     def deaths(self, key: tuple[str, int, int], request_id: str) -> int:
@@ -39,7 +41,7 @@ class CrashJournal:
 
     def started(self, key: tuple[str, int, int], request_id: str) -> None:
         self._running.add((*key, request_id))
-        self._write(f"S {key[0]} {key[1]} {key[2]} {request_id}\n")
+        self._lines.append(f"S {key[0]} {key[1]} {key[2]} {request_id}\n")
 
     def finished(self, key: tuple[str, int, int], request_id: str) -> None:
         place = (*key, request_id)
@@ -47,19 +49,24 @@ class CrashJournal:
             return
         self._running.discard(place)
         self._deaths.pop(place, None)
-        self._write(f"F {key[0]} {key[1]} {key[2]} {request_id}\n")
+        self._lines.append(f"F {key[0]} {key[1]} {key[2]} {request_id}\n")
 
     def close(self, *, orderly: bool) -> None:
         """An orderly end is no death: what still ran is handed back and not counted against it."""
         if orderly:
             self._running.clear()
             self._rewrite()
+        else:
+            self.flush()
         os.close(self._file)
 
-    def _write(self, line: str) -> None:
-        self._written += os.write(self._file, line.encode())
-        if self._written > _COMPACT_AT_BYTES:
-            self._rewrite()
+    def flush(self) -> None:
+        """Write the gathered lines in one call."""
+        if self._lines:
+            self._written += os.write(self._file, "".join(self._lines).encode())
+            self._lines.clear()
+            if self._written > _COMPACT_AT_BYTES:
+                self._rewrite()
 
     def _fold(self, text: str) -> None:
         running: set[Place] = set()
@@ -88,6 +95,7 @@ class CrashJournal:
 
     def _rewrite(self) -> None:
         """Write what is known anew, beside the old file and then over it."""
+        self._lines.clear()
         lines = [f"D {t} {p} {o} {count} {r}\n" for (t, p, o, r), count in self._deaths.items()]
         lines += [f"S {t} {p} {o} {r}\n" for t, p, o, r in self._running]
         fresh = self._path.with_suffix(".new")

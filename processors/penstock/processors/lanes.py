@@ -15,10 +15,13 @@ from typing import Any, Protocol
 from penstock.processors.core.scheduler import Decision
 from penstock.processors.engines.base import Engine
 from penstock.processors.work import Work
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import EngineFailed, InternalError, PenstockError
 from penstock.schemas.records import Requirements
 
 logger = logging.getLogger(__name__)
+
+MAX_LOAD_FAILURES = 3
+"""So often a load may fail in a row before those who wait for it are told; then each further failure tells them."""
 
 
 class Models(Protocol):
@@ -157,12 +160,12 @@ class Lanes:
         if error is None:
             lane.failures = 0
             self._refresh(lane)
-        elif isinstance(error, PenstockError) and not error.retryable:
-            logger.error("lane.load_failed model=%s error=%s %s", lane.model, error.code, error)
-            self._fail_lane(lane.model, error)
         else:
             delay_s = min(30.0, 0.5 * 2**lane.failures)
             lane.failures += 1
             lane.not_before = self._clock() + delay_s
             logger.error("lane.load_failed model=%s error=%r: again in %.1f s", lane.model, error, delay_s)
+            known = error if isinstance(error, PenstockError) else InternalError(f"{lane.model} could not be loaded")
+            if not isinstance(error, EngineFailed) or lane.failures >= MAX_LOAD_FAILURES:
+                self._fail_lane(lane.model, known)
         self._on_change()

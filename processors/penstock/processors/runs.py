@@ -22,7 +22,7 @@ from penstock.processors.metrics import Metrics
 from penstock.processors.outcomes import Outcomes, now_ms
 from penstock.processors.turns import LostOwnership, Turns, TurnStart, answer_message
 from penstock.processors.work import Stage, Work
-from penstock.schemas.errors import BrokerUnavailable, Cancelled, ExecutionTimeout, InternalError, PenstockError
+from penstock.schemas.errors import BrokerUnavailable, ExecutionTimeout, Expired, InternalError, PenstockError
 from penstock.schemas.records import Usage
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class Runs:
             return
         except PenstockError as error:
             if work.stage is Stage.STARTING:
-                self.failed(work, error, again=error.retryable)
+                self.failed(work, error, again=True)
         except Exception as error:
             logger.exception("run.prepare_failed request=%s", work.request.request_id)
             if work.stage is Stage.STARTING:
@@ -257,7 +257,7 @@ class Runs:
         self._forget(work)
         if work.request.stream:
             self._outcomes.flush_chunk(work, self._clock())
-        self._outcomes.settle(work, "cancelled" if isinstance(error, Cancelled) else "failed", error=error)
+        self._outcomes.settle(work, _failure_status(error), error=error)
 
     def drop(self, work: Work) -> None:
         """Forget a started work without a word: its partition went elsewhere."""
@@ -275,16 +275,24 @@ class Runs:
             if work.buffered_at is not None:
                 self._outcomes.flush_chunk(work, now)
         while self._retries and self._retries[0][0] <= now:
-            _, _, work = heapq.heappop(self._retries)
-            if work.stage is Stage.STARTING and work.run_id == "":
+            _, order, work = heapq.heappop(self._retries)
+            if work.stage is not Stage.STARTING or work.run_id:
+                continue
+            if self._lanes[work.lane].has_slot():
                 self._begin_again(work)
+            else:  # full, or its engine is being started again: that costs no attempt
+                heapq.heappush(self._retries, (now + 0.05, order, work))
         for lane in self._lanes:
             self._start_waiting(lane)
 
-    def check_timeouts(self, now: float) -> None:
+    def check_timeouts(self, now: float, wall_ms: int) -> None:
+        """End what runs too long, and what waits for a place or a retry beyond its deadline."""
         for work in [w for w in self.active.values() if w.timeout_at is not None and w.timeout_at <= now]:
             if work.stage is Stage.RUNNING:
                 self.cancel(work, ExecutionTimeout(f"the run took longer than {now - (work.run_at or now):.1f} s"))
+        for work in [w for w in self.active.values() if w.deadline_ms is not None and w.deadline_ms <= wall_ms]:
+            if work.stage is Stage.WAITING or (work.stage is Stage.STARTING and not work.run_id):
+                self.cancel(work, Expired("its deadline passed while it waited to run"))
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -91,6 +91,7 @@ class MemorySection(_Section):
     cpu_bytes: int | None = None
     """Null: what the machine (or its cgroup) has."""
     cpu_reserve_bytes: int = Field(1 << 30, ge=0)
+    gpu_reserve_bytes: int = Field(1 << 30, ge=0)
 
 
 class RegistrySection(_SharedSection):

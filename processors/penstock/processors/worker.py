@@ -62,7 +62,9 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[frozenset[tuple[str, int]]], None],
         on_erase: Callable[[ControlCommand], None] = lambda _: None,
+        on_broken: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_broken = on_broken
         self._clock = clock
         self._pause = pause
         self._on_erase = on_erase
@@ -96,6 +98,10 @@ class Worker:
             logger.warning("intake.registry_unavailable error=%s: intake is paused", error)
             self._held.append(event)
             self._pause(self._partitions)
+        except Exception:  # raised through, Faust would restart the agent and commit past the record
+            logger.exception("worker.take_failed")
+            self._taking = False
+            self._on_broken()
 
     def _take(self, event: Any) -> None:
         message = event.message
@@ -250,14 +256,21 @@ class Worker:
     def _kick(self) -> None:
         if not self._dispatch_due:
             self._dispatch_due = True
-            asyncio.get_running_loop().call_soon(self._dispatch)
+            asyncio.get_running_loop().call_soon(self._dispatch_or_break)
 
     def kick(self) -> None:
         """Something changed (room on a lane, a line let go): look for what can start, soon."""
         self._kick()
 
-    def _dispatch(self) -> None:
+    def _dispatch_or_break(self) -> None:
         self._dispatch_due = False
+        try:
+            self._dispatch()
+        except Exception:  # a fault of ours: go on half alive and every request waits for ever
+            logger.exception("worker.dispatch_failed")
+            self._on_broken()
+
+    def _dispatch(self) -> None:
         now = self._clock()
         scheduler = self._r.scheduler
         if self._taking and len(scheduler):
@@ -272,6 +285,7 @@ class Worker:
                 self._r.runs.start(work, self._generation)
             else:
                 self._kick()
+        self._r.journal.flush()
         if not self._held:
             self._pause(self._r.gate.pauses())
 
@@ -392,7 +406,7 @@ class Worker:
                 self._slow_tick(now)
 
     def _slow_tick(self, now: float) -> None:
-        self._r.runs.check_timeouts(now)
+        self._r.runs.check_timeouts(now, now_ms())
         for item in self._r.scheduler.expired(now):
             self._r.scheduler.remove(item.key)
             self._r.outcomes.settle(item.work, "expired", error=Expired("its deadline passed while it waited"))
