@@ -6,6 +6,7 @@ Every function raises BrokerUnavailable when Kafka does not answer within `timeo
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic, wrong_configuration
 from penstock.producers.settings import KafkaSettings
-from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError
 from penstock.schemas.topics import TopicSpec, conversation_topic_config
 
 TP = tuple[str, int]
@@ -65,7 +66,7 @@ def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s
     existing = partition_counts(settings, timeout_s=timeout_s)
     missing = [spec for spec in specs if spec.name not in existing]
     created = _create(settings, missing, timeout_s)
-    found = {info.name: info for info in describe(settings, [spec.name for spec in specs], timeout_s)}
+    found = {info.name: info for info in _visible(settings, [spec.name for spec in specs], timeout_s)}
     return [
         TopicReport(name=spec.name, created=spec.name in created, drift=_drift(spec, found[spec.name]))
         for spec in specs
@@ -120,11 +121,16 @@ def create_conversation_topic(
     brokers: int | None = None,
     timeout_s: float = 15.0,
 ) -> bool:
-    """Create a compacted topic of one partition; False when it exists already. `brokers` is counted when not given."""
+    """Create a compacted topic of one partition and wait until it is visible; False when it exists already.
+
+    The brokers are counted when `brokers` is not given.
+    """
     count = broker_count(settings, timeout_s) if brokers is None else brokers
     config = conversation_topic_config(brokers=count, durability=durability)
     spec = TopicSpec(name=topic, partitions=1, replication=3 if count >= 3 else 1, config=config)
-    return bool(_create(settings, [spec], timeout_s))
+    created = _create(settings, [spec], timeout_s)
+    _visible(settings, [topic], timeout_s)
+    return bool(created)
 
 
 def delete_topic(settings: KafkaSettings, topic: str, timeout_s: float = 15.0) -> bool:
@@ -189,8 +195,19 @@ def _all(partitions: Iterable[TP], spec: Any) -> Mapping[TP, OffsetSpec]:
 
 
 def _offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
-    if not specs:
-        return {}
+    """Offsets by spec. A partition without a leader (just created, or its broker restarts) is asked again."""
+    give_up = time.monotonic() + timeout_s
+    while specs:
+        try:
+            return _list_offsets(settings, specs, max(0.1, give_up - time.monotonic()))
+        except BrokerUnavailable:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.02)
+    return {}
+
+
+def _list_offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
     futures = admin_client(settings).list_offsets(
         {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
         isolation_level=IsolationLevel.READ_UNCOMMITTED,
@@ -200,6 +217,18 @@ def _offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s:
         (tp.topic, tp.partition): int(_wait(future, f"look up offsets of {tp.topic}", timeout_s, tp.topic).offset)
         for tp, future in futures.items()
     }
+
+
+def _visible(settings: KafkaSettings, topics: Sequence[str], timeout_s: float) -> list[TopicInfo]:
+    """Describe topics that may have been created a moment ago: a broker knows of them some milliseconds later."""
+    give_up = time.monotonic() + timeout_s
+    while True:
+        try:
+            return describe(settings, topics, timeout_s)
+        except NotFound:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)
 
 
 def _create(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: float) -> set[str]:

@@ -32,8 +32,26 @@ _DENIED = frozenset(
         KafkaError.SASL_AUTHENTICATION_FAILED,
     }
 )
+# What passes by itself when brokers start, stop or change leaders.
 _AWAY = frozenset(
     {
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.LISTENER_NOT_FOUND,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError._ALL_BROKERS_DOWN,  # pyright: ignore[reportPrivateUsage]
         KafkaError._MSG_TIMED_OUT,  # pyright: ignore[reportPrivateUsage]
         KafkaError._TIMED_OUT,  # pyright: ignore[reportPrivateUsage]
