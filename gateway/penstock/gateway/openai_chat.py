@@ -79,9 +79,9 @@ async def outcome(frames: AsyncIterator[Frame]) -> Json:
 
 
 def completed(frame: ResultFrame) -> Json:
-    """The result of a terminal frame. Raises FinalFailure if it is not `completed`."""
+    """The result of a terminal frame with the model that made it. Raises FinalFailure if it is not `completed`."""
     if frame.status == "completed":
-        return dict(frame.result or {})
+        return {"model": frame.model, **(frame.result or {})}
     raise FinalFailure(in_openai_words(outcome_error(frame.status, frame.error)), frame.request_id)
 
 

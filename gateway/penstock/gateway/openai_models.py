@@ -266,7 +266,8 @@ def completion(request_id: str, created: int, model: str, result: Json, tier: st
 def _answer(
     answer_id: str, kind: str, created: int, model: str, choices: list[Json], result: Json, tier: str | None
 ) -> Json:
-    answer: Json = {"id": answer_id, "object": kind, "created": created, "model": model, "choices": choices}
+    answer: Json = {"id": answer_id, "object": kind, "created": created, "choices": choices}
+    answer["model"] = result.get("model") or model
     answer["usage"] = text_usage(result)
     answer["system_fingerprint"] = None
     if tier is not None:
@@ -325,7 +326,7 @@ def embedding_list(model: str, result: Json, encoding_format: str | None) -> Jso
     ]
     usage = text_usage(result)
     counts = {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["total_tokens"]}
-    return {"object": "list", "data": data, "model": model, "usage": counts}
+    return {"object": "list", "data": data, "model": result.get("model") or model, "usage": counts}
 
 
 def finish_reason(result: Json) -> str:
