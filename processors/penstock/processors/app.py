@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -436,17 +437,19 @@ class WorkerApp:
         """Let what runs finish within drain_s, then hand it back; wait for the broker's acks; commit."""
         give_up = time.monotonic() + self.settings.worker.drain_s
         parts.worker.stop_taking()
-        while parts.worker.unfinished() and time.monotonic() < give_up and not parts.membership.crashed:
-            await asyncio.sleep(0.02)
+        await _until(lambda: not parts.worker.unfinished() or parts.membership.crashed, give_up)
         parts.worker.hand_back()
-        give_up = time.monotonic() + 5
-        while (parts.publisher.backlog or parts.publisher.unacknowledged) and time.monotonic() < give_up:
-            await asyncio.sleep(0.02)
+        await _until(lambda: not (parts.publisher.backlog or parts.publisher.unacknowledged), time.monotonic() + 5)
         if parts.membership.joined and not parts.membership.crashed:
             try:
                 await asyncio.wait_for(parts.membership.commit(), 5)
             except Exception as error:
                 logger.warning("worker.commit_failed error=%r: the work is done again elsewhere, seen once", error)
+
+
+async def _until(condition: Callable[[], bool], give_up: float) -> None:
+    while not condition() and time.monotonic() < give_up:  # noqa: ASYNC110 - once in a process's life
+        await asyncio.sleep(0.02)
 
 
 def make_codec(settings: WorkerSettings) -> Codec:
@@ -459,7 +462,7 @@ def make_codec(settings: WorkerSettings) -> Codec:
 
 
 def verify_topics(settings: WorkerSettings) -> dict[str, int]:
-    """Request topic → partitions. Raises CannotStart when a topic is missing or the text topics differ (they must meet)."""
+    """Request topic → partitions. Raises CannotStart when one is missing or the text topics differ."""
     kafka = settings.kafka_settings()
     names: TopicNames = kafka.names
     requests = names.request_topics(settings.worker.pool)

@@ -24,7 +24,7 @@ def parse_faults(text: str) -> dict[str, int]:
     return found
 
 
-def _die() -> None:
+def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -33,7 +33,7 @@ class Faults:
 
     __slots__ = ("_die", "_left")
 
-    def __init__(self, armed: Mapping[str, int], die: Callable[[], None] = _die) -> None:
+    def __init__(self, armed: Mapping[str, int], die: Callable[[], None] = kill_self) -> None:
         self._left = dict(armed)
         self._die = die
 

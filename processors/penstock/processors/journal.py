@@ -1,8 +1,8 @@
 """The crash journal on disk: which requests this worker's predecessors were running when they died.
 
-An append-only file in the data folder, one line per start or finish. `flush` writes what has gathered, without fsync: it
-must outlive the process, not the machine; starts are flushed before their engines run. At start the file is read, folded
-into deaths per record and written anew.
+An append-only file in the data folder, one line per start or finish. `flush` writes what has gathered, without fsync:
+it must outlive the process, not the machine; starts are flushed before their engines run. When a worker starts, the
+file is read, folded into deaths per record and written anew.
 """
 
 from __future__ import annotations

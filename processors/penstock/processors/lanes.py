@@ -1,7 +1,7 @@
 """Lanes: one per model, the way from the scheduler to its engine, with the room that is left on it.
 
-A lane loads its model when first asked for (the manager takes the grant from the ledger before it loads). Until then, and
-while it is full, the scheduler passes over it without holding up other lanes.
+A lane loads its model when first asked for (the manager takes the grant from the ledger before it loads). Until then,
+and while it is full, the scheduler passes over it without holding up other lanes.
 """
 
 from __future__ import annotations

@@ -151,8 +151,8 @@ class _Pauses:
 class Membership:
     """One member of the worker group. All methods belong to the event loop that called `start`.
 
-    `on_event` gets each Faust event (its `.message` has topic, partition, offset, timestamp, headers, key and value; `.ack()`
-    marks it for commit). `on_assigned` is called once per generation, before any of that generation's events.
+    `on_event` gets each Faust event (its `.message` has topic, partition, offset, timestamp, headers, key and value;
+    `.ack()` marks it for commit). `on_assigned` is called once per generation, before any of that generation's events.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Membership:
         await self._app.consumer.commit()
 
     def pause(self, wanted: frozenset[TP]) -> None:
-        """Make exactly these partitions paused; applied in the consumer's thread soon, and again after each rebalance."""
+        """Make exactly these partitions paused: soon, in the consumer's thread, and again after each rebalance."""
         if wanted != self._pauses.wanted:
             self._pauses.wanted = wanted
             self._pauses.kick.set()

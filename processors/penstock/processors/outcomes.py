@@ -148,6 +148,7 @@ class Outcomes:
         work.pending_status = status
         self._faults.hit("before_terminal")
         request = work.request
+        outputs: dict[str, Any] = {} if output is None else {request.task: dict(output)}
         now = self._clock()
         event = ResultEvent(
             request_id=request.request_id,
@@ -168,7 +169,7 @@ class Outcomes:
             measured_memory_bytes=measured_memory_bytes,
             error=None if error is None else to_error_record(error),
             metadata=request.metadata,
-            **({request.task: dict(output)} if output is not None else {}),
+            **outputs,
         )
         ran_s = None if work.run_at is None else now - work.run_at
         started = work.started_at if work.started_at is not None else now

@@ -1,4 +1,4 @@
-"""Keeps the logs readable: libraries below WARNING are silent, and one that repeats itself is heard every ten seconds."""
+"""Keeps the logs readable: libraries below WARNING are silent, and what repeats is heard every ten seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of works on engines: turn → prompt counted → room granted → run → chunks → outcome, and again when an engine dies.
+"""Runs of works on engines: turn → prompt counted → room granted → run → chunks → outcome; again when an engine dies.
 
 The order of the code is the order of the promise: nothing reaches `engine.run` before admission granted its memory (the
 model's by the ledger when it was loaded, the run's slot and tokens here).
@@ -153,7 +153,7 @@ class Runs:
         return work.turn
 
     def _spec(self, work: Work, turn: TurnStart | None) -> RunSpec:
-        """What the engine is asked for; its run id is this attempt's own, so that late words of others are not heard."""
+        """What the engine is asked for; its run id is this attempt's own, late words of another are not heard."""
         request = work.request
         payload = request.payload or {}
         work.run_id = f"{request.request_id}#{work.epoch}.{work.attempt}.{next(self._ids)}"

@@ -1,4 +1,4 @@
-"""The worker's one settings object: defaults, then the TOML file that PENSTOCK_CONFIG names, then PENSTOCK_* variables."""
+"""The worker's one settings object: defaults, then the TOML file of PENSTOCK_CONFIG, then PENSTOCK_* variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.producers.settings import KafkaSettings
 
 
 class _Section(BaseModel):
-    """A section of the worker's own; a key that is not known is an error, so that a typing slip does not pass unseen."""
+    """A section of the worker's own; an unknown key is an error, so that a typing slip does not pass unseen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,38 +42,38 @@ class WorkerSection(_Section):
     health_host: str = "127.0.0.1"
     health_port: int = 8001
 
-    inflight_cap: int = Field(256, ge=4)
+    inflight_cap: int = Field(default=256, ge=4)
     """Requests queued and running at once; lower classes pause earlier, so that a flood leaves room for urgent work."""
-    commit_span: int = Field(4096, ge=16)
+    commit_span: int = Field(default=4096, ge=16)
     """Offsets between the oldest unfinished record of a partition and the newest taken."""
-    aging_s: float = Field(20.0, gt=0)
-    aged_share: int = Field(8, ge=2)
+    aging_s: float = Field(default=20.0, gt=0)
+    aged_share: int = Field(default=8, ge=2)
     """Of this many dispatches, at least one goes to work that has waited longer than aging_s."""
 
-    chunk_linger_ms: int = Field(30, ge=0, le=50)
-    status_linger_ms: int = Field(25, ge=0)
+    chunk_linger_ms: int = Field(default=30, ge=0, le=50)
+    status_linger_ms: int = Field(default=25, ge=0)
     """A status that is not terminal is published only when it lasts this long."""
-    max_execution_s: float = Field(900.0, gt=0)
+    max_execution_s: float = Field(default=900.0, gt=0)
     """The longest run; a request's own execution_timeout_ms can only shorten it."""
-    retry_delay_s: float = Field(0.05, ge=0)
+    retry_delay_s: float = Field(default=0.05, ge=0)
 
-    drain_s: float = Field(20.0, ge=0)
-    stall_s: float = Field(60.0, gt=0)
-    session_timeout_s: float = Field(10.0, gt=0)
-    heartbeat_s: float = Field(2.0, gt=0)
-    commit_interval_s: float = Field(0.3, gt=0)
-    fetch_wait_ms: int = Field(100, ge=1)
-    state_interval_s: float = Field(5.0, gt=0)
-    control_horizon_s: float = Field(86_400.0, gt=0)
-    control_remembered: int = Field(100_000, ge=1)
+    drain_s: float = Field(default=20.0, ge=0)
+    stall_s: float = Field(default=60.0, gt=0)
+    session_timeout_s: float = Field(default=10.0, gt=0)
+    heartbeat_s: float = Field(default=2.0, gt=0)
+    commit_interval_s: float = Field(default=0.3, gt=0)
+    fetch_wait_ms: int = Field(default=100, ge=1)
+    state_interval_s: float = Field(default=5.0, gt=0)
+    control_horizon_s: float = Field(default=86_400.0, gt=0)
+    control_remembered: int = Field(default=100_000, ge=1)
 
 
 class ConversationsSection(_Section):
-    max_topics: int = Field(10_000, ge=1)
-    threads: int = Field(4, ge=1)
-    cached: int = Field(256, ge=0)
+    max_topics: int = Field(default=10_000, ge=1)
+    threads: int = Field(default=4, ge=1)
+    cached: int = Field(default=256, ge=0)
     """Conversations whose records this worker keeps, so that a turn reads only the unseen tail."""
-    read_deadline_s: float = Field(15.0, gt=0)
+    read_deadline_s: float = Field(default=15.0, gt=0)
 
 
 class ModelSection(_Section):
@@ -90,8 +90,8 @@ class MemorySection(_Section):
 
     cpu_bytes: int | None = None
     """Null: what the machine (or its cgroup) has."""
-    cpu_reserve_bytes: int = Field(1 << 30, ge=0)
-    gpu_reserve_bytes: int = Field(1 << 30, ge=0)
+    cpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
+    gpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
 
 
 class RegistrySection(_SharedSection):

@@ -1,7 +1,7 @@
-"""Turns of conversations on Kafka, exactly as DESIGN §3: read to the end, own input once, answer once, the winner counts.
+"""Turns of conversations on Kafka, as DESIGN §3 says: read to the end, own input once, answer once, the winner counts.
 
-`ConversationLog` is the pure state of one topic as read so far. `Turns` does the blocking work in a small pool of threads,
-each with a consumer of its own that is kept from turn to turn; the event loop only awaits.
+`ConversationLog` is the pure state of one topic as read so far. `Turns` does the blocking work in a small pool of
+threads, each with a consumer of its own that is kept from turn to turn; the event loop only awaits.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Log(Protocol):
 
 
 class Turns:
-    """Conversation turns for one worker; at most one turn per conversation is open at a time (the scheduler's lines)."""
+    """Conversation turns for one worker; at most one per conversation is open at a time (the scheduler's lines)."""
 
     def __init__(
         self,
@@ -304,7 +304,7 @@ def _as_chat(message: ConversationMessage) -> dict[str, Any]:
 
 
 class KafkaLog:
-    """Conversation topics on Kafka. Each thread keeps one consumer, re-assigned per read: creating one costs far more."""
+    """Conversation topics on Kafka. Each thread keeps one consumer and re-assigns it: creating one costs far more."""
 
     def __init__(
         self,
@@ -404,7 +404,7 @@ class KafkaLog:
         """(low, high) of the topic's one partition; a topic made a moment ago has no leader for some milliseconds."""
         while True:
             try:
-                found = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=2.0)
+                found: Any = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=2.0)
             except KafkaException as error:
                 if time.monotonic() > give_up:
                     raise BrokerUnavailable(f"{topic}: {error}") from error

@@ -363,7 +363,7 @@ class Worker:
         self._held.clear()  # uncommitted, so they are delivered again
         gate = self._r.gate
         if assignment.fenced:
-            # Others may have begun what we finished: even our finished work is forgotten, and done again under this epoch.
+            # Others may have begun what we finished: even finished work is forgotten, and done again under this epoch.
             revocation = gate.assign((), assignment.generation - 1, fenced=True)
             gate.assign(assignment.partitions, assignment.generation)
         else:

@@ -1,4 +1,4 @@
-"""One worker process and Kafka: outcomes, statuses, streams, cancels, expiry, poison, conversations, an orderly stop."""
+"""One worker process and Kafka: outcomes, statuses, streams, cancels, expiry, poison, turns, an orderly stop."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_killed_at_any_moment_nothing_is_lost(make_system: Make, moment: str) ->
     assert doomed.wait_dead(60) == -9, doomed.tail()
     finished = {(e.origin.topic, e.origin.partition, e.origin.offset) for e in system.results() if e.is_terminal}
     for (topic, partition), end in system.committed().items():
-        assert all((topic, partition, offset) in finished for offset in range(end)), "an offset ran ahead of its outcome"
+        assert all((topic, partition, offset) in finished for offset in range(end)), "ran ahead of an outcome"
     second = system.worker("w2").wait_ready()
     system.wait_drained(60)
     assert {i: system.outcomes()[i].status for i in ids} == dict.fromkeys(ids, "completed")

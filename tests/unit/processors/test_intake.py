@@ -1,4 +1,4 @@
-"""Intake: Avro and JSON requests, poison with its reason, origins, attempts, classes, conversations on their partition."""
+"""Intake: Avro and JSON requests, poison with its reason, origins, attempts, classes, conversations at home."""
 
 from __future__ import annotations
 

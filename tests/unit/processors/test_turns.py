@@ -1,4 +1,4 @@
-"""Turns against a log in memory: own input once, answers found again, the lowest offset wins, contexts from the past only."""
+"""Turns against a log in memory: own input once, answers found again, lowest offset wins, contexts from the past."""
 
 from __future__ import annotations
 
