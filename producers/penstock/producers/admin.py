@@ -5,6 +5,7 @@ Every function raises BrokerUnavailable when Kafka does not answer within `timeo
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +50,7 @@ _clients_lock = threading.Lock()
 
 def admin_client(settings: KafkaSettings) -> AdminClient:
     """The process's admin client for these settings; connecting one per call would cost more than the calls."""
-    key = (settings.bootstrap_servers, settings.client_id, *sorted(settings.security.items()))
+    key = _key(settings)
     with _clients_lock:
         if key not in _clients:
             config = settings.librdkafka()
@@ -59,6 +60,16 @@ def admin_client(settings: KafkaSettings) -> AdminClient:
             except KafkaException as error:
                 raise wrong_configuration(error) from error
         return _clients[key]
+
+
+def _key(settings: KafkaSettings) -> tuple[object, ...]:
+    return (settings.bootstrap_servers, settings.client_id, *sorted(settings.security.items()))
+
+
+def _forget(settings: KafkaSettings, client: AdminClient) -> None:
+    with _clients_lock:
+        if _clients.get(_key(settings)) is client:
+            del _clients[_key(settings)]
 
 
 def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: float = 30.0) -> list[TopicReport]:
@@ -197,18 +208,23 @@ def _all(partitions: Iterable[TP], spec: Any) -> Mapping[TP, OffsetSpec]:
 def _offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
     """Offsets by spec. A partition without a leader (just created, or its broker restarts) is asked again."""
     give_up = time.monotonic() + timeout_s
-    while specs:
+    for tries in itertools.count(1):
+        client = admin_client(settings)
         try:
-            return _list_offsets(settings, specs, max(0.1, give_up - time.monotonic()))
+            return _list_offsets(client, specs, max(0.1, give_up - time.monotonic())) if specs else {}
         except BrokerUnavailable:
             if time.monotonic() > give_up:
                 raise
-            time.sleep(0.02)
-    return {}
+        time.sleep(0.02)
+        if tries % 5 == 0:
+            # After a broker's restart librdkafka keeps asking with the leader epoch of before, and is refused for
+            # minutes: only a new client learns the new one.
+            _forget(settings, client)
+    raise AssertionError("unreachable")
 
 
-def _list_offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
-    futures = admin_client(settings).list_offsets(
+def _list_offsets(client: AdminClient, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
+    futures = client.list_offsets(
         {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
         isolation_level=IsolationLevel.READ_UNCOMMITTED,
         request_timeout=timeout_s,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic, too_large, wrong_configuration
+from penstock.producers.kafka_errors import client_logger, from_kafka, too_large, wrong_configuration
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError
 
@@ -132,18 +132,6 @@ class Transport:
             if cause.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 raise too_large(topic, size_bytes, self._max_record_bytes) from error
             raise from_kafka(error, f"produce to {topic}", topic) from error
-
-    def partitions_of(self, topic: str, timeout_s: float = 5.0) -> int:
-        """The topic's number of partitions. Raises NotFound, BrokerUnavailable."""
-        try:
-            found = self._producer.list_topics(topic, timeout=timeout_s).topics[topic]
-        except KafkaException as error:
-            raise from_kafka(error, f"look up {topic}", topic) from error
-        if found.error is not None:
-            raise from_kafka(found.error, f"look up {topic}", topic)
-        if not found.partitions:
-            raise missing_topic(topic)
-        return len(found.partitions)
 
     def flush(self, timeout_s: float) -> int:
         """Wait until the outcome of every record was told; how many remain."""
