@@ -14,6 +14,7 @@ from penstock.cli.paths import free_port
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import AsyncTransport, Delivery, Transport
 from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, Overloaded, TooLarge
+from support import wait_until
 
 
 @pytest.fixture
@@ -140,3 +141,26 @@ async def test_produce_raises_the_error_of_its_delivery() -> None:
     fake.deliver(BrokerUnavailable("away"))
     with pytest.raises(BrokerUnavailable):
         await waiting
+
+
+class Fatal:
+    """What librdkafka says when an idempotent producer can go on no more."""
+
+    def code(self) -> int:
+        return -150
+
+    def fatal(self) -> bool:
+        return True
+
+    def str(self) -> str:
+        return "out of sequence"
+
+
+def test_after_a_fatal_error_a_new_producer_takes_over(transport: Transport) -> None:
+    found: list[Delivery] = []
+    transport.send("t", b"lost", on_delivery=found.append)
+    transport._on_error(Fatal())  # type: ignore[arg-type]  # pyright: ignore[reportPrivateUsage]
+    transport.send("t", b"next", on_delivery=found.append)
+    wait_until(lambda: len(found) == 2)
+    assert all(isinstance(delivery.error, BrokerUnavailable) for delivery in found)
+    assert len(transport) == 0
