@@ -262,7 +262,7 @@ def remote_model(url: str, model: str | None) -> dict[str, Any]:
 
     Raises CliFailure when the server does not answer.
     """
-    base = url.rstrip("/")
+    base = url.rstrip("/").removesuffix("/v1") + "/v1"
     if not base.startswith(("http://", "https://")):
         raise CliFailure(
             f"--remote {url}: give the server's URL, as http://127.0.0.1:11434/v1", exit_code=ExitCode.USAGE
@@ -271,7 +271,7 @@ def remote_model(url: str, model: str | None) -> dict[str, Any]:
     if model is None:
         offered = _remote_models(base, key)
         model = offered[0]
-    options: dict[str, Any] = {"model": model}
+    options: dict[str, Any] = {"remote_model": model}
     if key:
         options["api_key_env"] = "OPENAI_API_KEY"
     return {
@@ -292,8 +292,8 @@ def _remote_models(base: str, key: str | None) -> Sequence[str]:
         found = [str(entry["id"]) for entry in answer.json()["data"]]
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise CliFailure(
-            f"{base}/models does not answer as an OpenAI-compatible server does ({error}): check the URL"
-            " (it mostly ends in /v1), set OPENAI_API_KEY if it wants a key, or name the model with --model",
+            f"{base}/models does not answer as an OpenAI-compatible server does ({error}): check the URL,"
+            " set OPENAI_API_KEY if it wants a key, or name the model with --model",
             exit_code=ExitCode.UNREACHABLE,
         ) from error
     if not found:

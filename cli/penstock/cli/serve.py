@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.config import load, use_config
-from penstock.cli.failures import CliFailure
+from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.logs import set_up_logging
 
 Config = Annotated[
@@ -51,7 +51,10 @@ def gateway(config: Config = None) -> None:
 
 
 def not_installed(error: ModuleNotFoundError, extra: str) -> CliFailure:
-    return CliFailure(f"the {extra} is not installed here (no module {error.name}): pip install 'penstock[{extra}]'")
+    return CliFailure(
+        f"the {extra} is not installed here (no module {error.name}): pip install 'penstock[{extra}]'",
+        exit_code=ExitCode.USAGE,
+    )
 
 
 def finish(running: Coroutine[Any, Any, int | None]) -> None:

@@ -63,9 +63,10 @@ def test_a_remote_server_names_its_model(server: str, monkeypatch: pytest.Monkey
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     found = remote_model(f"{server}/v1/", None)
     assert (found["id"], found["source"], found["engine"]) == ("llama", f"{server}/v1", "remote")
-    assert remote_model(f"{server}/v1", "mine")["id"] == "mine"
+    assert remote_model(server, None) == found
+    assert remote_model(f"{server}/v1", "mine")["options"] == {"remote_model": "mine"}
     with pytest.raises(CliFailure, match="check the URL") as caught:
-        remote_model(server, None)
+        remote_model(f"{server}/elsewhere", None)
     assert caught.value.exit_code is ExitCode.UNREACHABLE
 
 
