@@ -15,8 +15,9 @@ from starlette.types import Receive, Scope, Send
 from penstock.gateway.errors import FinalFailure, error_response, log_unexpected, outcome_error
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
 from penstock.gateway.openai_models import ChunkWriter, Json, in_openai_words
+from penstock.gateway.service import SlowConsumer
 from penstock.gateway.splice import StreamSplice
-from penstock.schemas.errors import InternalError, PenstockError, error_body
+from penstock.schemas.errors import InternalError, Overloaded, PenstockError, error_body
 
 logger = logging.getLogger(__name__)
 
@@ -225,6 +226,8 @@ class AnswerStream(Response):
         if isinstance(error, FinalFailure):
             return error.error, True
         self._abandoned()
+        if isinstance(error, SlowConsumer):
+            return Overloaded("the stream was not read as fast as it came"), False
         if isinstance(error, PenstockError):
             return error, False
         return InternalError("internal error", details={"incident": log_unexpected(error, scope["path"])}), False

@@ -13,7 +13,7 @@ from penstock.gateway import openai_models as shapes
 from penstock.gateway.callers import caller_of
 from penstock.gateway.models import find_model, public_models
 from penstock.gateway.openai_chat import AnswerStream, ClientGone, cancel_abandoned, outcome, stream_events, unless_gone
-from penstock.gateway.service import GatewayService
+from penstock.gateway.service import GatewayService, Subscription
 from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import InferenceRequest
 
@@ -115,7 +115,7 @@ class Exchange:
         events = stream_events(frames, writer)
         return AnswerStream(events, self.request_id, abandoned=self._abandoned, close=frames.close)
 
-    def _subscribe(self):
+    def _subscribe(self) -> Subscription:
         return self._service.subscribe(self._tenant, self.request_id)
 
     def _abandoned(self) -> None:
