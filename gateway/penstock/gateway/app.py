@@ -1,0 +1,164 @@
+"""The gateway's composition root: makes the parts, serves until told to stop, and stops in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.responses import RedirectResponse
+
+from penstock.gateway import (
+    artifacts,
+    conversations,
+    health,
+    native,
+    openai_routes,
+    registry_routes,
+    sockets,
+    tickets,
+)
+from penstock.gateway.auth import AuthPolicy, UnsafeBind, check_bind
+from penstock.gateway.edge import EdgeLimits, install_edge
+from penstock.gateway.follower import Follower
+from penstock.gateway.hub import Hub
+from penstock.gateway.keys import KeysFileError
+from penstock.gateway.limits import BodyLimits
+from penstock.gateway.metrics import GatewayMetrics, Gauges
+from penstock.gateway.service import GatewayService
+from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.store import Store
+from penstock.gateway.view import View
+from penstock.producers import admin
+from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.transport import AsyncTransport, Transport
+from penstock.schemas.errors import PenstockError
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
+ARTIFACT_BYTES = 64 * 2**20
+
+
+def create_app(settings: GatewaySettings) -> FastAPI:
+    """The ASGI application. Its lifespan connects to Kafka. Raises KeysFileError for a missing or broken keys file."""
+    app = FastAPI(
+        title="Penstock",
+        summary="Durable, prioritised inference on Apache Kafka",
+        lifespan=lambda app: _lifespan(app, settings),
+    )
+    for part in (native, conversations, artifacts, openai_routes, registry_routes, tickets, health, sockets):
+        app.include_router(part.router)
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> RedirectResponse:  # pyright: ignore[reportUnusedFunction]
+        return RedirectResponse("/docs")
+
+    policy = AuthPolicy.build(
+        keys_file=settings.auth.keys_file,
+        ticket_key=settings.auth.ticket_key,
+        allowed_origins=settings.auth.allowed_origins,
+        allowed_hosts=settings.auth.allowed_hosts,
+    )
+    conf = settings.gateway
+    body = BodyLimits(max_bytes=conf.max_body_bytes, by_prefix={"/v1/artifacts": ARTIFACT_BYTES})
+    install_edge(app, policy, EdgeLimits(body=body, max_http=conf.max_http, max_sockets=conf.max_sockets))
+    app.state.sessions = set()
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI, settings: GatewaySettings) -> AsyncGenerator[None]:
+    kafka, conf = settings.kafka_settings(), settings.gateway
+    names = kafka.names
+    counts = await asyncio.to_thread(admin.partition_counts, kafka, [names.result], 30)
+    identity = f"{kafka.topic_prefix} {await asyncio.to_thread(_result_topic_id, settings)}"
+    store = await asyncio.to_thread(Store, conf.view_path, identity)
+    hub = Hub(client_frames=conf.client_queue_frames)
+    transport = Transport(kafka)
+    service: GatewayService
+
+    def gauges() -> Gauges:
+        return service.gauges()
+
+    metrics = GatewayMetrics(gauges)
+    view = View(
+        store,
+        hub,
+        names,
+        counts.get(names.result, 1),
+        on_outcome=metrics.on_outcome,
+        on_status=metrics.on_status,
+    )
+    follower = Follower(kafka, view, store, horizon_ms=int(conf.horizon_h * 3_600_000), rediscover_s=conf.rediscover_s)
+    service = GatewayService(settings, AsyncTransport(transport, asyncio.get_running_loop()), view, follower, hub)
+    app.state.service, app.state.metrics = service, metrics
+    app.state.artifacts = await asyncio.to_thread(ArtifactStore, conf.artifacts_dir, max_bytes=ARTIFACT_BYTES)
+    await follower.start()
+    try:
+        yield
+    finally:
+        # Sockets are told to come again first; then nothing new is read, and what was read is written.
+        for session in list(app.state.sessions):
+            session.restart()
+        await follower.stop()
+        await asyncio.to_thread(transport.close, 5)
+        await asyncio.to_thread(store.close)
+
+
+def _result_topic_id(settings: GatewaySettings) -> str:
+    """Kafka's id of the result topic: a view of another one (deleted and made anew, another cluster) says nothing."""
+    kafka = settings.kafka_settings()
+    return admin.topic_id(kafka, kafka.names.result) or "none"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: `run_gateway` says when to stop, so that sockets are told first."""
+
+    def install_signal_handlers(self) -> None:
+        return
+
+
+async def run_gateway(settings: GatewaySettings) -> int:
+    """Serve until SIGTERM or SIGINT; the process's exit code. What a user can mend is told in one line."""
+    conf = settings.gateway
+    try:
+        check_bind(conf.host, keys_file=settings.auth.keys_file)
+        app = create_app(settings)
+    except (UnsafeBind, KeysFileError) as error:
+        logger.error("gateway.cannot_start %s", error)
+        return EXIT_FAILED
+    try:
+        await asyncio.to_thread(admin.broker_count, settings.kafka_settings(), 30)
+    except PenstockError as error:
+        logger.error("gateway.cannot_start %s", error)
+        return EXIT_UNREACHABLE
+    config = uvicorn.Config(
+        app,
+        host=conf.host,
+        port=conf.port,
+        log_config=None,
+        access_log=conf.access_log,
+        ws_max_size=sockets.MAX_FRAME_BYTES + 1024,
+        ws_max_queue=16,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=int(conf.drain_s) or None,
+        timeout_keep_alive=75,
+        lifespan="on",
+    )
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        server.should_exit = True
+        for session in list(app.state.sessions):
+            session.restart()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    await server.serve()
+    return EXIT_OK if server.started else EXIT_FAILED

@@ -1,0 +1,151 @@
+"""Conversations over HTTP in OpenAI's shapes: create, retrieve, list, delete, items; and the replay of the records."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from penstock.gateway.callers import caller_of
+from penstock.gateway.entries import rfc3339
+from penstock.gateway.native import read_json, service_of
+from penstock.gateway.paging import After, Limit, Order, page_of
+from penstock.producers import admin
+from penstock.producers.conversations import ConversationRecord, Turn, fold_messages, read_conversation
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.errors import InsufficientCapacity, InvalidRequest, NotFound, UnsupportedParameter
+from penstock.schemas.ids import check_conversation_id
+
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
+
+MAX_TOPICS = 10_000
+REPLAY_RECORDS = 1_000
+
+
+def conversation_json(conversation_id: str, created_ms: int = 0) -> dict[str, Any]:
+    return {"object": "conversation", "id": conversation_id, "created_at": rfc3339(created_ms), "metadata": {}}
+
+
+@router.post("", summary="Create a conversation")
+async def create(request: Request) -> dict[str, Any]:
+    """Body, all optional: {"id": …}. Turns come with requests that name it; the first would create it as well."""
+    caller = caller_of(request)
+    caller.require("submit")
+    body = await read_json(request) if await request.body() else {}
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    for name in body:
+        if name != "id" and not (name == "metadata" and not body[name]):
+            raise UnsupportedParameter(f"{name} is not supported", param=name)
+    conversation_id = check_conversation_id(body.get("id") or f"conv_{uuid.uuid4().hex}")
+    kafka = service_of(request).kafka
+    await asyncio.to_thread(_create, kafka, caller.tenant, conversation_id)
+    return conversation_json(conversation_id)
+
+
+def _create(kafka: KafkaSettings, tenant: str, conversation_id: str) -> None:
+    topic = kafka.names.conversation(tenant, conversation_id)
+    if admin.topic_id(kafka, topic) is None:
+        count = admin.count_conversations(kafka)
+        if count >= MAX_TOPICS:
+            raise InsufficientCapacity(
+                f"there are {count} conversations; {MAX_TOPICS} are allowed",
+                details={"need": count + 1, "capacity": MAX_TOPICS},
+            )
+        admin.create_conversation_topic(kafka, topic)
+
+
+@router.get("", summary="The caller's conversations")
+async def list_conversations(
+    request: Request, after: After = None, limit: Limit = 20, order: Order = "asc"
+) -> dict[str, Any]:
+    caller = caller_of(request)
+    caller.require("read")
+    kafka = service_of(request).kafka
+    topics = await asyncio.to_thread(admin.partition_counts, kafka)
+    parsed = (kafka.names.parse_conversation(topic) for topic in topics)
+    ids = sorted((found[1] for found in parsed if found and found[0] == caller.tenant), reverse=order == "desc")
+    return page_of([conversation_json(one) for one in ids], limit=limit, after=after).to_json()
+
+
+@router.get("/{conversation_id}", summary="One conversation")
+async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
+    records = await _records(request, conversation_id)
+    return conversation_json(conversation_id, records[0].timestamp_ms if records else 0)
+
+
+@router.delete("/{conversation_id}", summary="Delete a conversation with all its turns")
+async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
+    caller = caller_of(request)
+    caller.require("cancel")
+    kafka = service_of(request).kafka
+    topic = kafka.names.conversation(caller.tenant, check_conversation_id(conversation_id))
+    if await asyncio.to_thread(admin.topic_id, kafka, topic) is None:
+        raise NotFound("there is no such conversation")
+    await asyncio.to_thread(admin.delete_topic, kafka, topic)
+    return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}
+
+
+@router.get("/{conversation_id}/items", summary="The messages that count, as items")
+async def items(
+    request: Request, conversation_id: str, after: After = None, limit: Limit = 20, order: Order = "desc"
+) -> dict[str, Any]:
+    turns = fold_messages(await _records(request, conversation_id))
+    found = [item_json(turn) for turn in turns]
+    if order == "desc":
+        found.reverse()
+    return page_of(found, limit=limit, after=after).to_json()
+
+
+def item_json(turn: Turn) -> dict[str, Any]:
+    """A message as OpenAI's conversation item; the offset is where it stands in the topic."""
+    message = turn.message
+    kind = "output_text" if message.direction == "out" else "input_text"
+    return {
+        "object": "conversation.item",
+        "type": "message",
+        "id": f"msg_{turn.offset}",
+        "role": message.role,
+        "status": "completed",
+        "content": [{"type": kind, "text": message.content}],
+        "created_at": rfc3339(message.created_at),
+        "request_id": message.request_id,
+        "offset": turn.offset,
+    }
+
+
+@router.get("/{conversation_id}/replay", summary="Every record of the topic, with its offset")
+async def replay(
+    request: Request,
+    conversation_id: str,
+    from_offset: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=REPLAY_RECORDS)] = REPLAY_RECORDS,
+) -> dict[str, Any]:
+    """Also what does not count (a later epoch's repeat): for audits. Go on with `from_offset` = `next_offset`."""
+    records = await _records(request, conversation_id, from_offset)
+    chosen = records[:limit]
+    return {
+        "object": "list",
+        "data": [_record_json(record) for record in chosen],
+        "has_more": len(records) > limit,
+        "first_id": chosen[0].offset if chosen else None,
+        "last_id": chosen[-1].offset if chosen else None,
+        "next_offset": chosen[-1].offset + 1 if chosen else from_offset,
+    }
+
+
+def _record_json(record: ConversationRecord) -> dict[str, Any]:
+    message = None if record.message is None else record.message.to_dict()
+    return {"offset": record.offset, "key": record.key, "time": rfc3339(record.timestamp_ms), "message": message}
+
+
+async def _records(request: Request, conversation_id: str, from_offset: int = 0) -> list[ConversationRecord]:
+    """Raises NotFound for unknown and foreign alike: the topic's name is made from the caller's own tenant."""
+    caller = caller_of(request)
+    caller.require("read")
+    kafka = service_of(request).kafka
+    return await asyncio.to_thread(
+        read_conversation, kafka, caller.tenant, check_conversation_id(conversation_id), from_offset
+    )

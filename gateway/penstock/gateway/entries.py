@@ -1,0 +1,303 @@
+"""One request as the gateway's view holds it, and the frames that a subscriber of it is owed. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
+from penstock.schemas.cursor import Cursor, encode_cursor
+from penstock.schemas.errors import error_record_body
+from penstock.schemas.fold import Chunk, ResultFold, StatusFold, same_origin
+from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
+from penstock.schemas.requests import content_hash
+
+Key = tuple[str, str]
+"""(tenant, request_id)"""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """Folds and facts of one request. `partition` is that of its events on the result topic."""
+
+    tenant: str
+    request_id: str
+    partition: int
+    task: str = ""
+    priority: int = 5
+    model: str | None = None
+    pool: str | None = None
+    conversation_id: str | None = None
+    stream: bool = False
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    content: str = ""
+    """Hash of what was asked for; empty until the request itself was seen."""
+    origin: Origin | None = None
+    accepted_ms: int = 0
+    updated_ms: int = 0
+    erased: bool = False
+    fold: ResultFold = field(init=False)
+    statuses: StatusFold = field(init=False)
+    status: StatusEvent | None = None
+    terminal_offset: int = -1
+
+    def __post_init__(self) -> None:
+        self.fold = ResultFold(request_id=self.request_id, tenant=self.tenant)
+        self.statuses = StatusFold(self.request_id, self.tenant)
+
+    @property
+    def key(self) -> Key:
+        return (self.tenant, self.request_id)
+
+    @property
+    def terminal(self) -> ResultEvent | None:
+        return self.fold.terminal
+
+    @property
+    def done(self) -> bool:
+        return self.fold.terminal is not None
+
+    # -- events
+
+    def on_request(self, request: InferenceRequest, origin: Origin | None) -> None:
+        """The request was seen on its topic (or accepted here, `origin` still unknown). The first origin stays."""
+        if self.origin is not None and origin is not None and not same_origin(self.origin, origin):
+            return
+        self.task, self.priority, self.pool = request.task, request.priority, request.pool
+        self.model = self.model or request.model
+        self.conversation_id, self.stream = request.conversation_id, request.stream
+        self.metadata = request.metadata
+        self.content = content_hash(request)
+        self.accepted_ms = self.accepted_ms or (origin.append_time_ms if origin else request.created_at)
+        if origin is not None:
+            self.origin = origin
+            self.accepted_ms = origin.append_time_ms
+
+    def on_result(self, event: ResultEvent, offset: int) -> list[Frame]:
+        """Frames that follow from an event of the result topic."""
+        step = self.fold.apply(event, offset)
+        if isinstance(step, Chunk):
+            frames: list[Frame] = []
+            if step.restarted:
+                frames.append(self.restarted_frame())
+            if step.text:
+                frames.append(self.chunk_frame(step.text, step.text_offset))
+            return frames
+        if self.fold.terminal is event:
+            self.terminal_offset = offset
+            self.task = self.task or event.task
+            self.model = event.model or self.model
+            self.origin = self.origin or event.origin
+            return [*self._rest(), self.result_frame()]
+        return []
+
+    def _rest(self) -> list[Frame]:
+        """Text of the outcome that no chunk brought (a gap, or another attempt's outcome)."""
+        event = self.fold.terminal
+        text = event.output_text if event is not None and self.stream else None
+        shown = self.fold.text
+        if text is None or event is None or text == shown:
+            return []
+        if text.startswith(shown):
+            frame = self.chunk_frame(text[len(shown) :], len(shown))
+            frame.cursor = self._cursor(len(text))
+            return [frame] if text[len(shown) :] else []
+        return [self.restarted_frame(), self.chunk_frame(text, 0)]
+
+    def on_status(self, event: StatusEvent) -> list[Frame]:
+        """Frames that follow from an event of the status topic. The end is told by the result topic alone."""
+        if event.done or self.done or (event.epoch, event.attempt) < (self.fold.epoch, self.fold.attempt):
+            return []
+        if not self.statuses.apply(event):
+            return []
+        if self.status is not None and (self.status.status, self.status.position) == (event.status, event.position):
+            return []
+        self.status = event
+        self.model = event.model or self.model
+        return [self.status_frame()]
+
+    # -- frames
+
+    def _cursor(self, text_length: int, offset: int | None = None) -> str:
+        fold = self.fold
+        at = offset if offset is not None else (fold.offset if fold.offset is not None else -1)
+        return encode_cursor(
+            Cursor(
+                partition=self.partition,
+                offset=at,
+                epoch=fold.epoch,
+                attempt=fold.attempt,
+                text_length=text_length,
+            )
+        )
+
+    def cursor(self) -> str:
+        return self._cursor(self.fold.text_length)
+
+    def status_frame(self) -> StatusFrame:
+        event = self.status
+        if event is None:
+            return StatusFrame(request_id=self.request_id, cursor=self.cursor(), status="accepted", done=False)
+        return StatusFrame(
+            request_id=self.request_id,
+            cursor=self.cursor(),
+            status=event.status,
+            done=False,
+            detail=event.detail,
+            position=event.position,
+        )
+
+    def chunk_frame(self, text: str, offset: int) -> ChunkFrame:
+        cursor = self._cursor(offset + len(text))
+        return ChunkFrame(request_id=self.request_id, cursor=cursor, text=text, offset=offset)
+
+    def restarted_frame(self) -> RestartedFrame:
+        return RestartedFrame(request_id=self.request_id, cursor=self._cursor(0), attempt=max(1, self.fold.attempt))
+
+    def result_frame(self) -> ResultFrame:
+        event = self.fold.terminal
+        assert event is not None
+        length = len(event.output_text or "")
+        return ResultFrame(
+            request_id=self.request_id,
+            cursor=self._cursor(length, self.terminal_offset),
+            status=event.status or "failed",
+            result=result_json(event),
+            error=error_json(event, self.request_id),
+            attempt=event.attempt,
+            model=event.model,
+            timings=None if event.timings is None else event.timings.to_dict(),
+        )
+
+    def opening(self, after: Cursor | None) -> list[Frame]:
+        """What a new subscriber is told first: from the beginning, or from behind its cursor."""
+        if self.done:
+            return [*self._ending_after(after), self.result_frame()]
+        return [self.status_frame(), *self._text_after(after, self.fold.text)]
+
+    def _ending_after(self, after: Cursor | None) -> list[Frame]:
+        event = self.fold.terminal
+        text = event.output_text if event is not None else None
+        if text is None or not self.stream:
+            return []
+        return self._text_after(after, text)
+
+    def _text_after(self, after: Cursor | None, text: str) -> list[Frame]:
+        if after is None or after.epoch < 0:
+            return [self.chunk_frame(text, 0)] if text else []
+        if (after.epoch, after.attempt) == (self.fold.epoch, self.fold.attempt) and after.text_length <= len(text):
+            rest = text[after.text_length :]
+            return [self.chunk_frame(rest, after.text_length)] if rest else []
+        if (after.epoch, after.attempt) < (self.fold.epoch, self.fold.attempt):
+            if after.text_length == 0:
+                return [self.chunk_frame(text, 0)] if text else []
+            return [self.restarted_frame(), *([self.chunk_frame(text, 0)] if text else [])]
+        return [SnapshotFrame(request_id=self.request_id, cursor=self.cursor(), text=text)]
+
+    def is_behind(self, after: Cursor) -> bool:
+        """Whether a cursor stands behind the outcome already: nothing is left to tell."""
+        return self.done and after.offset >= self.terminal_offset >= 0
+
+    # -- the public object
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as callers see it."""
+        event = self.fold.terminal
+        status = self.status
+        current = event.status if event is not None else "accepted" if status is None else status.status
+        return {
+            "object": "request",
+            "request_id": self.request_id,
+            "task": self.task,
+            "status": current,
+            "done": event is not None,
+            "attempt": event.attempt if event is not None else 1 if status is None else status.attempt,
+            "priority": self.priority,
+            "model": self.model,
+            "pool": self.pool,
+            "conversation_id": self.conversation_id,
+            "position": None if event is not None or status is None else status.position,
+            "detail": None if event is not None or status is None else status.detail,
+            "created_at": rfc3339(self.accepted_ms),
+            "finished_at": None if event is None else rfc3339(event.created_at),
+            "timings": None if event is None or event.timings is None else event.timings.to_dict(),
+            "result": None if event is None else result_json(event),
+            "error": None if event is None else error_json(event, self.request_id),
+            "metadata": self.metadata,
+        }
+
+
+def rfc3339(time_ms: int) -> str | None:
+    """Milliseconds since the epoch as RFC 3339 in UTC; None for an unknown time."""
+    if time_ms <= 0:
+        return None
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def result_json(event: ResultEvent) -> dict[str, Any] | None:
+    """Output, finish_reason and usage of a completed request."""
+    if event.status != "completed":
+        return None
+    usage = None if event.usage is None else {k: v for k, v in event.usage.to_dict().items() if v is not None}
+    found = dict(event.output or {})
+    if event.finish_reason is not None:
+        found["finish_reason"] = event.finish_reason
+    found["usage"] = usage
+    return found
+
+
+def error_json(event: ResultEvent, request_id: str) -> dict[str, Any] | None:
+    return None if event.error is None else error_record_body(event.error, request_id)["error"]
+
+
+def facts(entry: Entry) -> str:
+    """What the view stores beside folds, as JSON."""
+    return json.dumps(
+        {
+            "partition": entry.partition,
+            "task": entry.task,
+            "priority": entry.priority,
+            "model": entry.model,
+            "pool": entry.pool,
+            "conversation_id": entry.conversation_id,
+            "stream": entry.stream,
+            "metadata": entry.metadata,
+            "content": entry.content,
+            "origin": None if entry.origin is None else entry.origin.to_dict(),
+            "status": None if entry.status is None else entry.status.to_dict(),
+            "fold": [entry.fold.epoch, entry.fold.attempt, entry.fold.offset, entry.fold.token_count],
+            "terminal_offset": entry.terminal_offset,
+        }
+    )
+
+
+def restored(
+    tenant: str,
+    request_id: str,
+    stored: str,
+    *,
+    text: str,
+    terminal: ResultEvent | None,
+    accepted_ms: int,
+    erased: bool,
+) -> Entry:
+    """The entry again, as it was stored."""
+    found = json.loads(stored)
+    entry = Entry(tenant, request_id, found["partition"])
+    for name in ("task", "priority", "model", "pool", "conversation_id", "stream", "metadata", "content"):
+        setattr(entry, name, found[name])
+    entry.accepted_ms, entry.erased = accepted_ms, erased
+    entry.origin = None if found["origin"] is None else Origin.from_dict(found["origin"])
+    if found["status"] is not None:
+        entry.status = StatusEvent.from_dict(found["status"])
+        entry.statuses.apply(entry.status)
+    epoch, attempt, offset, tokens = found["fold"]
+    origin = entry.origin if epoch >= 0 else None
+    entry.fold.restore(origin=origin, epoch=epoch, attempt=attempt, text=text, token_count=tokens)
+    entry.fold.offset = offset
+    entry.terminal_offset = found["terminal_offset"]
+    if terminal is not None:
+        entry.fold.terminal = terminal
+    return entry

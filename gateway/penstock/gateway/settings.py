@@ -1,0 +1,95 @@
+"""The gateway's one settings object: defaults, then the TOML that PENSTOCK_CONFIG names, then PENSTOCK_* variables."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from penstock.producers.settings import KafkaSettings
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _SharedSection(BaseModel):
+    """A section that other processes read too: keys that only they know are theirs."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class KafkaSection(_SharedSection):
+    bootstrap_servers: str = "127.0.0.1:9092"
+    topic_prefix: str = ""
+    client_id: str = "penstock-gateway"
+    max_record_bytes: int = 1_000_000
+    security: dict[str, str] = Field(default_factory=dict[str, str])
+
+
+class GatewaySection(_Section):
+    host: str = "127.0.0.1"
+    port: int = 8000
+    view_path: Path = Path(".penstock/gateway.sqlite")
+    artifacts_dir: Path = Path(".penstock/artifacts")
+    client_queue_frames: int = Field(1024, ge=8)
+    """Frames that wait for one client before it is let go as too slow."""
+    max_pending_submits: int = Field(2_000, ge=1)
+    """Requests on their way to Kafka at once; more are refused with 503."""
+    max_live: int = Field(200_000, ge=100)
+    """Requests accepted and not done that this gateway holds; more are refused with 503."""
+    max_body_bytes: int = Field(2_000_000, ge=1_000)
+    max_http: int = Field(4_096, ge=1)
+    max_sockets: int = Field(4_096, ge=1)
+    horizon_h: float = Field(24.0, gt=0)
+    rediscover_s: float = Field(10.0, gt=0)
+    drain_s: float = Field(5.0, ge=0)
+    access_log: bool = False
+
+
+class AuthSection(_Section):
+    keys_file: Path | None = None
+    """Without keys everybody is the default tenant, and only loopback may be bound."""
+    ticket_key: str | None = None
+    """Shared by all gateways; without it each makes its own, and its tickets are good only there."""
+    allowed_origins: list[str] = Field(default_factory=list[str])
+    allowed_hosts: list[str] = Field(default_factory=list[str])
+
+
+class GatewaySettings(BaseSettings):
+    """All that a gateway process reads from outside, read once at its start."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="ignore", frozen=True, protected_namespaces=()
+    )
+
+    kafka: KafkaSection = Field(default_factory=KafkaSection)
+    gateway: GatewaySection = GatewaySection()  # pyright: ignore[reportCallIssue]
+    auth: AuthSection = Field(default_factory=AuthSection)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        config = os.environ.get("PENSTOCK_CONFIG")
+        if config is None:
+            return (init_settings, env_settings)
+        if not Path(config).is_file():
+            raise FileNotFoundError(f"PENSTOCK_CONFIG names {config}, which is not a file")
+        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config))
+
+    def kafka_settings(self) -> KafkaSettings:
+        return KafkaSettings(
+            bootstrap_servers=self.kafka.bootstrap_servers,
+            topic_prefix=self.kafka.topic_prefix,
+            security=dict(self.kafka.security),
+            client_id=self.kafka.client_id,
+            max_record_bytes=self.kafka.max_record_bytes,
+        )

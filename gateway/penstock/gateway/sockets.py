@@ -1,0 +1,252 @@
+"""`WS /v1/ws`: submit, subscribe, unsubscribe, cancel, ping over one socket, with one bounded queue for its frames."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import APIRouter, WebSocket
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from penstock.gateway.callers import Caller, caller_of
+from penstock.gateway.native import native_request
+from penstock.gateway.service import GatewayService, SlowConsumer, Subscription
+from penstock.schemas.cursor import decode_cursor
+from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, error_body
+from penstock.schemas.ids import check_conversation_id
+
+logger = logging.getLogger(__name__)
+
+router = APIRouter()
+
+SUBPROTOCOL = "penstock.v1"
+CLOSE_SLOW, CLOSE_RESTART, CLOSE_TOO_BIG = 4408, 1012, 1009
+MAX_FRAME_BYTES = 2_000_000
+MAX_SUBSCRIPTIONS = 1_000
+MAX_RUNNING = 64
+"""Frames of one socket that are worked on at once; further ones wait unread."""
+SEND_TIMEOUT_S = 20.0
+
+
+@router.websocket("/v1/ws")
+async def websocket(socket: WebSocket) -> None:
+    """One session. Auth and Origin were checked by the middleware, before the handshake is answered."""
+    offered = socket.scope.get("subprotocols") or []
+    await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+    service: GatewayService = socket.app.state.service
+    session = Session(socket, service, caller_of(socket))
+    service.sockets += 1
+    socket.app.state.sessions.add(session)
+    try:
+        await session.run()
+    finally:
+        service.sockets -= 1
+        socket.app.state.sessions.discard(session)
+
+
+class Session:
+    """One client's socket: a reader of its frames, and a writer of ours. Whichever ends first ends both."""
+
+    def __init__(self, socket: WebSocket, service: GatewayService, caller: Caller) -> None:
+        self._socket = socket
+        self._service = service
+        self._caller = caller
+        self._subscription = Subscription(service, single=False)
+        self._replies: asyncio.Queue[str] = asyncio.Queue(maxsize=256)
+        self._followed: set[str] = set()
+        self._running: set[asyncio.Task[None]] = set()
+        self._close_code = 1000
+
+    async def run(self) -> None:
+        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*tasks, *self._running):
+                task.cancel()
+            await asyncio.gather(*tasks, *self._running, return_exceptions=True)
+            self._subscription.close()
+            await self._close(self._close_code)
+
+    def restart(self) -> None:
+        """The gateway stops: the client is told to come again."""
+        self._close_code = CLOSE_RESTART
+        self._subscription.close()
+
+    async def _close(self, code: int) -> None:
+        if self._socket.client_state is WebSocketState.CONNECTED:
+            try:
+                await asyncio.wait_for(self._socket.close(code), 5)
+            except (TimeoutError, RuntimeError, OSError, WebSocketDisconnect):
+                logger.debug("socket.closed_uncleanly code=%d", code)
+
+    # -- out
+
+    async def _write(self) -> None:
+        """Replies and frames in their order. A client that does not read fills its queue and is let go."""
+        pump = asyncio.create_task(self._pump_frames())
+        try:
+            while True:
+                reply = asyncio.create_task(self._replies.get())
+                done, _ = await asyncio.wait({reply, pump}, return_when=asyncio.FIRST_COMPLETED)
+                if reply in done:
+                    await self._send(reply.result())
+                else:
+                    reply.cancel()
+                if pump in done:
+                    self._close_code = pump.result()
+                    return
+        finally:
+            pump.cancel()
+
+    async def _pump_frames(self) -> int:
+        """Sends frames as they come; the close code when there is an end."""
+        while True:
+            try:
+                frame = await self._subscription.next_frame()
+            except SlowConsumer:
+                return CLOSE_SLOW
+            if frame is None:
+                return self._close_code
+            sent = asyncio.create_task(self._send(frame.encoded()))
+            while not sent.done():
+                # A send that does not end (nobody reads) must not hide that the queue behind it is full.
+                await asyncio.wait({sent}, timeout=0.25)
+                if self._subscription.client.gone is not None and not sent.done():
+                    sent.cancel()
+                    return CLOSE_SLOW
+            sent.result()
+            if frame.type == "result":
+                self._followed.discard(frame.request_id)
+                self._service.unfollow(self._subscription, self._caller.tenant, frame.request_id)
+
+    async def _send(self, text: str) -> None:
+        await self._socket.send_text(text)
+
+    async def _reply(self, body: dict[str, Any]) -> None:
+        await self._replies.put(json.dumps(body, ensure_ascii=False, separators=(",", ":")))
+
+    # -- in
+
+    async def _read(self) -> None:
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            text: str | None = message.get("text")
+            if text is None or len(text) > MAX_FRAME_BYTES:
+                self._close_code = CLOSE_TOO_BIG if text is not None else 1003
+                return
+            await self._on_text(text)
+
+    async def _on_text(self, text: str) -> None:
+        try:
+            frame: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            frame = None
+        if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
+            await self._error(InvalidRequest("a frame is a JSON object with a type"), {})
+            return
+        handler = self._handlers().get(frame["type"])
+        if handler is None:
+            return  # unknown types are ignored, so that newer clients can talk to older gateways
+        while len(self._running) >= MAX_RUNNING:
+            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        task = asyncio.create_task(self._handle(handler, frame))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def _handlers(self) -> dict[str, Callable[[dict[str, Any]], Awaitable[None]]]:
+        return {
+            "submit": self._submit,
+            "subscribe": self._subscribe,
+            "unsubscribe": self._unsubscribe,
+            "cancel": self._cancel,
+            "ping": self._ping,
+        }
+
+    async def _handle(self, handler: Callable[[dict[str, Any]], Awaitable[None]], frame: dict[str, Any]) -> None:
+        try:
+            await handler(frame)
+        except PenstockError as error:
+            await self._error(error, frame)
+        except Exception:
+            logger.exception("socket.handler_failed type=%s", frame["type"])
+            await self._error(InternalError("internal error"), frame)
+
+    async def _error(self, error: PenstockError, frame: dict[str, Any]) -> None:
+        request_id = frame.get("request_id")
+        known = request_id if isinstance(request_id, str) else None
+        body = {"type": "error", "request_id": known, **error_body(error, known)}
+        if "id" in frame:
+            body["id"] = frame["id"]
+        await self._reply(body)
+
+    async def _submit(self, frame: dict[str, Any]) -> None:
+        self._caller.require("submit")
+        self._socket.app.state.rate_limiter.charge(self._caller)
+        asked = native_request(frame.get("request"), self._caller)
+        self._room_for_one_more()
+        key = frame.get("idempotency_key")
+        if key is not None and not isinstance(key, str):
+            raise InvalidRequest("idempotency_key must be text", param="idempotency_key")
+        accepted = await self._service.submit(asked, idempotency_key=key)
+        reply: dict[str, Any] = {"type": "accepted", "request_id": accepted.request_id}
+        if accepted.replayed:
+            reply["replayed"] = True
+        if "id" in frame:
+            reply["id"] = frame["id"]
+        await self._reply(reply)
+        self._follow(accepted.request_id, None)
+
+    async def _subscribe(self, frame: dict[str, Any]) -> None:
+        self._caller.require("read")
+        self._room_for_one_more()
+        tenant = self._caller.tenant
+        if frame.get("conversation_id") is not None:
+            conversation = check_conversation_id(frame["conversation_id"])
+            self._service.follow_conversation(self._subscription, tenant, conversation)
+            return
+        request_id = _request_id(frame)
+        after = frame.get("after")
+        if after is not None and not isinstance(after, str):
+            raise InvalidRequest("after must be a cursor", param="after")
+        cursor = decode_cursor(after) if after else None
+        await self._service.find(tenant, request_id)
+        await self._service.reach(cursor)
+        self._follow(request_id, cursor)
+
+    def _follow(self, request_id: str, cursor: Any) -> None:
+        self._service.unfollow(self._subscription, self._caller.tenant, request_id)
+        self._followed.add(request_id)
+        self._service.follow(self._subscription, self._caller.tenant, request_id, cursor)
+
+    def _room_for_one_more(self) -> None:
+        if len(self._followed) >= MAX_SUBSCRIPTIONS:
+            raise InvalidRequest(f"a socket can follow {MAX_SUBSCRIPTIONS} requests at once")
+
+    async def _unsubscribe(self, frame: dict[str, Any]) -> None:
+        if frame.get("conversation_id") is not None:
+            conversation = check_conversation_id(frame["conversation_id"])
+            self._service.unfollow_conversation(self._subscription, self._caller.tenant, conversation)
+            return
+        request_id = _request_id(frame)
+        self._followed.discard(request_id)
+        self._service.unfollow(self._subscription, self._caller.tenant, request_id)
+
+    async def _cancel(self, frame: dict[str, Any]) -> None:
+        self._caller.require("cancel")
+        await self._service.cancel(self._caller.tenant, _request_id(frame))
+
+    async def _ping(self, frame: dict[str, Any]) -> None:
+        await self._reply({"type": "pong", **({"id": frame["id"]} if "id" in frame else {})})
+
+
+def _request_id(frame: dict[str, Any]) -> str:
+    request_id = frame.get("request_id")
+    if not isinstance(request_id, str):
+        raise InvalidRequest("request_id must be text", param="request_id")
+    return request_id

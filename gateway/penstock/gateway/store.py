@@ -1,0 +1,204 @@
+"""The view on disk: rows of requests and the offsets they reflect, written in one SQLite transaction by one thread."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.gateway.entries import Entry, Key, facts, restored
+from penstock.schemas.codec import Codec, default_codec
+from penstock.schemas.records import ResultEvent
+
+logger = logging.getLogger(__name__)
+
+TP = tuple[str, int]
+VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS requests (
+  tenant TEXT NOT NULL, request_id TEXT NOT NULL, accepted_ms INTEGER NOT NULL, updated_ms INTEGER NOT NULL,
+  status TEXT NOT NULL, done INTEGER NOT NULL, conversation_id TEXT, facts TEXT NOT NULL, text TEXT NOT NULL,
+  terminal BLOB, erased INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, request_id)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_time ON requests (tenant, accepted_ms, request_id);
+CREATE INDEX IF NOT EXISTS by_update ON requests (updated_ms);
+CREATE TABLE IF NOT EXISTS offsets (
+  topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+_UPSERT = "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_COLUMNS = "tenant, request_id, accepted_ms, facts, text, terminal, erased"
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one transaction holds."""
+
+    rows: Sequence[Row]
+    offsets: Mapping[TP, int]
+    written: threading.Event | None = None
+
+
+class Store:
+    """One SQLite file. `submit` hands batches to the writer thread; reads come from their own connection."""
+
+    def __init__(self, path: Path, cluster: str, codec: Codec | None = None) -> None:
+        self._codec = codec or default_codec()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._open_or_start_anew(cluster)
+        self._reader = self._connect()
+        self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=4)
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._write_forever, name="view-writer", daemon=True)
+        self._thread.start()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=10)
+        connection.execute("PRAGMA journal_mode=WAL")
+        # The log is the truth: what a power cut takes from this file is read again.
+        connection.execute("PRAGMA synchronous=NORMAL")
+        return connection
+
+    def _open_or_start_anew(self, cluster: str) -> None:
+        """A file of another cluster, prefix or version says nothing about this log: it is emptied."""
+        identity = f"{VERSION} {cluster}"
+        try:
+            connection = self._connect()
+            connection.executescript(_SCHEMA)
+            row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
+        except sqlite3.DatabaseError:
+            logger.warning("view.unreadable: it is made anew from the topics")
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+            connection = self._connect()
+            connection.executescript(_SCHEMA)
+            row = None
+        if row is not None and row[0] != identity:
+            connection.executescript("DELETE FROM requests; DELETE FROM offsets;")
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))
+        connection.close()
+
+    # -- writing
+
+    def row(self, entry: Entry) -> Row:
+        """An entry as its row. Text is kept until the outcome, which holds it whole."""
+        terminal = entry.terminal
+        status = terminal.status if terminal is not None else entry.status.status if entry.status else "accepted"
+        return (
+            entry.tenant,
+            entry.request_id,
+            entry.accepted_ms,
+            int(time.time() * 1000),
+            status,
+            int(entry.done or entry.erased),
+            entry.conversation_id,
+            facts(entry),
+            "" if entry.done else entry.fold.text,
+            None if terminal is None else self._codec.encode(terminal),
+            int(entry.erased),
+        )
+
+    def submit(self, batch: Batch) -> bool:
+        """Hand a batch to the writer; False when it is behind, so that the caller keeps it and reads no further."""
+        try:
+            self._queue.put_nowait(batch)
+        except queue.Full:
+            return False
+        return True
+
+    def _write_forever(self) -> None:
+        connection = self._connect()
+        try:
+            while (batch := self._queue.get()) is not None:
+                self._write(connection, batch)
+        except BaseException as error:
+            logger.exception("view.writer_failed")
+            self.failure = error
+        finally:
+            connection.close()
+
+    def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany(_UPSERT, batch.rows)
+        connection.executemany(
+            "INSERT OR REPLACE INTO offsets VALUES (?, ?, ?)",
+            [(topic, partition, offset) for (topic, partition), offset in batch.offsets.items()],
+        )
+        connection.execute("COMMIT")
+        if batch.written is not None:
+            batch.written.set()
+
+    def prune(self, before_ms: int) -> int:
+        """Delete rows not touched since; how many."""
+        connection = self._connect()
+        try:
+            return connection.execute("DELETE FROM requests WHERE updated_ms < ?", (before_ms,)).rowcount
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(10)
+        self._reader.close()
+
+    # -- reading
+
+    def offsets(self) -> dict[TP, int]:
+        return {(topic, partition): at for topic, partition, at in self._reader.execute("SELECT * FROM offsets")}
+
+    def live(self) -> list[Entry]:
+        """The entries that are not done."""
+        rows = self._reader.execute(f"SELECT {_COLUMNS} FROM requests WHERE done = 0").fetchall()
+        return [self._entry(row) for row in rows]
+
+    def get(self, key: Key) -> Entry | None:
+        row = self._reader.execute(
+            f"SELECT {_COLUMNS} FROM requests WHERE tenant = ? AND request_id = ?", key
+        ).fetchone()
+        return None if row is None else self._entry(row)
+
+    def page(
+        self,
+        tenant: str,
+        *,
+        limit: int,
+        after: str | None,
+        newest_first: bool,
+        status: str | None = None,
+        conversation_id: str | None = None,
+    ) -> list[Entry]:
+        """One page of a tenant's requests in the order of acceptance, behind the request `after`."""
+        where, values = ["tenant = ?", "erased = 0"], [tenant]
+        if status is not None:
+            where.append("status = ?")
+            values.append(status)
+        if conversation_id is not None:
+            where.append("conversation_id = ?")
+            values.append(conversation_id)
+        if after is not None:
+            compare = "<" if newest_first else ">"
+            at = "(SELECT accepted_ms FROM requests WHERE tenant = ? AND request_id = ?)"
+            where.append(f"(accepted_ms, request_id) {compare} ({at}, ?)")
+            values += [tenant, after, after]
+        order = "DESC" if newest_first else "ASC"
+        query = (
+            f"SELECT {_COLUMNS} FROM requests WHERE {' AND '.join(where)}"
+            f" ORDER BY accepted_ms {order}, request_id {order} LIMIT ?"
+        )
+        return [self._entry(row) for row in self._reader.execute(query, [*values, limit]).fetchall()]
+
+    def _entry(self, row: Row) -> Entry:
+        tenant, request_id, accepted_ms, stored, text, terminal, erased = row
+        event = None if terminal is None else self._codec.decode(terminal, ResultEvent)
+        return restored(
+            tenant, request_id, stored, text=text, terminal=event, accepted_ms=accepted_ms, erased=bool(erased)
+        )
