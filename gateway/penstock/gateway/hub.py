@@ -1,4 +1,4 @@
-"""The hub: frames to whoever subscribed, one bounded queue per client; one that does not read is let go."""
+"""The hub: frames to whoever subscribed, one bounded queue per client; one that does not read is let go.
 
 A plain object without I/O. `wake` is called when a client has something new; how it waits is its own business.
 """
