@@ -140,7 +140,7 @@ async def test_a_server_that_stops_cancels_no_work() -> None:
         close=lambda: calls.append("closed"),
     )
     task = asyncio.create_task(stream({"type": "http", "path": "/"}, receive, send))
-    while "http.response.body" not in calls:  # noqa: ASYNC110
+    while "http.response.body" not in calls:
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
