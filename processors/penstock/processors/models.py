@@ -6,11 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from penstock.processors.core.admission import Grant, Ledger
+from penstock.processors.engines import loading
 from penstock.processors.engines.base import Engine
 from penstock.processors.engines.noop import NoopEngine
 from penstock.schemas.errors import EngineFailed, InvalidRequest, ModelNotFound, PenstockError
@@ -117,21 +118,36 @@ def make_engine(config: ModelConfig) -> Engine:
 
             return RemoteEngine(config.id, config.source, options)
         case "text" | "embedding":
-            from penstock.processors.engines import loading
             from penstock.processors.engines.host import ChildEngine
 
+            # Looked up once, here: the child opens what was sized.
+            source = str(loading.resolve_source(config.source))
             if config.engine == "text":
                 options["cache_tokens"] = loading.cache_tokens(options)
+            options["granted_bytes"] = loading.memory_need(source, config.engine, options)
             return ChildEngine(
                 config.id,
                 config.engine,
-                config.source,
+                source,
                 options,
-                memory_need_bytes=loading.memory_need(config.source, config.engine, options),
+                memory_need_bytes=options["granted_bytes"],
                 slots=int(options.get("slots", 64 if config.engine == "text" else 256)),
             )
         case _:
             raise InvalidRequest(f"{config.id}: there is no engine {config.engine}", param="models")
+
+
+def share_cores(configs: Sequence[ModelConfig], cores: int) -> dict[str, ModelConfig]:
+    """By id, with `threads` for each local engine that names none: two that want all cores slow each other sevenfold.
+
+    One core is left to Kafka, the worker and the gateway where there are more than two.
+    """
+    local = [config for config in configs if config.engine in ("text", "embedding")]
+    threads = max(1, (cores - 1) // max(1, len(local)))
+    return {
+        config.id: replace(config, options={"threads": threads, **config.options}) if config in local else config
+        for config in configs
+    }
 
 
 class ModelManager:
@@ -156,7 +172,8 @@ class ModelManager:
         self._on_change = on_change
         self._on_load = on_load
         self._clock = clock
-        self._loaded = {config.id: _Loaded(config) for config in catalog}
+        shared = share_cores(list(catalog), loading.usable_cores())
+        self._loaded = {model: _Loaded(config) for model, config in shared.items()}
 
     def resolve(self, task: str, model: str | None) -> ModelConfig:
         return self.catalog.resolve(task, model)
@@ -202,12 +219,12 @@ class ModelManager:
             found.grant = self._grant(config, found.need_bytes)
             await engine.start()
         except BaseException as error:
+            if engine is not None:
+                await engine.stop()  # first: what it holds is free only when its process has ended
             found.go(Lifecycle.FAILED)
             if found.grant is not None:
                 self._ledger.release(found.grant)
                 found.grant = None
-            if engine is not None:
-                await engine.stop()
             self._on_change()
             if isinstance(error, PenstockError):
                 found.error = error
@@ -225,7 +242,7 @@ class ModelManager:
     def _grant(self, config: ModelConfig, need_bytes: int) -> Grant | None:
         if need_bytes == 0:
             return None
-        device = str(config.options.get("device", "cpu"))
+        device = loading.device_name(config.options)
         if not self._ledger.fits_ever(need_bytes, device):
             raise self._ledger.insufficient(config.id, need_bytes, device)
         grant = self._ledger.grant(config.id, need_bytes, device, self._clock())

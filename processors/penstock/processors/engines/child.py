@@ -1,9 +1,9 @@
-"""The child side of an engine: a process that holds one model and speaks over a pipe.
+"""The child side of an engine: a process that holds one model and speaks over a channel.
 
 It is forked from a server with torch imported. Messages to it: ("prepare", number, spec), ("run", spec), ("cancel",
 run_id), ("stop",). From it come lists of ("ready", EngineInfo, bytes), ("refused", error), ("prepared", number,
-Prepared | error), ("delta", Delta), ("finished", Finished), ("failed", RunFailed), ("memory", bytes): one list per engine step,
-however many runs it touched.
+Prepared | error), ("delta", Delta), ("finished", Finished), ("failed", RunFailed), ("memory", bytes): one list per
+engine step, however many runs it touched. The memory report is also its sign of life.
 """
 
 from __future__ import annotations
@@ -13,68 +13,70 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from penstock.processors.engines.base import EngineInfo, Prepared, RunFailed, RunSpec
+from penstock.processors.engines.channel import Channel
 from penstock.schemas.errors import EngineFailed, InternalError, PenstockError
 
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
+REPORT_EVERY_S = 2.0
+CHECK_EVERY_S = 0.25
 Event = tuple[Any, ...]
-
-
-class Backend(Protocol):
-    """A kind of model inside the child; called on the child's event loop."""
-
-    def load(self) -> EngineInfo: ...
-    def prepare(self, spec: RunSpec) -> Prepared: ...
-    def run(self, spec: RunSpec) -> None: ...
-    def cancel(self, run_id: str) -> None: ...
-    def close(self) -> None: ...
-
-
 Emit = Callable[[Event], None]
 
 
-def measured_memory() -> int:
-    """Bytes that belong to this process alone (USS): shared pages of the fork server are not counted twice."""
-    import psutil
+class Backend(Protocol):
+    """A kind of model inside the child; all but `load` are called on the child's event loop."""
 
-    return int(psutil.Process().memory_full_info().uss)
+    def load(self) -> EngineInfo:
+        """Load the model, in a thread."""
+        ...
+
+    def prepare(self, spec: RunSpec) -> Prepared: ...
+    def run(self, spec: RunSpec) -> None: ...
+    def cancel(self, run_id: str) -> None: ...
+
+    def check(self) -> None:
+        """Called often: notice what no event tells."""
+        ...
+
+    def measured_memory(self) -> int: ...
 
 
 class Outbox:
-    """Gathers events of one loop iteration and sends them as one message."""
+    """Gathers the events of one loop iteration and sends them as one message."""
 
-    def __init__(self, conn: Connection, loop: asyncio.AbstractEventLoop) -> None:
-        self._conn = conn
+    def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
+        self._channel = channel
         self._loop = loop
         self._events: list[Event] = []
 
     def emit(self, event: Event) -> None:
         if not self._events:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._events.append(event)
 
-    def _flush(self) -> None:
-        events, self._events = self._events, []
-        try:
-            self._conn.send(events)
-        except OSError:  # the worker is gone; so are we
-            os._exit(1)
+    def flush(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._channel.send(events)
 
 
-def main(conn: Connection, kind: str, source: str, options: Mapping[str, Any]) -> None:
+def main(sock: socket.socket, kind: str, source: str, options: Mapping[str, Any]) -> None:
     """Entry point of the process."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the fork server's end is ours; it ends with the worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the worker decides when we stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Read when CUDA is first touched, which is after this: cards in NVML's order, and an allocator that fragments less.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     logging.basicConfig(level=logging.WARNING)
-    asyncio.run(serve(conn, kind, source, options))
-    os._exit(0)  # native threads of a model must not hold up the end
+    asyncio.run(serve(sock, kind, source, options))
 
 
 def make_backend(kind: str, source: str, options: Mapping[str, Any], emit: Emit) -> Backend:
@@ -89,37 +91,46 @@ def make_backend(kind: str, source: str, options: Mapping[str, Any], emit: Emit)
     raise ValueError(f"no backend of kind {kind}")
 
 
-async def serve(conn: Connection, kind: str, source: str, options: Mapping[str, Any]) -> None:
+def leave(code: int = 0) -> NoReturn:
+    """End at once: native threads of a model must not hold up the end."""
+    os._exit(code)
+
+
+async def serve(sock: socket.socket, kind: str, source: str, options: Mapping[str, Any]) -> None:
     """Load, then answer messages until told to stop or the worker is gone."""
     loop = asyncio.get_running_loop()
-    outbox = Outbox(conn, loop)
-    backend = make_backend(kind, source, options, outbox.emit)
+    backend: Backend | None = None
+
+    def on_message(message: Event) -> None:
+        # A backend that is not loaded yet is only ever told to stop.
+        if backend is None or not handle(backend, outbox.emit, message):
+            leave()
+
+    channel = await Channel.open(sock, on_message, leave)
+    outbox = Outbox(channel, loop)
     try:
-        info = await asyncio.to_thread(backend.load)
+        loading = make_backend(kind, source, options, outbox.emit)
+        info = await asyncio.to_thread(loading.load)
     except BaseException as error:
         logger.exception("engine.load_failed source=%s", source)
-        conn.send([("refused", EngineFailed(f"{source} could not be loaded: {type(error).__name__}: {error}"[:500]))])
-        return
-    outbox.emit(("ready", info, measured_memory()))
-    over = asyncio.Event()
+        refusal = error if isinstance(error, PenstockError) else _load_failure(source, error)
+        channel.send([("refused", refusal)])
+        while channel.unsent_bytes:
+            await asyncio.sleep(0.01)
+        leave(1)
+    backend = loading
+    outbox.emit(("ready", info, backend.measured_memory()))
+    report_at = loop.time() + REPORT_EVERY_S
+    while True:
+        await asyncio.sleep(CHECK_EVERY_S)
+        backend.check()
+        if loop.time() >= report_at:
+            outbox.emit(("memory", backend.measured_memory()))
+            report_at = loop.time() + REPORT_EVERY_S
 
-    def on_readable() -> None:
-        try:
-            while conn.poll():
-                if not handle(backend, outbox.emit, conn.recv()):
-                    over.set()
-                    return
-        except (EOFError, OSError):
-            over.set()
 
-    loop.add_reader(conn.fileno(), on_readable)
-    while not over.is_set():
-        try:
-            await asyncio.wait_for(over.wait(), 5)
-        except TimeoutError:
-            outbox.emit(("memory", measured_memory()))
-    loop.remove_reader(conn.fileno())
-    backend.close()
+def _load_failure(source: str, error: BaseException) -> EngineFailed:
+    return EngineFailed(f"{source} could not be loaded: {type(error).__name__}: {error}"[:500])
 
 
 def handle(backend: Backend, emit: Emit, message: Event) -> bool:

@@ -1,19 +1,39 @@
-"""Embeddings inside the child: mean pooling over AutoModel, normalised; requests that come together share a batch."""
+"""Embeddings inside the child: mean pooling over AutoModel, normalised; requests that come together share batches."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec
 from penstock.processors.engines.child import Emit
-from penstock.processors.engines.loading import device_name, dtype_name, resolve_source
+from penstock.processors.engines.loading import (
+    device_name,
+    dtype_name,
+    limit_device_memory,
+    measured_memory,
+    resolve_source,
+)
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
+
+REMEMBERED_INPUTS = 1024
+Text = tuple[str, int]
+"""(run id, place in the run's inputs)"""
+
+
+class _Run:
+    """A run's texts as token ids, and the vectors found so far."""
+
+    def __init__(self, spec: RunSpec, ids: list[list[int]]) -> None:
+        self.spec = spec
+        self.ids = ids
+        self.vectors: list[list[float]] = [[]] * len(ids)
+        self.missing = len(ids)
 
 
 class EmbeddingBackend:
@@ -23,9 +43,10 @@ class EmbeddingBackend:
         self._source = source
         self._options = options
         self._emit = emit
-        self._max_batch_tokens = int(options.get("max_batch_tokens", 4096))
-        self._waiting: deque[RunSpec] = deque()
-        self._cancelled: set[str] = set()
+        self._max_batch_tokens = int(options.get("max_batch_tokens", 2048))
+        self._prepared: OrderedDict[str, list[list[int]]] = OrderedDict()
+        self._runs: dict[str, _Run] = {}
+        self._texts: list[Text] = []
         self._task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._model: Any = None
@@ -36,92 +57,100 @@ class EmbeddingBackend:
     def load(self) -> EngineInfo:
         import torch
         from transformers import AutoModel, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
 
-        torch.set_num_threads(int(self._options.get("threads", 2)))
+        torch.set_num_threads(int(self._options.get("threads", 1)))
+        disable_progress_bar()
         folder = str(resolve_source(self._source))
+        device = device_name(self._options)
+        limit_device_memory(self._options)
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         dtype = getattr(torch, dtype_name(self._options))
-        model: Any = AutoModel.from_pretrained(folder, dtype=dtype)
-        self._model = model.to(device_name(self._options)).eval()
+        model: Any = AutoModel.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+        self._model = model.to(device).eval()
         config: Any = self._model.config
         self._window = min(int(config.max_position_embeddings), int(self._options.get("window", 1 << 30)))
         self._dimensions = int(config.hidden_size)
-        return EngineInfo(context_window=self._window, dimensions=self._dimensions, device=device_name(self._options))
+        self._forward([self._tokenize(["warm up"])[0]])
+        return EngineInfo(context_window=self._window, dimensions=self._dimensions, device=device)
 
     def prepare(self, spec: RunSpec) -> Prepared:
         """Raises ContextLengthExceeded for a text that is too long, InvalidRequest for too many dimensions."""
         wanted = spec.params.get("dimensions")
-        if wanted is not None and int(wanted) > self._dimensions:
+        if wanted is not None and not 1 <= int(wanted) <= self._dimensions:
             raise InvalidRequest(
-                f"dimensions must be at most {self._dimensions} for this model", param="payload.dimensions"
+                f"dimensions must be from 1 to {self._dimensions} for this model", param="payload.dimensions"
             )
-        lengths = [len(ids) for ids in self._tokenizer(spec.inputs or [])["input_ids"]]
-        for number, length in enumerate(lengths):
-            if length > self._window:
+        if not spec.inputs:
+            raise InvalidRequest("there is no text to embed", param="payload.input")
+        ids = self._tokenize(spec.inputs)
+        for number, tokens in enumerate(ids):
+            if len(tokens) > self._window:
                 raise ContextLengthExceeded(
-                    f"input {number} has {length} tokens; the model takes {self._window}",
+                    f"input {number} has {len(tokens)} tokens; the model takes {self._window}",
                     param=f"payload.input[{number}]",
-                    details={"need": length, "capacity": self._window, "unit": "tokens"},
+                    details={"need": len(tokens), "capacity": self._window, "unit": "tokens"},
                 )
-        return Prepared(run_id=spec.run_id, prompt_tokens=sum(lengths), need_tokens=0)
+        self._prepared[spec.run_id] = ids
+        if len(self._prepared) > REMEMBERED_INPUTS:
+            self._prepared.popitem(last=False)
+        return Prepared(run_id=spec.run_id, prompt_tokens=sum(map(len, ids)), need_tokens=0)
+
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._tokenizer(list(texts), verbose=False)["input_ids"]
 
     def run(self, spec: RunSpec) -> None:
-        self._waiting.append(spec)
+        if spec.run_id not in self._prepared:
+            self.prepare(spec)
+        run = _Run(spec, self._prepared.pop(spec.run_id))
+        self._runs[spec.run_id] = run
+        self._texts.extend((spec.run_id, place) for place in range(len(run.ids)))
         if self._task is None or self._task.done():
             self._task = self._loop.create_task(self._work())
 
     def cancel(self, run_id: str) -> None:
-        self._cancelled.add(run_id)
+        self._prepared.pop(run_id, None)
+        self._runs.pop(run_id, None)  # its texts are passed over when a batch is taken
 
-    def close(self) -> None:
-        self._waiting.clear()
+    def check(self) -> None:
+        pass
+
+    def measured_memory(self) -> int:
+        return measured_memory(device_name(self._options))
 
     async def _work(self) -> None:
-        """Batch after batch, off the loop, so that more can gather while one is computed."""
-        while self._waiting:
-            batch: list[RunSpec] = []
-            size = 0
-            while self._waiting and (not batch or size + len(self._waiting[0].inputs or []) <= 256):
-                spec = self._waiting.popleft()
-                if spec.run_id in self._cancelled:
-                    self._cancelled.discard(spec.run_id)
-                    continue
-                batch.append(spec)
-                size += len(spec.inputs or [])
-            if not batch:
-                continue
+        """Batch after batch, off the loop, so that more texts can gather while one is computed."""
+        while batch := self._next_batch():
             try:
-                finished = await asyncio.to_thread(self._embed, batch)
+                vectors = await asyncio.to_thread(self._forward, [self._runs[run].ids[place] for run, place in batch])
             except Exception as error:
-                logger.exception("engine.embedding_failed texts=%d", size)
-                failure = EngineFailed(f"{type(error).__name__} while embedding")
-                for spec in batch:
-                    self._emit(("failed", RunFailed(run_id=spec.run_id, error=failure, retryable_here=True)))
+                logger.exception("engine.embedding_failed texts=%d", len(batch))
+                self._fail({run for run, _ in batch}, EngineFailed(f"{type(error).__name__} while embedding"))
                 continue
-            for item in finished:
-                if item.run_id in self._cancelled:
-                    self._cancelled.discard(item.run_id)
-                else:
-                    self._emit(("finished", item))
+            for (run_id, place), vector in zip(batch, vectors, strict=True):
+                self._found(run_id, place, vector)
 
-    def _embed(self, specs: list[RunSpec]) -> list[Finished]:
-        """All texts of all runs, shortest first, in batches of bounded tokens."""
-        texts = [(run, place, text) for run, spec in enumerate(specs) for place, text in enumerate(spec.inputs or [])]
-        encoded: list[list[int]] = self._tokenizer([text for _, _, text in texts])["input_ids"]
-        order = sorted(range(len(texts)), key=lambda index: len(encoded[index]))
-        vectors: dict[tuple[int, int], list[float]] = {}
-        at = 0
-        while at < len(order):
-            end = at + 1
-            while end < len(order) and (end + 1 - at) * len(encoded[order[end]]) <= self._max_batch_tokens:
-                end += 1
-            chosen = order[at:end]
-            for index, vector in zip(chosen, self._forward([encoded[i] for i in chosen]), strict=True):
-                run, place, _ = texts[index]
-                vectors[(run, place)] = vector
-            at = end
-        lengths = {(run, place): len(ids) for (run, place, _), ids in zip(texts, encoded, strict=True)}
-        return [self._finished(run, spec, vectors, lengths) for run, spec in enumerate(specs)]
+    def _next_batch(self) -> list[Text]:
+        """The text that waits longest, and with it those nearest to it in length while padded tokens stay bounded."""
+        waiting = self._texts = [(run, place) for run, place in self._texts if run in self._runs]
+        if not waiting:
+            return []
+
+        def length(text: Text) -> int:
+            return len(self._runs[text[0]].ids[text[1]])
+
+        first = length(waiting[0])
+        near = sorted(waiting, key=lambda text: abs(length(text) - first))
+        batch: list[Text] = []
+        longest = 0
+        for text in near:
+            longest = max(longest, length(text))
+            if batch and longest * (len(batch) + 1) > self._max_batch_tokens:
+                break
+            batch.append(text)
+        chosen = set(batch)
+        self._texts = [text for text in waiting if text not in chosen]
+        return batch
 
     def _forward(self, ids: list[list[int]]) -> list[list[float]]:
         import torch
@@ -133,27 +162,34 @@ class EmbeddingBackend:
             pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
             return torch.nn.functional.normalize(pooled, dim=1).cpu().tolist()
 
-    def _finished(
-        self,
-        run: int,
-        spec: RunSpec,
-        vectors: Mapping[tuple[int, int], list[float]],
-        lengths: Mapping[tuple[int, int], int],
-    ) -> Finished:
-        count = len(spec.inputs or [])
-        dimensions = int(spec.params.get("dimensions") or self._dimensions)
-        found = [_truncate(vectors[(run, place)], dimensions) for place in range(count)]
-        tokens = sum(lengths[(run, place)] for place in range(count))
+    def _found(self, run_id: str, place: int, vector: list[float]) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            return
+        run.vectors[place] = vector
+        run.missing -= 1
+        if run.missing == 0:
+            del self._runs[run_id]
+            self._emit(("finished", self._finished(run)))
+
+    def _fail(self, run_ids: set[str], error: EngineFailed) -> None:
+        for run_id in run_ids:
+            if self._runs.pop(run_id, None) is not None:
+                self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=True)))
+
+    def _finished(self, run: _Run) -> Finished:
+        dimensions = int(run.spec.params.get("dimensions") or self._dimensions)
+        tokens = sum(map(len, run.ids))
         return Finished(
-            run_id=spec.run_id,
-            output={"embeddings": found, "dimensions": dimensions},
+            run_id=run.spec.run_id,
+            output={"embeddings": [truncate(vector, dimensions) for vector in run.vectors], "dimensions": dimensions},
             finish_reason=None,
             usage={"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens},
             prompt_tokens=tokens,
         )
 
 
-def _truncate(vector: list[float], dimensions: int) -> list[float]:
+def truncate(vector: list[float], dimensions: int) -> list[float]:
     """The first dimensions, normalised again."""
     if dimensions >= len(vector):
         return vector

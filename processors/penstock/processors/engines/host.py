@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import socket
 from collections.abc import Callable, Mapping
 from functools import cache
-from multiprocessing.connection import Connection
 from typing import Any
 
 from penstock.processors.engines import child
@@ -20,11 +20,14 @@ from penstock.processors.engines.base import (
     RunSpec,
     Sink,
 )
+from penstock.processors.engines.channel import Channel
 from penstock.schemas.errors import EngineFailed, PenstockError
 
 logger = logging.getLogger(__name__)
 
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+HEALTHY_AFTER_S = 60.0
+"""An engine that lived so long had no trouble starting: the next backoff begins anew."""
 
 
 @cache
@@ -35,8 +38,16 @@ def fork_context() -> Any:
     return context
 
 
+class _Died(EngineFailed):
+    """The process ended unasked while it worked on this."""
+
+
 class ChildEngine:
-    """An Engine whose model lives in a child process. Its death fails its own runs only."""
+    """An Engine whose model lives in a child process. Its death fails its own runs only.
+
+    `on_died` gets the exit code after each death that nobody asked for. An engine that says nothing for `silent_s` is
+    taken for stuck and killed.
+    """
 
     prepares_inline = False
 
@@ -51,6 +62,7 @@ class ChildEngine:
         slots: int,
         on_died: Callable[[int | None], None] = lambda _: None,
         start_timeout_s: float = 300,
+        silent_s: float = 60,
     ) -> None:
         self.model = model
         self._kind, self._source, self._options = kind, source, dict(options)
@@ -58,9 +70,10 @@ class ChildEngine:
         self._slots = slots
         self._on_died = on_died
         self._start_timeout_s = start_timeout_s
+        self._silent_s = silent_s
         self._state = EngineState.NEW
         self._process: Any = None
-        self._conn: Connection | None = None
+        self._channel: Channel | None = None
         self._info = EngineInfo()
         self._measured: int | None = None
         self._cache_tokens: int | None = None
@@ -70,7 +83,11 @@ class ChildEngine:
         self._number = 0
         self._used_tokens = 0
         self._deaths = 0
+        self._ready_at = 0.0
+        self._heard = False
+        self._silence: asyncio.TimerHandle | None = None
         self._restart: asyncio.Task[None] | None = None
+        self._usable = asyncio.Event()
 
     @property
     def state(self) -> EngineState:
@@ -81,32 +98,47 @@ class ChildEngine:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Fork and load. Raises EngineFailed when the model cannot be loaded."""
-        loop = asyncio.get_running_loop()
+        """Fork and load. Raises EngineFailed, or what loading raised, when the model cannot be loaded."""
         self._state = EngineState.STARTING
-        self._started = loop.create_future()
-        # The first start imports torch in the fork server: seconds, which must not hold up the loop.
-        await asyncio.to_thread(self._spawn)
-        assert self._conn is not None
-        loop.add_reader(self._conn.fileno(), self._on_readable)
+        self._started = asyncio.get_running_loop().create_future()
+        self._started.add_done_callback(_retrieve)
+        ours, theirs = socket.socketpair()
         try:
+            # The first start imports torch in the fork server: seconds, which must not hold up the loop.
+            await asyncio.to_thread(self._spawn, theirs)
+            self._channel = await Channel.open(ours, self._on_events, self._lost)
             await asyncio.wait_for(asyncio.shield(self._started), self._start_timeout_s)
         except TimeoutError as error:
-            await self.stop()
+            self._kill()
             raise EngineFailed(f"{self.model} was not loaded within {self._start_timeout_s:g} s") from error
+        except (OSError, EOFError) as error:
+            raise EngineFailed(f"no process could be started for {self.model}: {type(error).__name__}") from error
+        finally:
+            theirs.close()
+            if self._channel is None:
+                ours.close()  # a process that was started all the same sees this and ends
 
-    def _spawn(self) -> None:
-        ours, theirs = multiprocessing.Pipe()
+    def _spawn(self, theirs: socket.socket) -> None:
         process = fork_context().Process(
             target=child.main, args=(theirs, self._kind, self._source, self._options), name=f"engine-{self.model}"
         )
         process.start()
-        theirs.close()
-        self._process, self._conn = process, ours
+        self._process = process
 
     async def prepare(self, spec: RunSpec) -> Prepared:
+        try:
+            return await self._prepare(spec)
+        except _Died:  # somebody else's fault, most likely: to fail now would cost the request an attempt
+            return await self._prepare(spec)
+
+    async def _prepare(self, spec: RunSpec) -> Prepared:
         self._number += 1
         number = self._number
+        if self._state in (EngineState.STARTING, EngineState.DEAD):
+            try:
+                await asyncio.wait_for(self._usable.wait(), self._start_timeout_s)
+            except TimeoutError as error:
+                raise EngineFailed(f"the engine of {self.model} does not come back") from error
         future: asyncio.Future[Prepared] = asyncio.get_running_loop().create_future()
         self._preparing[number] = future
         try:
@@ -135,29 +167,36 @@ class ChildEngine:
         return Capacity(free_slots=self._slots - len(self._sinks), free_tokens=free)
 
     async def stop(self) -> None:
-        """End the process: asked first, then made to."""
+        """End the process: asked first, then made to. What still runs on it fails."""
         self._state = EngineState.STOPPED
+        self._usable.set()
+        if self._silence is not None:
+            self._silence.cancel()
         if self._restart is not None:
             self._restart.cancel()
-        if self._process is None:
-            return
-        try:
-            if self._conn is not None:
-                asyncio.get_running_loop().remove_reader(self._conn.fileno())
-                self._conn.send(("stop",))
-        except OSError:
-            logger.debug("engine.gone_already model=%s", self.model)
-        await asyncio.to_thread(self._reap, 3.0)
+        if self._channel is not None:
+            self._channel.send(("stop",))
+        self._fail_all(EngineFailed(f"the engine of {self.model} was stopped"))
+        await asyncio.to_thread(self._reap, 2.0)
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
-    def _reap(self, patience_s: float) -> None:
+    def _reap(self, patience_s: float) -> int | None:
+        """Wait for the process, then end it by force; its exit code."""
         process = self._process
-        process.join(patience_s)
-        if process.is_alive():
-            process.kill()
-            process.join(5)
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
+        if process is None:
+            return None
+        for insist in (lambda: None, process.terminate, process.kill):
+            insist()
+            process.join(patience_s)
+            if process.exitcode is not None:
+                break
+        return process.exitcode
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
 
     def memory_need(self) -> int:
         return self._memory_need
@@ -168,26 +207,17 @@ class ChildEngine:
     def info(self) -> EngineInfo:
         return self._info
 
-    # -- the pipe
+    # -- the channel
 
     def _send(self, message: tuple[Any, ...]) -> None:
-        if self._conn is None or self._state is not EngineState.READY:
+        if self._channel is None or self._state is not EngineState.READY:
             raise EngineFailed(f"the engine of {self.model} is {self._state}", retry_after_s=0.5)
-        try:
-            self._conn.send(message)
-        except OSError as error:
-            raise EngineFailed(f"the engine of {self.model} is gone") from error
+        self._channel.send(message)
 
-    def _on_readable(self) -> None:
-        conn = self._conn
-        if conn is None:
-            return
-        try:
-            while conn.poll():
-                for event in conn.recv():
-                    self._handle(event)
-        except (EOFError, OSError):
-            self._died()
+    def _on_events(self, events: list[tuple[Any, ...]]) -> None:
+        self._heard = True
+        for event in events:
+            self._handle(event)
 
     def _handle(self, event: tuple[Any, ...]) -> None:
         match event:
@@ -221,9 +251,15 @@ class ChildEngine:
                 logger.warning("engine.unknown_event model=%s kind=%s", self.model, event[:1])
 
     def _ready(self, info: EngineInfo, measured: int) -> None:
+        if self._state is not EngineState.STARTING:
+            return
+        loop = asyncio.get_running_loop()
         self._info, self._measured = info, measured
         self._cache_tokens = self._options.get("cache_tokens") if self._kind == "text" else None
         self._state = EngineState.READY
+        self._ready_at = loop.time()
+        self._silence = loop.call_later(self._silent_s, self._check_silence)
+        self._usable.set()
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
 
@@ -236,40 +272,62 @@ class ChildEngine:
 
     # -- death
 
-    def _died(self) -> None:
+    def _check_silence(self) -> None:
+        """Kill a process that is alive but stuck; its death takes the usual way."""
+        if self._state is not EngineState.READY:
+            return
+        if not self._heard:
+            logger.error("engine.silent model=%s seconds=%g", self.model, self._silent_s)
+            self._kill()
+            return
+        self._heard = False
+        self._silence = asyncio.get_running_loop().call_later(self._silent_s, self._check_silence)
+
+    def _lost(self) -> None:
         """The process ended unasked: its runs fail (the worker runs them again), and it is started again."""
-        if self._conn is not None:
-            asyncio.get_running_loop().remove_reader(self._conn.fileno())
-            self._conn.close()
-            self._conn = None
+        self._channel = None
         if self._state is EngineState.STOPPED:
             return
+        loop = asyncio.get_running_loop()
         was_ready = self._state is EngineState.READY
         self._state = EngineState.DEAD
-        self._process.join(1)
-        code = self._process.exitcode
-        logger.error("engine.died model=%s exitcode=%s runs=%d", self.model, code, len(self._sinks))
-        error = EngineFailed(f"the engine of {self.model} died (exit code {code})")
+        self._usable.clear()
+        if self._silence is not None:
+            self._silence.cancel()
+        error = _Died(f"the engine process of {self.model} died")
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
+        if was_ready:
+            self._deaths = 1 if loop.time() - self._ready_at > HEALTHY_AFTER_S else self._deaths + 1
+            logger.error("engine.died model=%s runs=%d deaths=%d", self.model, len(self._sinks), self._deaths)
+            self._restart = loop.create_task(self._start_again(), name=f"restart {self.model}")
+        self._fail_all(error)
+
+    def _fail_all(self, error: EngineFailed) -> None:
         for future in list(self._preparing.values()):
             if not future.done():
                 future.set_exception(error)
         sinks, self._sinks, self._used_tokens = self._sinks, {}, 0
-        if was_ready:
-            self._deaths += 1
-            self._restart = asyncio.get_running_loop().create_task(self._start_again())
         for run_id, (sink, _) in sinks.items():
             sink.on_failed(RunFailed(run_id=run_id, error=error, retryable_here=True))
-        self._on_died(code)
 
     async def _start_again(self) -> None:
-        for delay_s in (*BACKOFF_S[min(self._deaths - 1, len(BACKOFF_S) - 1) :], *(BACKOFF_S[-1:] * 1000)):
-            await asyncio.sleep(delay_s)
+        while True:
+            code = await asyncio.to_thread(self._reap, 1.0)
+            logger.info("engine.exited model=%s exitcode=%s", self.model, code)
+            self._on_died(code)
+            await asyncio.sleep(BACKOFF_S[min(self._deaths, len(BACKOFF_S)) - 1])
             try:
                 await self.start()
             except PenstockError as error:
                 logger.error("engine.restart_failed model=%s error=%s", self.model, error)
-                continue
-            logger.info("engine.restarted model=%s deaths=%d", self.model, self._deaths)
-            return
+                self._deaths += 1
+            else:
+                logger.info("engine.restarted model=%s deaths=%d", self.model, self._deaths)
+                return
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    """A start that nobody waits for any more may fail without a complaint from asyncio."""
+    if not future.cancelled():
+        future.exception()

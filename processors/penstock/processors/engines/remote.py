@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = 1_000_000
 CHARS_PER_TOKEN = 4
-"""Only for fitting a conversation when the server's tokenizer is not known; `window` should leave room for its error."""
+"""Only for fitting a conversation, the server's tokenizer being unknown; `window` should leave room for its error."""
 RESERVED = frozenset(
     {"model", "messages", "prompt", "input", "stream", "stream_options", "n", "chat_template", "tools"}
 )

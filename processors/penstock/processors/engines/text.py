@@ -6,30 +6,38 @@ ids, temperature, top_k, lengths against the cache. Stop strings are matched on 
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import queue
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from penstock.processors.core.context import build_context
 from penstock.processors.core.stops import StopMatcher
 from penstock.processors.engines.base import Delta, EngineInfo, Finished, Message, Prepared, RunFailed, RunSpec
-from penstock.processors.engines.child import Emit
+from penstock.processors.engines.child import Emit, leave
+from penstock.processors.engines.detokenise import Detokeniser
 from penstock.processors.engines.loading import (
     block_size,
     cache_tokens,
     device_name,
     dtype_name,
+    limit_device_memory,
+    measured_memory,
     resolve_source,
 )
-from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, UnsupportedParameter
+from penstock.processors.engines.sampling import GREEDY, Sampling, sampling_of
+from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 512
 REMEMBERED_PROMPTS = 1024
+WARM_UP_S = 120
 
 
 class TextBackend:
@@ -49,30 +57,36 @@ class TextBackend:
         self._eos: frozenset[int] = frozenset()
         self._vocabulary = 0
         self._window = 0
-        self._loop = asyncio.get_running_loop()
 
     # -- loading
 
     def load(self) -> EngineInfo:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
 
-        torch.set_num_threads(int(self._options.get("threads", 2)))
-        path = resolve_source(self._source)
-        folder, extra = _folder_and_file(path)
+        torch.set_num_threads(int(self._options.get("threads", 1)))
+        disable_progress_bar()
+        folder, extra = _folder_and_file(resolve_source(self._source))
         device = device_name(self._options)
+        limit_device_memory(self._options)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
         dtype = getattr(torch, dtype_name(self._options))
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **extra)
+        # Weights come from safetensors (or GGUF) alone: a pickle is never opened.
+        safe: dict[str, Any] = extra or {"use_safetensors": True}
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **safe)
         self._model = model.to(device).eval()
-        self._model.set_attn_implementation(self._options.get("attention", "sdpa"))
-        config: Any = self._model.config
+        self._model.set_attn_implementation(f"paged|{self._options.get('attention', 'sdpa')}")
+        config: Any = self._model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
         self._eos = _eos_ids(self._model.generation_config, self._tokenizer)
         # One block is left out: a prompt with its answer must never fill the whole cache.
         longest = int(getattr(config, "max_position_embeddings", 0) or self._cache_tokens)
         self._window = min(longest, self._cache_tokens - self._block, int(self._options.get("window", 1 << 30)))
+        if self._window < 2:
+            raise InvalidRequest(f"a cache of {self._cache_tokens} tokens is too small for any prompt")
         self._start_manager()
+        self._warm_up()
         return EngineInfo(context_window=self._window, max_output_tokens=self._window - 1, device=device)
 
     def _start_manager(self) -> None:
@@ -99,15 +113,32 @@ class TextBackend:
             per_request_processors=True,
             use_cuda_graph=False if on_cpu else None,
             use_async_batching=False if on_cpu else None,
+            # Admission has reserved a run's whole length before it comes here: no prompt need wait for a margin.
+            safety_margin=0.0,
         )
         self._manager = self._model.init_continuous_batching(generation_config=base, continuous_batching_config=config)
         self._manager.start()
+
+    def _warm_up(self) -> None:
+        """One token, so that "ready" means that the loop really runs. Raises EngineFailed with the loop's error."""
+        self._add("warm-up", [self._first_id()], 1, GREEDY, streaming=False)
+        give_up = time.monotonic() + WARM_UP_S
+        while time.monotonic() < give_up:
+            result = self._manager.get_result(timeout=0.5)
+            if result is not None and result.is_finished() and result.error is None:
+                # Every run has a handler from here on; what a cancelled one still delivers must not pile up.
+                self._manager.output_router.output_queue = _Nowhere()
+                return
+            if result is not None or not self._manager.is_running():
+                break
+        reason = self._manager.background_thread_status.fatal_error
+        raise EngineFailed(f"the batching loop does not run: {reason!r}"[:500])
 
     # -- preparing
 
     def prepare(self, spec: RunSpec) -> Prepared:
         """Tokens of the prompt, and of the cache in all. Raises ContextLengthExceeded, UnsupportedParameter."""
-        self._check_sampling(spec.params)
+        self._sampling(spec.params)
         wanted = spec.params.get("max_tokens")
         reserve = min(int(wanted), self._window - 1) if wanted is not None else min(64, self._window // 4)
         messages: list[Message] | None = None
@@ -125,7 +156,7 @@ class TextBackend:
             ids = self._render(messages)
         else:
             ids = self._tokenizer(spec.prompt or "", add_special_tokens=True)["input_ids"] or [self._first_id()]
-        new_tokens = self._fit(ids, int(wanted) if wanted is not None else None)
+        new_tokens = self._fit(ids, int(wanted) if wanted is not None else None, spec)
         self._remember(spec.run_id, ids, new_tokens)
         return Prepared(
             run_id=spec.run_id,
@@ -135,36 +166,34 @@ class TextBackend:
             dropped_turns=dropped,
         )
 
-    def _fit(self, ids: Sequence[int], wanted: int | None) -> int:
+    def _fit(self, ids: Sequence[int], wanted: int | None, spec: RunSpec) -> int:
         """How many tokens may follow: as asked, or what fits up to the default."""
+        if wanted is not None and wanted < 1:
+            raise InvalidRequest("max_tokens must be at least 1", param="payload.max_tokens")
         room = self._window - len(ids)
-        if room < 1 or (wanted is not None and wanted > room):
-            need = len(ids) + (wanted or 1)
+        if room < (wanted or 1):
             raise ContextLengthExceeded(
-                f"the prompt has {len(ids)} tokens and max_tokens is {wanted or 1}; the window is {self._window}",
-                param="payload.messages",
-                details={"need": need, "capacity": self._window, "unit": "tokens"},
+                f"the prompt has {len(ids)} tokens and {wanted or 1} shall follow; the window is {self._window}",
+                param="payload.prompt" if spec.messages is None else "payload.messages",
+                details={"need": len(ids) + (wanted or 1), "capacity": self._window, "unit": "tokens"},
             )
         if any(not 0 <= token < self._vocabulary for token in ids):
             raise InvalidRequest("the prompt has tokens outside the model's vocabulary", param="payload")
         default = int(self._options.get("default_max_tokens", DEFAULT_MAX_TOKENS))
         return wanted if wanted is not None else min(room, default)
 
-    @staticmethod
-    def _check_sampling(params: Mapping[str, Any]) -> None:
-        if params.get("seed") is not None and float(params.get("temperature", 1.0)) > 0:
-            raise UnsupportedParameter(
-                "seed is not supported with temperature above 0: requests share a batch and its random numbers",
-                param="payload.seed",
-            )
-
     def _render(self, messages: Sequence[Message]) -> list[int]:
         if self._tokenizer.chat_template is None:
             text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
             return self._tokenizer(text)["input_ids"]
-        rendered = self._tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
-        )
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+            )
+        except TemplateError as error:  # as templates say that roles do not alternate, or that they know no system role
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}"[:300], param="payload.messages"
+            ) from error
         return list(rendered["input_ids"])
 
     def _first_id(self) -> int:
@@ -182,41 +211,48 @@ class TextBackend:
         if spec.run_id not in self._prompts:
             self.prepare(spec)
         ids, new_tokens = self._prompts.pop(spec.run_id)
-        if not self._manager.is_running():
-            self._loop_died()
+        self.check()
         run = _Run(self, spec, len(ids))
         self._runs[spec.run_id] = run
         self._manager.register_result_handler(spec.run_id, run.on_output)
-        added = self._manager.add_request(
-            ids,
-            request_id=spec.run_id,
-            max_new_tokens=new_tokens,
-            streaming=True,
-            eos_token_id=sorted(self._eos) or [-1],
-            **self._sampling(spec.params),
-        )
-        if added is None:
+        if not self._add(spec.run_id, ids, new_tokens, self._sampling(spec.params), streaming=True):
             self._loop_died()
 
-    def _sampling(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        temperature = float(params.get("temperature", self._options.get("temperature", 1.0)))
-        if temperature < 0.01:  # greedy: zero itself would divide by it
-            return {"temperature": 1.0, "top_k": 1, "top_p": 1.0}
-        top_k = int(params.get("top_k", self._vocabulary))
-        return {
-            "temperature": temperature,
-            "top_k": max(1, min(top_k, self._vocabulary)),
-            "top_p": float(params.get("top_p", 1.0)),
-        }
+    def _add(self, run_id: str, ids: list[int], new_tokens: int, sampling: Sampling, *, streaming: bool) -> bool:
+        """Whether the loop took it; it takes nothing once it has died."""
+        added = self._manager.add_request(
+            ids,
+            request_id=run_id,
+            max_new_tokens=new_tokens,
+            streaming=streaming,
+            eos_token_id=sorted(self._eos) or [-1],
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+        )
+        return added is not None
+
+    def _sampling(self, params: Mapping[str, Any]) -> Sampling:
+        default = float(self._options.get("temperature", 1.0))
+        return sampling_of(params, vocabulary=self._vocabulary, default_temperature=default)
+
+    def check(self) -> None:
+        """Notice a batching loop that ended, even one that ended without failing its runs."""
+        if not self._manager.is_running():
+            self._loop_died()
 
     def _loop_died(self) -> None:
         """The batching loop is gone: all its runs fail (and run again), and it is started anew."""
-        logger.error("engine.batching_loop_died runs=%d", len(self._runs))
+        reason = self._manager.background_thread_status.fatal_error
+        logger.error("engine.batching_loop_died runs=%d error=%r", len(self._runs), reason)
+        if device_name(self._options) != "cpu":
+            leave(1)  # after an error on a card its memory and context are not to be trusted: a new process
         for run in list(self._runs.values()):
-            run.fail(EngineFailed("the batching loop died"), again=True)
+            run.fail(EngineFailed("the batching loop died"))
         self._manager.stop(block=True, timeout=5)
         self._manager.destroy()
         self._start_manager()
+        self._manager.output_router.output_queue = _Nowhere()
 
     def cancel(self, run_id: str) -> None:
         self._prompts.pop(run_id, None)
@@ -229,9 +265,8 @@ class TextBackend:
         with self._manager.output_router._lock:
             self._manager.output_router.result_handlers.pop(run_id, None)
 
-    def close(self) -> None:
-        if self._manager is not None:
-            self._manager.stop(block=False)
+    def measured_memory(self) -> int:
+        return measured_memory(device_name(self._options))
 
     # -- what runs use
 
@@ -250,33 +285,29 @@ class TextBackend:
 
 
 class _Run:
-    """One run's stream: cumulative tokens in, text deltas out.
-
-    Detokenising follows the usual two offsets (as vLLM and TGI do): text is taken only when it does not end in half a
-    character, and always relative to a prefix, so that the deltas concatenate to the whole.
-    """
+    """One run's stream: cumulative tokens in, text deltas out."""
 
     def __init__(self, backend: TextBackend, spec: RunSpec, prompt_tokens: int) -> None:
         self._backend = backend
         self._spec = spec
         self._prompt_tokens = prompt_tokens
         self._matcher = StopMatcher(spec.params.get("stop") or ())
+        self._detokeniser = Detokeniser(backend.decode)
         self._text: list[str] = []
         self._ids: list[int] = []
-        self._prefix = 0
-        self._read = 0
         self._told = 0
 
     def on_output(self, output: Any) -> None:
         """Called on the loop for each step, with all tokens so far."""
         run_id = self._spec.run_id
         if output.error is not None:
-            self.fail(EngineFailed(f"the engine refused the run: {output.error}"), again=False)
+            # Requests are validated before: what fails here is the engine, mostly its whole loop.
+            self.fail(EngineFailed(f"the engine failed: {output.error}"[:300]))
             return
         finished = output.is_finished()
         if len(output.generated_tokens) > len(self._ids) or finished:
             self._ids = list(output.generated_tokens)
-            text = self._matcher.feed(self._new_text(final=finished))
+            text = self._matcher.feed(self._detokeniser.feed(self._ids, final=finished))
             if finished and not self._matcher.stopped:
                 text += self._matcher.flush()
             self._tell(text)
@@ -284,14 +315,6 @@ class _Run:
             self._backend.let_go(run_id)
         if (finished or self._matcher.stopped) and self._backend.ended(run_id):
             self._backend.emit(("finished", self._finished()))
-
-    def _new_text(self, *, final: bool) -> str:
-        prefix = self._backend.decode(self._ids[self._prefix : self._read])
-        whole = self._backend.decode(self._ids[self._prefix :])
-        if not final and (whole.endswith("\ufffd") or len(whole) <= len(prefix)):
-            return ""
-        self._prefix, self._read = self._read, len(self._ids)
-        return whole[len(prefix) :]
 
     def _tell(self, text: str) -> None:
         if not text:
@@ -319,10 +342,17 @@ class _Run:
             completion_tokens=made,
         )
 
-    def fail(self, error: EngineFailed, *, again: bool) -> None:
+    def fail(self, error: EngineFailed) -> None:
         if self._backend.ended(self._spec.run_id):
-            failed = RunFailed(run_id=self._spec.run_id, error=error, retryable_here=again)
+            failed = RunFailed(run_id=self._spec.run_id, error=error, retryable_here=True)
             self._backend.emit(("failed", failed))
+
+
+class _Nowhere(queue.SimpleQueue[Any]):
+    """The manager's queue for results without a handler: nobody reads it, so nothing stays in it."""
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        pass
 
 
 def _folder_and_file(path: Path) -> tuple[str, dict[str, Any]]:

@@ -1,0 +1,39 @@
+"""Tokens to text as they come: the pieces concatenate to the whole, and none ends inside a character."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\ufffd"
+PATIENCE = 8
+"""So many tokens may pass without whole text (a character has at most four bytes); then the bytes are no text."""
+
+
+class Detokeniser:
+    """Feed it all tokens so far; it gives the text they add.
+
+    Two offsets (as vLLM and TGI do): text is always decoded from a prefix that was given out before, since a token's
+    text can depend on the one before it (spaces, merged bytes), and the prefix's own text is cut off.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._prefix = 0
+        self._read = 0
+        self._prefix_text = ""
+
+    def feed(self, tokens: Sequence[int], *, final: bool = False) -> str:
+        """New text of `tokens`, which begin with those of the last call; `final`: nothing follows."""
+        if len(tokens) == self._read:
+            return ""
+        whole = self._decode(tokens[self._prefix :])
+        if not final and len(tokens) - self._read < PATIENCE and _unfinished(whole, self._prefix_text):
+            return ""
+        text = whole[len(self._prefix_text) :]
+        self._prefix, self._read = self._read, len(tokens)
+        self._prefix_text = self._decode(tokens[self._prefix : self._read])
+        return text
+
+
+def _unfinished(whole: str, prefix: str) -> bool:
+    return len(whole) <= len(prefix) or whole.endswith(REPLACEMENT)
