@@ -56,7 +56,7 @@ Then, in another terminal:
 
   penstock submit "What is the capital of France?"
 
-  penstock bench --concurrency 8 --requests 100
+  penstock bench --concurrency 8 --duration 10
 
 The parts one by one, on a Kafka of your own:
 

@@ -1,0 +1,1 @@
+"""The commands that speak to a running Penstock: over HTTP to the gateway, or over Kafka where they read topics."""

@@ -1,0 +1,136 @@
+"""What the client commands share: options, HTTP with errors told in one line, output for people or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.failures import CliFailure, ExitCode
+from penstock.producers import KafkaSettings
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The gateway.")]
+Key = Annotated[
+    str | None, typer.Option("--key", envvar="PENSTOCK_API_KEY", help="An API key, when the gateway asks for one.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one document or one line per record.")]
+Bootstrap = Annotated[
+    str, typer.Option("--bootstrap-servers", envvar="PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", help="Kafka.")
+]
+Prefix = Annotated[
+    str, typer.Option("--topic-prefix", envvar="PENSTOCK_KAFKA__TOPIC_PREFIX", help="Prefix of the topic names.")
+]
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def kafka_settings(bootstrap_servers: str, topic_prefix: str) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=bootstrap_servers, topic_prefix=topic_prefix, client_id="penstock-cli")
+
+
+class Gateway:
+    """A gateway over HTTP; every failure becomes one line and the exit code that DESIGN gives it."""
+
+    def __init__(self, url: str, key: str | None = None, timeout_s: float = 30) -> None:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.url = url.rstrip("/")
+        # A proxy of the environment is for the outside; what it would do to streams on loopback is not wanted.
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False)
+
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+    def call(self, method: str, path: str, *, body: Any = None, timeout_s: float | None = None, **query: Any) -> Any:
+        """The decoded answer, or None for an empty one. Raises CliFailure."""
+        params = {name: value for name, value in query.items() if value is not None}
+        try:
+            answer = self.http.request(
+                method, path, json=body, params=params, timeout=timeout_s or httpx.USE_CLIENT_DEFAULT
+            )
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+        raise_for_error(answer)
+        return answer.json() if answer.content else None
+
+    @contextmanager
+    def stream(
+        self, method: str, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Generator[httpx.Response]:
+        """An open answer whose lines come as they are sent. Raises CliFailure."""
+        try:
+            with self.http.stream(method, path, json=body, headers=dict(headers or {}), timeout=None) as answer:
+                if answer.is_error:
+                    answer.read()
+                raise_for_error(answer)
+                yield answer
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+
+    def pages(self, path: str, limit: int, **query: Any) -> Iterator[dict[str, Any]]:
+        """Items of a list over all its pages, at most `limit`."""
+        after: str | None = None
+        while limit > 0:
+            page = self.call("GET", path, limit=min(limit, 100), after=after, **query)
+            yield from page["data"][:limit]
+            limit -= len(page["data"])
+            if not page["has_more"] or not page["data"]:
+                return
+            after = page["last_id"]
+
+
+def unreachable(url: str, error: httpx.HTTPError) -> CliFailure:
+    if isinstance(error, httpx.TimeoutException):
+        return CliFailure(
+            f"{url} did not answer in time; is it overloaded? `penstock status`", exit_code=ExitCode.TIMED_OUT
+        )
+    return CliFailure(
+        f"no gateway at {url} ({error}); start one with `penstock up` or name it with --url",
+        exit_code=ExitCode.UNREACHABLE,
+    )
+
+
+def raise_for_error(answer: httpx.Response) -> None:
+    if not answer.is_error:
+        return
+    try:
+        error = answer.json()["error"]
+        text = f"{error['message']} ({error['code']}{', ' + error['param'] if error.get('param') else ''})"
+    except (ValueError, KeyError, TypeError):
+        text = f"HTTP {answer.status_code}: {answer.text[:200]}"
+    code = ExitCode.UNREACHABLE if answer.status_code == 503 else ExitCode.FAILED
+    raise CliFailure(text, exit_code=ExitCode.TIMED_OUT if answer.status_code == 504 else code)
+
+
+def sse_frames(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The data of each server-sent event, decoded; comments and the closing [DONE] are left out."""
+    for line in answer.iter_lines():
+        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
+            yield json.loads(data)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
+    if not rows:
+        console.print(empty, style="dim", highlight=False)
+        return
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    # Piped output must not be wrapped at 80 columns: other programs read it.
+    (console if console.is_terminal else Console(width=int(os.environ.get("COLUMNS", "200")))).print(table)

@@ -1,0 +1,94 @@
+"""`penstock conversations`: list, show, replay and delete conversations."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.commands.common import (
+    DEFAULT_URL,
+    AsJson,
+    Gateway,
+    Key,
+    Url,
+    console,
+    print_json,
+    print_table,
+    sse_frames,
+)
+
+app = typer.Typer(no_args_is_help=True, help="List, show, replay and delete conversations.")
+Conversation = Annotated[str, typer.Argument(help="The conversation's id.")]
+
+
+@app.command("list")
+def list_conversations(
+    limit: Annotated[int, typer.Option(min=1)] = 50, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False
+) -> None:
+    """The caller's conversations."""
+    with Gateway(url, key) as gateway:
+        found = list(gateway.pages("/v1/conversations", limit))
+    if as_json:
+        for item in found:
+            print_json(item)
+        return
+    print_table(["conversation", "created"], [[i["id"], i.get("created_at")] for i in found], "no conversations")
+
+
+def item_text(item: dict[str, Any]) -> str:
+    content = item.get("content")
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or [])
+
+
+@app.command()
+def show(
+    conversation: Conversation,
+    limit: Annotated[int, typer.Option(min=1)] = 1000,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """The turns, oldest first."""
+    with Gateway(url, key) as gateway:
+        for item in gateway.pages(f"/v1/conversations/{conversation}/items", limit, order="asc"):
+            if as_json:
+                print_json(item)
+            else:
+                console.print(f"[bold]{item['role']}[/bold]", highlight=False)
+                console.print(item_text(item), markup=False, highlight=False)
+
+
+@app.command()
+def replay(
+    conversation: Conversation,
+    from_offset: Annotated[int, typer.Option(min=0, help="Begin at this offset of the topic.")] = 0,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Every record of the conversation's topic with its offset, one JSON line each."""
+    with Gateway(url, key) as gateway:
+        path = f"/v1/conversations/{conversation}/replay?from_offset={from_offset}"
+        with gateway.stream("GET", path) as answer:
+            if answer.headers.get("content-type", "").startswith("text/event-stream"):
+                for frame in sse_frames(answer):
+                    print_json(frame)
+                return
+            answer.read()
+            for record in answer.json()["data"]:
+                print_json(record)
+
+
+@app.command()
+def delete(
+    conversation: Conversation,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Delete a conversation and all its turns. There is no way back."""
+    if not yes:
+        typer.confirm(f"Delete conversation {conversation} and all its turns?", abort=True)
+    with Gateway(url, key) as gateway:
+        gateway.call("DELETE", f"/v1/conversations/{conversation}")
+    typer.echo(f"{conversation} deleted")

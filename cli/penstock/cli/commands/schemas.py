@@ -1,0 +1,68 @@
+"""`penstock schemas`: the records as Avro, their evolution check, and a registry to register them in."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.commands.common import AsJson, print_json, print_table
+from penstock.cli.failures import CliFailure, ExitCode
+from penstock.schemas.codec import SCHEMA_IDS, schema_text
+
+app = typer.Typer(no_args_is_help=True, help="List, show, check and register the Avro schemas.")
+
+
+@app.command("list")
+def list_schemas(as_json: AsJson = False) -> None:
+    """The records with their schema ids."""
+    rows = [[name, len(ids), ids[-1], f"0x{ids[-1]:08X}"] for name, ids in SCHEMA_IDS.items()]
+    if as_json:
+        for name, ids in SCHEMA_IDS.items():
+            print_json({"record": name, "versions": len(ids), "ids": list(ids)})
+        return
+    print_table(["record", "version", "id", "hex"], rows, "no schemas")
+
+
+@app.command()
+def show(record: Annotated[str, typer.Argument(help="E.g. InferenceRequest.")]) -> None:
+    """A record's schema, as its .avsc file has it. Example: penstock schemas show ResultEvent > ResultEvent.avsc"""
+    if record not in SCHEMA_IDS:
+        raise CliFailure(f"there is no record {record}; there are {', '.join(SCHEMA_IDS)}", exit_code=ExitCode.USAGE)
+    typer.echo(schema_text(record), nl=False)
+
+
+@app.command()
+def check(as_json: AsJson = False) -> None:
+    """Hold the schemas against every released version: old readers and new ones must understand each other."""
+    from penstock.schemas.evolution import check_all
+
+    found = check_all()
+    broken = {name: problems for name, problems in found.items() if problems}
+    if as_json:
+        print_json({"compatible": not broken, "problems": broken})
+    else:
+        for name, problems in broken.items():
+            for problem in problems:
+                typer.echo(f"{name}: {problem}", err=True)
+    if broken:
+        raise CliFailure(f"{len(broken)} records are not compatible with a released version")
+    if not as_json:
+        typer.echo(f"{len(found)} records are fully compatible with all released versions")
+
+
+@app.command()
+def register(
+    url: Annotated[str, typer.Option("--registry", envvar="PENSTOCK_SCHEMA_REGISTRY__URL", help="Its base URL.")],
+    as_json: AsJson = False,
+) -> None:
+    """Register all records in a Confluent-compatible registry. Example: penstock schemas register --registry http://…"""
+    from penstock.schemas.registry import RegistryClient
+
+    client = RegistryClient(url)
+    rows = [[name, client.register(f"penstock.v1.{name}", schema_text(name))] for name in SCHEMA_IDS]
+    if as_json:
+        for name, schema_id in rows:
+            print_json({"record": name, "id": schema_id})
+        return
+    print_table(["record", "id there"], rows, "nothing to register")

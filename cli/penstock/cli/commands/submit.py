@@ -1,0 +1,121 @@
+"""`penstock submit`: one request of any task, waited for or left to run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, print_json, sse_frames
+from penstock.cli.failures import CliFailure, ExitCode
+
+
+def request_body(prompt: str | None, file: Path | None, task: str) -> dict[str, Any]:
+    """A request's JSON form from a file (or `-`), or built around a prompt."""
+    if (prompt is None) == (file is None):
+        raise CliFailure("give a prompt or --file, one of the two", exit_code=ExitCode.USAGE)
+    if file is not None:
+        try:
+            text = sys.stdin.read() if str(file) == "-" else file.read_text()
+            body = json.loads(text)
+        except (OSError, ValueError) as error:
+            raise CliFailure(f"{file} is not a readable JSON request: {error}", exit_code=ExitCode.USAGE) from error
+        if not isinstance(body, dict):
+            raise CliFailure(f"{file} does not hold one JSON object", exit_code=ExitCode.USAGE)
+        return {str(name): value for name, value in body.items()}
+    if task == "embedding":
+        return {"task": task, "payload": {"input": prompt}}
+    return {"task": task, "payload": {"messages": [{"role": "user", "content": prompt}]}}
+
+
+def outcome_text(result: dict[str, Any]) -> str:
+    found = result.get("result") or {}
+    return found["text"] if "text" in found else json.dumps(found, ensure_ascii=False)
+
+
+def follow_text(gateway: Gateway, request_id: str) -> str:
+    """Prints chunks as they come; returns the final status. An attempt that began anew is said on stderr."""
+    with gateway.stream("GET", f"/v1/requests/{request_id}/events") as answer:
+        for frame in sse_frames(answer):
+            match frame["type"]:
+                case "chunk" | "snapshot":
+                    typer.echo(frame["text"], nl=False)
+                case "restarted":
+                    typer.echo("\n[the worker was lost; the answer begins again]", err=True)
+                case "result":
+                    typer.echo()
+                    if frame.get("error"):
+                        typer.echo(f"{frame['status']}: {frame['error']['message']}", err=True)
+                    return str(frame["status"])
+                case _:
+                    pass
+    raise CliFailure(f"the event stream of {request_id} ended before its outcome; `penstock watch {request_id}`")
+
+
+def submit(
+    prompt: Annotated[str | None, typer.Argument(help="The text; or use --file.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A request in its JSON form; - for stdin.")] = None,
+    task: Annotated[str, typer.Option(help="What to do with the prompt.")] = "text_generation",
+    model: Annotated[str | None, typer.Option(help="Default: the best for the task.")] = None,
+    priority: Annotated[int | None, typer.Option(help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low.")] = None,
+    conversation: Annotated[str | None, typer.Option("--conversation", "-c", help="The conversation's id.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    idempotency_key: Annotated[str | None, typer.Option(help="A repeat with this key is the same request.")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the outcome.")] = 300,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit one request.
+
+    Examples:
+
+      penstock submit "What is the capital of France?"
+
+      penstock submit --stream -c trip "Plan a day in Paris"
+
+      penstock submit --no-wait --priority 9 -f request.json
+    """
+    body = request_body(prompt, file, task)
+    chosen = {"model": model, "priority": priority, "conversation_id": conversation, "stream": stream or None}
+    body |= {name: value for name, value in chosen.items() if value is not None}
+    if max_tokens is not None:
+        body.setdefault("payload", {})["max_tokens"] = max_tokens
+    with Gateway(url, key) as gateway:
+        if idempotency_key:
+            gateway.http.headers["idempotency-key"] = idempotency_key
+        accepted = gateway.call("POST", "/v1/requests", body=body)
+        request_id = accepted["request_id"]
+        if not wait:
+            print_json(accepted) if as_json else typer.echo(request_id)
+            return
+        if stream and not as_json:
+            raise typer.Exit(ExitCode.OK if follow_text(gateway, request_id) == "completed" else ExitCode.FAILED)
+        found = wait_for(gateway, request_id, timeout)
+    if as_json:
+        print_json(found)
+    elif found["status"] == "completed":
+        typer.echo(outcome_text(found))
+    if found["status"] != "completed":
+        raise CliFailure(f"{request_id} {found['status']}: {(found.get('error') or {}).get('message', '')}")
+
+
+def wait_for(gateway: Gateway, request_id: str, timeout_s: float) -> dict[str, Any]:
+    """Long-polls until the outcome. Raises CliFailure (exit 4) with what it last saw."""
+    left = timeout_s
+    found: dict[str, Any] = {"status": "unknown"}
+    while left > 0:
+        step = min(30.0, left)
+        found = gateway.call("GET", f"/v1/requests/{request_id}", wait=max(1, int(step)), timeout_s=step + 15)
+        if found["done"]:
+            return found
+        left -= step
+    raise CliFailure(
+        f"{request_id} is still {found['status']} after {timeout_s:g} s; it goes on: `penstock watch {request_id}`",
+        exit_code=ExitCode.TIMED_OUT,
+    )
