@@ -28,6 +28,7 @@ EMBEDDED_PARTITIONS = 4
 WORKER_HEALTH_PORT = 8001
 WORKER_READY_S = 300.0
 GATEWAY_READY_S = 90.0
+MODEL_LOADED_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +84,7 @@ class LocalSystem:
         self._progress("starting the gateway and the worker (loading models)")
         self.supervisor.wait_ready(gateway, GATEWAY_READY_S)
         self.supervisor.wait_ready(worker, WORKER_READY_S)
+        self._await_model(str(self.models[0]["id"]))
         self.phase = "ready"
         self._changed()
 
@@ -175,7 +177,26 @@ class LocalSystem:
             "PENSTOCK_GATEWAY__HOST": self.options.host,
             "PENSTOCK_GATEWAY__PORT": str(self.options.port),
             "PENSTOCK_GATEWAY__VIEW_PATH": str(data_dir / "gateway" / "view.sqlite"),
+            "PENSTOCK_GATEWAY__ARTIFACTS_DIR": str(data_dir / "artifacts"),
         }
+
+    def _await_model(self, model: str) -> None:
+        """Wait until the first model is loaded, so that the first answer is quick; Penstock serves without it too."""
+        began = said = time.monotonic()
+        while time.monotonic() - began < MODEL_LOADED_S:
+            self.supervisor.tend()
+            state = model_state(self.url, model, since=self._started_at)
+            if state == "failed":
+                log = self.home.logs / "worker.log"
+                self._progress(f"the model {model} could not be loaded; asking for it tries again; see {log}")
+                return
+            if state in ("ready", None):
+                return
+            if time.monotonic() - said > 15:
+                said = time.monotonic()
+                self._progress(f"the model {model} is {state} … {said - began:.0f} s")
+            time.sleep(0.2)
+        self._progress(f"the model {model} is still not loaded; going on without waiting")
 
     def _worker(self, environment: Mapping[str, str]) -> Part:
         return self._command("worker", f"http://127.0.0.1:{self.worker_port}/readyz", 40.0, environment)
@@ -226,6 +247,19 @@ def is_ready(url: str, timeout_s: float = 2.0) -> bool:
         return httpx.get(url, timeout=timeout_s, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def model_state(url: str, model: str, since: float) -> str | None:
+    """What the gateway says of a model, if told after `since` (Unix s), else "unknown"; None when it may not be asked."""
+    try:
+        answer = httpx.get(f"{url}/v1/models", timeout=5, trust_env=False)
+        if answer.status_code != 200:
+            return None
+        found = next((entry for entry in answer.json()["data"] if entry["id"] == model), None)
+    except (httpx.HTTPError, ValueError, KeyError):
+        return "unknown"
+    # The topic remembers what the last run said.
+    return "unknown" if found is None or found["created"] < int(since) else str(found["state"])
 
 
 def chat_model(name: str, progress: Progress) -> dict[str, Any]:
