@@ -188,7 +188,7 @@ ERRORS_BY_CODE["internal"] = InternalError
 
 
 def to_error_record(error: BaseException) -> ErrorInfo:
-    """What stands on a topic for an error. Of one that is not ours only the type is told: its text may hold anything."""
+    """What stands on a topic for an error. Of a foreign one only the type is told: its text may hold anything."""
     if not isinstance(error, PenstockError):
         error = InternalError(f"internal error ({type(error).__name__})")
     details = None if error.details is None else json.dumps(error.details, default=str)

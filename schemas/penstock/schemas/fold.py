@@ -1,7 +1,7 @@
 """The fold: from a request's events in offset order to what its caller sees. Invariant 3 of the design, as one object.
 
-Events of zombies, repeats and takeovers all stand on the result topic. A reader follows the first origin it sees, ignores
-what is below the highest (epoch, attempt) seen, epoch first, and everything after the first terminal event.
+Events of zombies, repeats and takeovers all stand on the result topic. A reader follows the first origin it sees,
+ignores what is below the highest (epoch, attempt) seen, epoch first, and everything after the first terminal event.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class StatusFold:
         self.latest: StatusEvent | None = None
 
     def apply(self, event: StatusEvent) -> bool:
-        """Whether the event is news. A status of equal rank is (its position may have changed), unless it is the end."""
+        """Whether the event is news. A status of equal rank is (its position may have changed), but for the end."""
         if (event.request_id, event.tenant) != (self.request_id, self.tenant):
             return False
         if self.origin is not None and not same_origin(self.origin, event.origin):

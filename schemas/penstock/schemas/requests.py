@@ -246,7 +246,7 @@ def _ttl(value: Any, param: str, limits: Limits) -> int:
 
 
 def _ttl_of_deadline(value: Any, now_ms: int, limits: Limits) -> int:
-    """Milliseconds from now to an RFC 3339 time or Unix seconds; one that has passed leaves 1 ms, so that it expires."""
+    """Milliseconds from now to an RFC 3339 time or Unix seconds; one that has passed leaves 1 ms: it expires."""
     try:
         if isinstance(value, bool):
             raise ValueError
@@ -321,10 +321,10 @@ def _max_tokens(value: Any, param: str, limits: Limits) -> int:
 
 
 def _stops(value: Any, param: str, limits: Limits) -> list[str]:
-    found: list[Any] = [value] if isinstance(value, str) else value
+    found: Any = [value] if isinstance(value, str) else value
     if not isinstance(found, list) or len(found) > limits.max_stops:
         raise InvalidRequest(f"{param} must be text or a list of at most {limits.max_stops} texts", param=param)
-    return [_text(limits.max_stop_chars)(item, param, limits) for item in found]
+    return [_text(limits.max_stop_chars)(item, param, limits) for item in cast("list[Any]", found)]
 
 
 _TEXT_CHECKS: dict[str, _Check] = {
@@ -397,9 +397,10 @@ def _embedding_payload(payload: Mapping[str, Any], limits: Limits) -> dict[str, 
     _known(payload, frozenset({"input", "dimensions"}), "payload.")
     param = "payload.input"
     value: Any = payload.get("input")
-    items: list[Any] = [value] if isinstance(value, str) else value
-    if not isinstance(items, list) or not items:
+    given: Any = [value] if isinstance(value, str) else value
+    if not isinstance(given, list) or not given:
         raise InvalidRequest(f"{param} must be text or a list of at least one text", param=param)
+    items = cast("list[Any]", given)
     if len(items) > limits.max_inputs:
         raise TooLarge(f"{param} has more than {limits.max_inputs} texts", param=param)
     for number, item in enumerate(items):

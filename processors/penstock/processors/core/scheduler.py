@@ -46,7 +46,7 @@ class Full(Exception):
 
 
 class Scheduler:
-    """Bounded. `aging_s`: an item that has waited longer is aged; of `aged_share` dispatches at least one is an aged item's."""
+    """Bounded. What has waited longer than `aging_s` is aged; of `aged_share` dispatches one is for the aged."""
 
     def __init__(self, *, aging_s: float, aged_share: int, capacity: int) -> None:
         if aged_share < 2:
