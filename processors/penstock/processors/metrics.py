@@ -34,12 +34,15 @@ class Metrics:
         self.dead_letters = Counter("penstock_dlq", "Dead letters by reason", ["reason"], registry=registry)
         self.retries = Counter("penstock_retries", "Attempts after the first", registry=registry)
         self.rebalances = Gauge("penstock_rebalances", "Assignments seen by this worker", registry=registry)
+        # Children are kept: looking one up by its labels costs more than counting.
+        self.prompt_tokens = self.tokens.labels("prompt")
+        self.completion_tokens = self.tokens.labels("completion")
         self._outcomes: dict[tuple[str, str], Counter] = {}
         self.completed_total = 0
         self.failed_total = 0
 
     def outcome(self, task: str, outcome: str, *, waited_s: float, ran_s: float | None) -> None:
-        """Count one finished request. Children are kept: looking them up by label costs more than counting."""
+        """Count one finished request; seconds from its arrival to its run, and of its run."""
         child = self._outcomes.get((task, outcome))
         if child is None:
             child = self._outcomes[(task, outcome)] = self.requests.labels(task, outcome)

@@ -217,8 +217,8 @@ class Runs:
         now = self._clock()
         if work.request.stream:
             self._outcomes.flush_chunk(work, now)
-        self._metrics.tokens.labels("prompt").inc(finished.prompt_tokens)
-        self._metrics.tokens.labels("completion").inc(finished.completion_tokens)
+        self._metrics.prompt_tokens.inc(finished.prompt_tokens)
+        self._metrics.completion_tokens.inc(finished.completion_tokens)
         usage = _usage(finished)
         if work.line is None or "text" not in finished.output:
             self._release(work)

@@ -32,6 +32,8 @@ from penstock.schemas.topics import priority_class
 
 logger = logging.getLogger(__name__)
 
+HOUSEKEEPING_S = 0.002
+HOUSEKEEPING_WORKS = 8
 TICK_S = 0.01
 SLOW_TICK_S = 0.1
 
@@ -75,6 +77,8 @@ class Worker:
         self._generation = -1
         self._partitions: frozenset[tuple[str, int]] = frozenset()
         self._dispatch_due = False
+        self._housekept_at = 0.0
+        self._checked_inflight = 0
         self._taking = True
         self._alone: Work | None = None
         self._r: Rooms
@@ -112,6 +116,8 @@ class Worker:
         key = (topic, partition, offset)
         arrival = self._r.gate.arrive((topic, partition), offset, _gate_id(read, key), event)
         if arrival is Arrival.NEW:
+            if self._r.gate.inflight - self._checked_inflight >= HOUSEKEEPING_WORKS:
+                self._keep_house(self._clock())
             if isinstance(read, Poison):
                 self._poison(key, read, value or b"", message.key, dict(headers))
             else:
@@ -273,18 +279,29 @@ class Worker:
     def _dispatch(self) -> None:
         now = self._clock()
         scheduler = self._r.scheduler
-        if self._taking and len(scheduler):
+        if self._taking:
             for _ in range(256):  # then let the loop breathe
-                item = scheduler.next(now, self._can_start)
+                item = scheduler.next(now, self._can_start) if len(scheduler) else None
                 if item is None:
                     break
-                work: Work = item.work
-                if work.alone:
-                    self._alone = work
-                self._r.journal.started(work.key, work.request.request_id)
-                self._r.runs.start(work, self._generation)
+                self._start(item.work)
             else:
                 self._kick()
+        if now - self._housekept_at >= HOUSEKEEPING_S:
+            self._keep_house(now)
+
+    def _start(self, work: Work) -> None:
+        if work.alone:
+            self._alone = work
+        self._r.journal.started(work.key, work.request.request_id)
+        if not self._r.lanes[work.lane].inline:
+            self._r.journal.flush()  # an engine that runs elsewhere can take the worker with it
+        self._r.runs.start(work, self._generation)
+
+    def _keep_house(self, now: float) -> None:
+        """What need not follow every single message: the journal's lines, and which partitions should pause."""
+        self._housekept_at = now
+        self._checked_inflight = self._r.gate.inflight
         self._r.journal.flush()
         if not self._held:
             self._pause(self._r.gate.pauses())
@@ -401,6 +418,7 @@ class Worker:
             self._r.publisher.tick()
             self._r.outcomes.flush_statuses(now)
             self._r.runs.tick(now)
+            self._keep_house(now)
             if now >= next_slow:
                 next_slow = now + SLOW_TICK_S
                 self._slow_tick(now)
