@@ -2,8 +2,8 @@
 
 It is forked from a server with torch imported. Messages to it: ("prepare", number, spec), ("run", spec), ("cancel",
 run_id), ("stop",). From it come lists of ("ready", EngineInfo, bytes), ("refused", error), ("prepared", number,
-Prepared | error), ("delta", Delta), ("finished", Finished), ("failed", RunFailed), ("memory", bytes): one list per
-engine step, however many runs it touched. The memory report is also its sign of life.
+Prepared | error), ("delta", run_id, text, token_ids, first_token_index), ("finished", Finished), ("failed", RunFailed),
+("memory", bytes): one list per engine step, however many runs it touched. The memory report is also its sign of life.
 """
 
 from __future__ import annotations

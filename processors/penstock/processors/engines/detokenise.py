@@ -12,12 +12,14 @@ PATIENCE = 8
 class Detokeniser:
     """Feed it all tokens so far; it gives the text they add.
 
-    Two offsets (as vLLM and TGI do): text is always decoded from a prefix that was given out before, since a token's
-    text can depend on the one before it (spaces, merged bytes), and the prefix's own text is cut off.
+    Two offsets (as vLLM and TGI do): text is decoded from a prefix that was given out before, since a token's text can
+    depend on the one before it (spaces), and the prefix's own text is cut off. `context_free` says that it cannot, as
+    with byte-level vocabularies; then no prefix is decoded again.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], *, context_free: bool = False) -> None:
         self._decode = decode
+        self._context_free = context_free
         self._prefix = 0
         self._read = 0
         self._prefix_text = ""
@@ -31,7 +33,10 @@ class Detokeniser:
             return ""
         text = whole[len(self._prefix_text) :]
         self._prefix, self._read = self._read, len(tokens)
-        self._prefix_text = self._decode(tokens[self._prefix : self._read])
+        if self._context_free:
+            self._prefix = self._read
+        else:
+            self._prefix_text = self._decode(tokens[self._prefix : self._read])
         return text
 
 

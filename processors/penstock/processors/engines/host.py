@@ -13,6 +13,7 @@ from typing import Any
 from penstock.processors.engines import child
 from penstock.processors.engines.base import (
     Capacity,
+    Delta,
     EngineInfo,
     EngineState,
     Prepared,
@@ -221,9 +222,10 @@ class ChildEngine:
 
     def _handle(self, event: tuple[Any, ...]) -> None:
         match event:
-            case ("delta", delta):
-                found = self._sinks.get(delta.run_id)
+            case ("delta", run_id, text, token_ids, first):  # a plain tuple: it is sent for each token
+                found = self._sinks.get(run_id)
                 if found is not None:
+                    delta = Delta(run_id=run_id, text=text, token_ids=token_ids, first_token_index=first)
                     found[0].on_delta(delta)
             case ("finished", finished):
                 sink = self._end(finished.run_id)

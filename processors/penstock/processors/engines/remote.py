@@ -1,7 +1,10 @@
 """The remote engine: an OpenAI-compatible server behind the same admission, with a count of slots in place of memory.
 
 Options: slots (8), api_key_env (name of the variable that holds the key), remote_model (its name there; default: our
-id), timeout_s (600), window. It needs no torch.
+id), timeout_s (600), window, patience_s (60). It needs no torch.
+
+A server that is busy (429, 503) or cannot be reached has not begun the run: it is asked again after the time it names,
+for patience_s in all, and meanwhile the engine takes no other runs. What breaks later fails the attempt.
 """
 
 from __future__ import annotations
@@ -10,7 +13,10 @@ import asyncio
 import json
 import logging
 import os
+import random
+import time
 from collections.abc import AsyncIterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -40,6 +46,7 @@ from penstock.schemas.errors import (
 logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = 1_000_000
+FIRST_DELAY_S = 0.25
 CHARS_PER_TOKEN = 4
 """Only for fitting a conversation, the server's tokenizer being unknown; `window` should leave room for its error."""
 RESERVED = frozenset(
@@ -68,7 +75,8 @@ class RemoteEngine:
         self._window = int(options.get("window", DEFAULT_WINDOW))
         self._slots = SlotGate(int(options.get("slots", 8)))
         self._timeout_s = float(options.get("timeout_s", 600))
-        self._key = os.environ.get(str(options.get("api_key_env", "")), "")
+        self._patience_s = float(options.get("patience_s", 60))
+        self._key_name = options.get("api_key_env")
         self._transport = transport
         self._http: httpx.AsyncClient | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -80,7 +88,10 @@ class RemoteEngine:
         return self._state
 
     async def start(self) -> None:
-        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        key = os.environ.get(str(self._key_name), "") if self._key_name else ""
+        if self._key_name and not key:
+            raise InvalidRequest(f"{self.model}: the variable {self._key_name}, which should hold the key, is not set")
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(self._timeout_s, connect=10)
         limits = httpx.Limits(max_connections=self._slots.limit + 4)
         self._http = httpx.AsyncClient(
@@ -121,17 +132,14 @@ class RemoteEngine:
 
     async def _run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
         try:
-            if spec.task == "embedding":
-                finished = await self._embed(spec)
-            else:
-                finished = await self._generate(spec, prepared, sink)
+            finished = await self._ask(spec, prepared, sink)
         except asyncio.CancelledError:
             self._free(spec.run_id)
             raise
         except PenstockError as error:
             self._free(spec.run_id)
-            self._back_off(error)
-            sink.on_failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=error.retryable))
+            again = error.retryable or isinstance(error, EngineFailed)
+            sink.on_failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=again))
         except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
             self._free(spec.run_id)
             failure = EngineFailed(f"the server of {self.model} failed: {type(error).__name__}")
@@ -144,11 +152,28 @@ class RemoteEngine:
         if self._tasks.pop(run_id, None) is not None:
             self._slots.give_back()
 
-    def _back_off(self, error: PenstockError) -> None:
-        """A server that said when to come back is left alone until then."""
-        if error.retry_after_s:
-            until = asyncio.get_running_loop().time() + min(error.retry_after_s, 60)
-            self._closed_until = max(self._closed_until, until)
+    async def _ask(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> Finished:
+        """Once the server has begun, once only; until then again and again within the patience."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._patience_s
+        delay_s = FIRST_DELAY_S
+        while True:
+            try:
+                if spec.task == "embedding":
+                    return await self._embed(spec)
+                return await self._generate(spec, prepared, sink)
+            except Overloaded as error:
+                wait_s = max(delay_s, error.retry_after_s or 0.0)
+                if loop.time() + wait_s > give_up:
+                    raise
+            except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+                wait_s = delay_s
+                if loop.time() + wait_s > give_up:
+                    raise EngineFailed(f"the server of {self.model} cannot be reached: {error}"[:300]) from error
+            self._closed_until = max(self._closed_until, loop.time() + wait_s)
+            # Runs that were turned away together do not come back together.
+            await asyncio.sleep(wait_s * (1 + 0.2 * random.random()))
+            delay_s = min(2 * delay_s, 10.0)
 
     async def _generate(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> Finished:
         chat = prepared.messages is not None
@@ -168,8 +193,10 @@ class RemoteEngine:
                     index = len(parts)
                     parts.append(text)
                     sink.on_delta(Delta(run_id=spec.run_id, text=text, token_ids=[], first_token_index=index))
-        if reason is None:
+        if reason is None:  # the connection ended without saying so; what came is no answer
             raise EngineFailed(f"the server of {self.model} ended its stream without a finish_reason")
+        if usage is not None:  # some tell more, in nested objects
+            usage = {name: int(value) for name, value in usage.items() if isinstance(value, int)}
         usage = usage or {"prompt_tokens": 0, "completion_tokens": len(parts), "total_tokens": len(parts)}
         return Finished(
             run_id=spec.run_id,
@@ -190,6 +217,10 @@ class RemoteEngine:
             if answer.is_error:
                 await answer.aread()
                 raise _typed(answer)
+            if answer.headers.get("content-type", "").startswith("application/json"):
+                await answer.aread()  # a server that does not stream
+                yield _as_event(answer.json())
+                return
             async for line in answer.aiter_lines():
                 if not line.startswith("data:"):
                     continue
@@ -221,6 +252,7 @@ class RemoteEngine:
     def cancel(self, run_id: str) -> None:
         task = self._tasks.get(run_id)
         if task is not None:
+            self._free(run_id)  # here: a task that is cancelled before its first step never runs its own clean-up
             task.cancel()
 
     def capacity(self) -> Capacity:
@@ -231,8 +263,8 @@ class RemoteEngine:
     async def stop(self) -> None:
         self._state = EngineState.STOPPED
         tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
+        for run_id in list(self._tasks):
+            self.cancel(run_id)
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._http is not None:
             await self._http.aclose()
@@ -253,6 +285,12 @@ def _json_or_text(value: str) -> Any:
         return json.loads(value)
     except ValueError:
         return value
+
+
+def _as_event(body: dict[str, Any]) -> dict[str, Any]:
+    """A whole answer as the one event of a stream."""
+    choices = [{**choice, "delta": choice.get("message") or {}} for choice in body.get("choices") or []]
+    return {**body, "choices": choices}
 
 
 def _message(body: Any) -> str:
@@ -281,8 +319,14 @@ def _typed(answer: httpx.Response) -> PenstockError:
     return EngineFailed(message)
 
 
-def _retry_after(answer: httpx.Response) -> float:
+def _retry_after(answer: httpx.Response) -> float | None:
+    """Seconds, from either form of the header; at most a minute. None when it says nothing."""
+    value = answer.headers.get("retry-after", "")
     try:
-        return max(0.1, min(60.0, float(answer.headers.get("retry-after", "1"))))
+        seconds = float(value)
     except ValueError:
-        return 1.0
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return None
+    return max(0.0, min(60.0, seconds))

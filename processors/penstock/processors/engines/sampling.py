@@ -27,9 +27,9 @@ class Sampling:
 GREEDY = Sampling(temperature=1.0, top_k=1, top_p=_ONE_TOKEN)
 
 
-def sampling_of(params: Mapping[str, Any], *, vocabulary: int, default_temperature: float = 1.0) -> Sampling:
+def sampling_of(params: Mapping[str, Any], *, vocabulary: int) -> Sampling:
     """The sampling for a request's parameters. Raises InvalidRequest, UnsupportedParameter."""
-    temperature = _number(params, "temperature", default_temperature)
+    temperature = _number(params, "temperature", 1.0)
     top_p = _number(params, "top_p", 1.0)
     top_k = _number(params, "top_k", vocabulary)
     if not 0 <= temperature <= 100:

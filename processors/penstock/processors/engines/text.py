@@ -10,7 +10,7 @@ import logging
 import queue
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 
 from penstock.processors.core.context import build_context
 from penstock.processors.core.stops import StopMatcher
-from penstock.processors.engines.base import Delta, EngineInfo, Finished, Message, Prepared, RunFailed, RunSpec
+from penstock.processors.engines.base import EngineInfo, Finished, Message, Prepared, RunFailed, RunSpec
 from penstock.processors.engines.child import Emit, leave
 from penstock.processors.engines.detokenise import Detokeniser
 from penstock.processors.engines.loading import (
@@ -54,6 +54,8 @@ class TextBackend:
         self._model: Any = None
         self._manager: Any = None
         self._tokenizer: Any = None
+        self._decode: Callable[[Sequence[int]], str] = lambda ids: ""
+        self._context_free = False
         self._eos: frozenset[int] = frozenset()
         self._vocabulary = 0
         self._window = 0
@@ -79,7 +81,9 @@ class TextBackend:
         self._model.set_attn_implementation(f"paged|{self._options.get('attention', 'sdpa')}")
         config: Any = self._model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
-        self._eos = _eos_ids(self._model.generation_config, self._tokenizer)
+        if not self._options.get("ignore_eos", False):  # for benchmarks, which want answers of one length
+            self._eos = _eos_ids(self._model.generation_config, self._tokenizer)
+        self._decode, self._context_free = _decoder(self._tokenizer)
         # One block is left out: a prompt with its answer must never fill the whole cache.
         longest = int(getattr(config, "max_position_embeddings", 0) or self._cache_tokens)
         self._window = min(longest, self._cache_tokens - self._block, int(self._options.get("window", 1 << 30)))
@@ -101,7 +105,7 @@ class TextBackend:
             top_k=50,
             top_p=0.95,
             max_new_tokens=DEFAULT_MAX_TOKENS,
-            eos_token_id=sorted(self._eos),
+            eos_token_id=self._end_ids(),
             pad_token_id=self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else 0,
         )
         on_cpu = device_name(self._options) == "cpu"
@@ -144,16 +148,22 @@ class TextBackend:
         messages: list[Message] | None = None
         dropped = 0
         if spec.messages is not None:
+            rendered: dict[int, list[int]] = {}  # by how many messages: one history is cut at different lengths
+
+            def count(chosen: Sequence[Message]) -> int:
+                ids = rendered[len(chosen)] = self._render(chosen)
+                return len(ids)
+
             context = build_context(
                 spec.history or [],
                 spec.messages,
                 window_tokens=self._window,
                 max_output_tokens=reserve,
                 limits=spec.context,
-                count=lambda chosen: len(self._render(chosen)),
+                count=count,
             )
             messages, dropped = context.messages, context.dropped_turns
-            ids = self._render(messages)
+            ids = rendered[len(messages)]
         else:
             ids = self._tokenizer(spec.prompt or "", add_special_tokens=True)["input_ids"] or [self._first_id()]
         new_tokens = self._fit(ids, int(wanted) if wanted is not None else None, spec)
@@ -215,7 +225,7 @@ class TextBackend:
         run = _Run(self, spec, len(ids))
         self._runs[spec.run_id] = run
         self._manager.register_result_handler(spec.run_id, run.on_output)
-        if not self._add(spec.run_id, ids, new_tokens, self._sampling(spec.params), streaming=True):
+        if not self._add(spec.run_id, ids, new_tokens, self._sampling(spec.params), streaming=run.wants_steps):
             self._loop_died()
 
     def _add(self, run_id: str, ids: list[int], new_tokens: int, sampling: Sampling, *, streaming: bool) -> bool:
@@ -225,16 +235,19 @@ class TextBackend:
             request_id=run_id,
             max_new_tokens=new_tokens,
             streaming=streaming,
-            eos_token_id=sorted(self._eos) or [-1],
+            eos_token_id=self._end_ids(),
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
         )
         return added is not None
 
+    def _end_ids(self) -> list[int]:
+        return sorted(self._eos) or [-1]
+
     def _sampling(self, params: Mapping[str, Any]) -> Sampling:
-        default = float(self._options.get("temperature", 1.0))
-        return sampling_of(params, vocabulary=self._vocabulary, default_temperature=default)
+        defaults = {name: self._options[name] for name in ("temperature", "top_p", "top_k") if name in self._options}
+        return sampling_of({**defaults, **params}, vocabulary=self._vocabulary)
 
     def check(self) -> None:
         """Notice a batching loop that ended, even one that ended without failing its runs."""
@@ -277,8 +290,8 @@ class TextBackend:
         """Whether the run was known and is forgotten now."""
         return self._runs.pop(run_id, None) is not None
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def detokeniser(self) -> Detokeniser:
+        return Detokeniser(self._decode, context_free=self._context_free)
 
     def is_end(self, token: int) -> bool:
         return token in self._eos
@@ -292,10 +305,15 @@ class _Run:
         self._spec = spec
         self._prompt_tokens = prompt_tokens
         self._matcher = StopMatcher(spec.params.get("stop") or ())
-        self._detokeniser = Detokeniser(backend.decode)
+        self._detokeniser = backend.detokeniser()
         self._text: list[str] = []
         self._ids: list[int] = []
         self._told = 0
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether each token must be looked at; else the whole comes at the end, for less work."""
+        return self._spec.stream or bool(self._spec.params.get("stop"))
 
     def on_output(self, output: Any) -> None:
         """Called on the loop for each step, with all tokens so far."""
@@ -306,7 +324,7 @@ class _Run:
             return
         finished = output.is_finished()
         if len(output.generated_tokens) > len(self._ids) or finished:
-            self._ids = list(output.generated_tokens)
+            self._ids = output.generated_tokens
             text = self._matcher.feed(self._detokeniser.feed(self._ids, final=finished))
             if finished and not self._matcher.stopped:
                 text += self._matcher.flush()
@@ -321,9 +339,7 @@ class _Run:
             return
         self._text.append(text)
         if self._spec.stream:
-            ids = self._ids[self._told :]
-            delta = Delta(run_id=self._spec.run_id, text=text, token_ids=ids, first_token_index=self._told)
-            self._backend.emit(("delta", delta))
+            self._backend.emit(("delta", self._spec.run_id, text, self._ids[self._told :], self._told))
         self._told = len(self._ids)
 
     def _finished(self) -> Finished:
@@ -358,6 +374,17 @@ class _Nowhere(queue.SimpleQueue[Any]):
 def _folder_and_file(path: Path) -> tuple[str, dict[str, Any]]:
     """What from_pretrained takes: a folder, or a folder and the GGUF file in it."""
     return (str(path.parent), {"gguf_file": path.name}) if path.is_file() else (str(path), {})
+
+
+def _decoder(tokenizer: Any) -> tuple[Callable[[Sequence[int]], str], bool]:
+    """Ids to text without special tokens, and whether a token's text is its own whatever stands before it.
+
+    The Rust tokenizer is asked directly: this runs for each token.
+    """
+    fast: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is not None:
+        return (lambda ids: fast.decode(ids, skip_special_tokens=True)), type(fast.decoder).__name__ == "ByteLevel"
+    return (lambda ids: tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)), False
 
 
 def _eos_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:

@@ -9,27 +9,58 @@ import psutil
 from penstock.processors.core.admission import DeviceCapacity
 
 _CGROUP = Path("/sys/fs/cgroup")
+_V1_UNLIMITED = 1 << 60
 
 
-def _cgroup_number(name: str) -> int | None:
+def _number(path: Path) -> int | None:
     try:
-        text = (_CGROUP / name).read_text().strip()
+        text = path.read_text().strip()
     except OSError:
         return None
     return int(text) if text.isdigit() else None
 
 
+def _cgroup() -> tuple[int, int] | None:
+    """(limit, used) bytes of our control group, version 2 or 1; None when it sets no limit."""
+    for limit_name, used_name, stat_name, cache_name in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
+        limit, used = _number(_CGROUP / limit_name), _number(_CGROUP / used_name)
+        if limit is not None and used is not None and limit < _V1_UNLIMITED:
+            return limit, max(0, used - _stat(_CGROUP / stat_name, cache_name))
+    return None
+
+
+def _stat(path: Path, name: str) -> int:
+    """A line of memory.stat. Cached file pages count as used there, but the kernel drops them when asked for memory."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
+
+
 def total_bytes() -> int:
     """The smaller of the machine's memory and the cgroup's limit."""
-    machine = int(psutil.virtual_memory().total)
-    limit = _cgroup_number("memory.max")
-    return machine if limit is None else min(machine, limit)
+    machine, group = int(psutil.virtual_memory().total), _cgroup()
+    return machine if group is None else min(machine, group[0])
 
 
 def used_bytes() -> int:
-    """In use by all programs, without what the kernel can drop at once."""
-    memory = psutil.virtual_memory()
+    """In use by all programs (of the cgroup, where it limits us), without what the kernel can drop at once."""
+    memory, group = psutil.virtual_memory(), _cgroup()
+    if group is not None and group[0] < memory.total:
+        return group[1]
     return int(memory.total - memory.available)
+
+
+def own_bytes(pid: int) -> int | None:
+    """Memory that belongs to this process alone (USS); None when it is gone. Pages shared by a fork are not counted."""
+    try:
+        return int(psutil.Process(pid).memory_full_info().uss)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
 
 
 def capacity(limit_bytes: int | None, reserve_bytes: int) -> DeviceCapacity:
