@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.cli import children
@@ -44,6 +44,7 @@ class Asset:
     make: Callable[[Path, Path, Progress], None]
     """Called with (an empty scratch folder, the folder to write, progress)."""
     aliases: tuple[str, ...] = ()
+    options: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def model_table(self, source: Path) -> dict[str, object]:
         """This model as one `[[models]]` entry of penstock.toml."""
@@ -53,6 +54,7 @@ class Asset:
             "engine": self.engine,
             "tasks": list(self.tasks),
             "aliases": list(self.aliases),
+            "options": dict(self.options),
         }
 
 
@@ -93,6 +95,8 @@ ASSETS: Mapping[str, Asset] = {
             tasks=("text_generation",),
             engine="text",
             aliases=("default", "SmolLM2-135M-Instruct"),
+            # As its authors advise: at temperature 1 so small a model loses its thread. A request's own values stand.
+            options={"temperature": 0.2, "top_p": 0.9},
             ready_bytes=275_000_000,
             make=_make_smollm2,
         ),

@@ -33,7 +33,7 @@ def list_conversations(
         for item in found:
             print_json(item)
         return
-    print_table(["conversation", "created"], [[i["id"], i.get("created_at")] for i in found], "no conversations")
+    print_table(["conversation"], [[item["id"]] for item in found], "no conversations")
 
 
 def item_text(item: dict[str, Any]) -> str:

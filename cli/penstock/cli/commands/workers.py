@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import typer
 
 from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, print_json, print_table
@@ -25,7 +27,7 @@ def list_workers(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = Fals
             ", ".join(f"{m['model']} ({m['state']})" for m in worker.get("models", [])),
             " ".join(f"{name}:{count}" for name, count in worker.get("queued", {}).items()),
             worker.get("running"),
-            worker.get("updated_at"),
+            f"{time.time() - worker['updated_at'] / 1000:.0f} s ago",
         ]
         for worker in found
     ]
