@@ -43,6 +43,7 @@ from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
 
+DELIVERY_TIMEOUT_S = 86_400.0
 EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
 
 
@@ -159,7 +160,8 @@ class WorkerApp:
         clock = time.monotonic
         codec = make_codec(settings)
         faults = Faults.from_env()
-        transport = Transport(kafka)
+        # A broker that is away is waited for: records leave in order when it is back, so that a stream has no gap.
+        transport = Transport(kafka, delivery_timeout_s=DELIVERY_TIMEOUT_S)
         publisher = Publisher(AsyncTransport(transport, loop), codec, names)
         log = KafkaLog(
             kafka,

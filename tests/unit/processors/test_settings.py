@@ -1,0 +1,62 @@
+"""Worker settings: the file, then the environment over it; a typing slip in our own section is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from penstock.processors.settings import WorkerSettings
+
+FILE = """
+[kafka]
+bootstrap_servers = "a:1"
+security = {"sasl.username" = "u"}
+[worker]
+inflight_cap = 100
+[gateway]
+port = 1
+[[models]]
+id = "m"
+source = "noop"
+engine = "noop"
+options = {tokens = 3}
+"""
+
+
+def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, **env: str) -> WorkerSettings:
+    path = tmp_path / "penstock.toml"
+    path.write_text(text)
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(path))
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return WorkerSettings()
+
+
+def test_file_then_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = load(monkeypatch, tmp_path, FILE, PENSTOCK_KAFKA__BOOTSTRAP_SERVERS="b:2", PENSTOCK_WORKER__POOL="gpu")
+    assert settings.kafka.bootstrap_servers == "b:2"
+    assert settings.kafka.security == {"sasl.username": "u"}
+    assert settings.worker.pool == "gpu"
+    assert settings.worker.inflight_cap == 100
+    assert settings.models[0].options == {"tokens": 3}
+    assert settings.kafka_settings().bootstrap_servers == "b:2"
+
+
+def test_lower_classes_pause_earlier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    marks = load(monkeypatch, tmp_path, FILE).inflight_watermarks()
+    assert marks == {"high": (100, 75), "medium": (75, 56), "low": (50, 37)}
+    assert all(resume < pause for pause, resume in marks.values())
+
+
+@pytest.mark.parametrize("text", ["[worker]\ninflight_capp = 1\n", "[worker]\nchunk_linger_ms = 51\n"])
+def test_slips_and_bounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValidationError):
+        load(monkeypatch, tmp_path, text)
+
+
+def test_a_missing_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CONFIG", "nowhere.toml")
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.toml"):
+        WorkerSettings()
