@@ -1,0 +1,75 @@
+"""A Confluent-compatible schema registry over HTTP: reading schemas by id, registering ours."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from penstock.schemas.errors import Conflict, RegistryUnavailable, UnknownSchema
+
+if TYPE_CHECKING:
+    import httpx
+
+_MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+
+
+class RegistryClient:
+    """Blocking and thread-safe. `transport` is for tests."""
+
+    def __init__(self, url: str, *, timeout_s: float = 10, transport: httpx.BaseTransport | None = None) -> None:
+        import httpx
+
+        self._url = url.rstrip("/")
+        self._http = httpx.Client(timeout=timeout_s, transport=transport, trust_env=False)
+
+    def get_schema(self, schema_id: int) -> str:
+        """Raises UnknownSchema, RegistryUnavailable."""
+        answer = self._call("GET", f"/schemas/ids/{schema_id}")
+        if answer.status_code == 404:
+            raise UnknownSchema(f"schema id {schema_id} is not in the registry")
+        return str(self._json(answer)["schema"])
+
+    def register(self, subject: str, schema: str) -> int:
+        """The id there of a schema under a subject, the same for a repeat. Raises Conflict, RegistryUnavailable."""
+        answer = self._call("POST", f"/subjects/{subject}/versions", {"schema": schema, "schemaType": "AVRO"})
+        if answer.status_code in (409, 422):
+            raise Conflict(f"the registry refuses {subject}: {answer.text[:200]}")
+        return int(self._json(answer)["id"])
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _call(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        import httpx
+
+        try:
+            return self._http.request(method, self._url + path, json=body, headers={"accept": _MEDIA_TYPE})
+        except httpx.HTTPError as error:
+            raise RegistryUnavailable(f"no schema registry at {self._url}: {error}", retry_after_s=1) from error
+
+    def _json(self, answer: httpx.Response) -> Any:
+        if answer.is_error:
+            raise RegistryUnavailable(f"the schema registry answered {answer.status_code}", retry_after_s=1)
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise RegistryUnavailable(f"{self._url} does not answer as a schema registry", retry_after_s=1) from error
+
+
+class RegistryResolver:
+    """Finds schemas in a registry, each asked for once. An id never changes its schema, so the answer is kept."""
+
+    def __init__(self, client: RegistryClient) -> None:
+        self._client = client
+        self._known: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def schema_for(self, schema_id: int) -> str:
+        """Raises UnknownSchema, RegistryUnavailable."""
+        with self._lock:
+            found = self._known.get(schema_id)
+        if found is None:
+            found = self._client.get_schema(schema_id)
+            with self._lock:
+                self._known[schema_id] = found
+        return found
