@@ -37,6 +37,7 @@ from penstock.producers import admin
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.registry import registry_codec
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ async def _lifespan(app: FastAPI, settings: GatewaySettings) -> AsyncGenerator[N
     counts = await asyncio.to_thread(admin.partition_counts, kafka, [names.result], 30)
     identity = f"{kafka.topic_prefix} {await asyncio.to_thread(_result_topic_id, settings)}"
     store = await asyncio.to_thread(Store, conf.view_path, identity)
+    registry = settings.schema_registry
+    codec = await asyncio.to_thread(registry_codec, registry.url, write=registry.write)
     hub = Hub(client_frames=conf.client_queue_frames)
     transport = Transport(kafka)
     service: GatewayService
@@ -93,9 +96,12 @@ async def _lifespan(app: FastAPI, settings: GatewaySettings) -> AsyncGenerator[N
         counts.get(names.result, 1),
         on_outcome=metrics.on_outcome,
         on_status=metrics.on_status,
+        codec=codec,
     )
     follower = Follower(kafka, view, store, horizon_ms=int(conf.horizon_h * 3_600_000), rediscover_s=conf.rediscover_s)
-    service = GatewayService(settings, AsyncTransport(transport, asyncio.get_running_loop()), view, follower, hub)
+    service = GatewayService(
+        settings, AsyncTransport(transport, asyncio.get_running_loop()), view, follower, hub, codec
+    )
     app.state.service, app.state.metrics = service, metrics
     app.state.artifacts = await asyncio.to_thread(ArtifactStore, conf.artifacts_dir, max_bytes=ARTIFACT_BYTES)
     await follower.start()

@@ -58,6 +58,13 @@ class AuthSection(_Section):
     allowed_hosts: list[str] = Field(default_factory=list[str])
 
 
+class RegistrySection(_SharedSection):
+    url: str | None = None
+    """A Confluent-compatible registry: our schemas are registered there, and ids from it are read."""
+    write: bool = False
+    """Write the registry's ids in place of our own."""
+
+
 class GatewaySettings(BaseSettings):
     """All that a gateway process reads from outside, read once at its start."""
 
@@ -68,6 +75,7 @@ class GatewaySettings(BaseSettings):
     kafka: KafkaSection = Field(default_factory=KafkaSection)
     gateway: GatewaySection = GatewaySection()  # pyright: ignore[reportCallIssue]
     auth: AuthSection = Field(default_factory=AuthSection)
+    schema_registry: RegistrySection = Field(default_factory=RegistrySection)
 
     @classmethod
     def settings_customise_sources(

@@ -460,12 +460,12 @@ async def _until(condition: Callable[[], bool], give_up: float) -> None:
 
 
 def make_codec(settings: WorkerSettings) -> Codec:
-    """The package's codec, resolving foreign ids from the registry when one is configured."""
+    """The package's codec, with the registry beside it when one is configured. Raises RegistryUnavailable."""
     if settings.schema_registry.url is None:
         return default_codec()
-    from penstock.schemas.registry import RegistryClient, RegistryResolver
+    from penstock.schemas.registry import registry_codec
 
-    return Codec(RegistryResolver(RegistryClient(settings.schema_registry.url)))
+    return registry_codec(settings.schema_registry.url, write=settings.schema_registry.write)
 
 
 def verify_topics(settings: WorkerSettings) -> dict[str, int]:

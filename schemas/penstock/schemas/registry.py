@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
+from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, schema_text
 from penstock.schemas.errors import Conflict, RegistryUnavailable, UnknownSchema
 
 if TYPE_CHECKING:
     import httpx
+
+logger = logging.getLogger(__name__)
 
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
@@ -73,3 +77,23 @@ class RegistryResolver:
             with self._lock:
                 self._known[schema_id] = found
         return found
+
+
+def registry_codec(url: str | None, *, write: bool = False) -> Codec:
+    """The codec for an installation: the package's own ids alone, or with a registry beside it.
+
+    With a registry every schema is registered there, ids from it are read, and with `write` they are written too.
+    Raises RegistryUnavailable when `write` is asked and nobody can say which ids to write.
+    """
+    if url is None:
+        return default_codec()
+    client = RegistryClient(url)
+    ids: dict[str, int] = {}
+    try:
+        for name in SCHEMA_IDS:
+            ids[name] = client.register(f"penstock.v1.{name}", schema_text(name))
+    except RegistryUnavailable:
+        if write:
+            raise
+        logger.warning("registry.unavailable url=%s: its ids are asked for when they come", url)
+    return Codec(RegistryResolver(client), writer_ids=ids if write else None)
