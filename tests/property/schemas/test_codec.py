@@ -1,0 +1,118 @@
+"""Records to bytes and back; whatever bytes come, only DecodeErrors are raised."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.schemas.codec import SCHEMA_IDS, default_codec, schema_text
+from penstock.schemas.errors import BadAvro, DecodeError, UnknownSchema, WrongMagic
+from penstock.schemas.records import RECORDS, Record
+
+CODEC = default_codec()
+PLAIN: dict[str, st.SearchStrategy[Any]] = {
+    "null": st.none(),
+    "boolean": st.booleans(),
+    "int": st.integers(-(2**31), 2**31 - 1),
+    "long": st.integers(-(2**63), 2**63 - 1),
+    "float": st.floats(width=32, allow_nan=False),
+    "double": st.floats(allow_nan=False),
+    "string": st.text(max_size=12),
+    "bytes": st.binary(max_size=12),
+}
+
+
+def values_of(schema: Any, named: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Whatever fits an Avro schema."""
+    if isinstance(schema, list):
+        return st.one_of([values_of(branch, named) for branch in schema])
+    if isinstance(schema, str):
+        if schema in PLAIN:
+            return PLAIN[schema]
+        found = named[schema.rsplit(".", 1)[-1]]
+        return st.deferred(lambda: values_of(found, named))
+    kind = schema["type"]
+    if kind in ("record", "enum"):
+        named[schema["name"].rsplit(".", 1)[-1]] = schema
+    if kind == "record":
+        return st.fixed_dictionaries({f["name"]: values_of(f["type"], named) for f in schema["fields"]})
+    if kind == "enum":
+        return st.sampled_from(schema["symbols"])
+    if kind == "array":
+        return st.lists(values_of(schema["items"], named), max_size=2)
+    if kind == "map":
+        return st.dictionaries(st.text(max_size=4), values_of(schema["values"], named), max_size=2)
+    return values_of(kind, named)
+
+
+def records_of(kind: type[Record]) -> st.SearchStrategy[Record]:
+    return values_of(json.loads(schema_text(kind.__name__)), {}).map(kind.from_dict)
+
+
+STRATEGIES = {kind: records_of(kind) for kind in RECORDS}
+ANY_RECORD = st.one_of(list(STRATEGIES.values()))
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_round_trip(kind: type[Record], data: st.DataObject) -> None:
+    record = data.draw(STRATEGIES[kind])
+    encoded = CODEC.encode(record)
+    assert encoded[:5] == b"\0" + SCHEMA_IDS[kind.__name__][-1].to_bytes(4, "big")
+    assert CODEC.decode(encoded, kind) == record
+    assert CODEC.decode_any(encoded) == record
+    assert kind.from_dict(record.to_dict()) == record
+
+
+@settings(max_examples=60, deadline=None)
+@given(record=ANY_RECORD, data=st.data())
+def test_another_record_or_length_is_bad_avro(record: Record, data: st.DataObject) -> None:
+    encoded = CODEC.encode(record)
+    other = data.draw(st.sampled_from([kind for kind in RECORDS if kind is not type(record)]))
+    with pytest.raises(BadAvro):
+        CODEC.decode(encoded, other)
+    with pytest.raises(BadAvro):
+        CODEC.decode_any(encoded + data.draw(st.binary(min_size=1, max_size=4)))
+    with pytest.raises(DecodeError):
+        CODEC.decode_any(encoded[: data.draw(st.integers(0, len(encoded) - 1))])
+
+
+@given(data=st.binary(max_size=60))
+def test_arbitrary_bytes(data: bytes) -> None:
+    with pytest.raises((WrongMagic, UnknownSchema)):
+        CODEC.decode_any(data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(kind=st.sampled_from(RECORDS), body=st.binary(max_size=120))
+def test_arbitrary_bodies(kind: type[Record], body: bytes) -> None:
+    try:
+        record = CODEC.decode_any(b"\0" + SCHEMA_IDS[kind.__name__][-1].to_bytes(4, "big") + body)
+    except DecodeError:
+        return
+    assert type(record) is kind
+
+
+@settings(max_examples=100, deadline=None)
+@given(record=ANY_RECORD, at=st.integers(0, 400), byte=st.integers(0, 255))
+def test_a_flipped_byte(record: Record, at: int, byte: int) -> None:
+    encoded = bytearray(CODEC.encode(record))
+    encoded[at % len(encoded)] = byte
+    try:
+        CODEC.decode_any(bytes(encoded))
+    except DecodeError:
+        pass
+
+
+@pytest.mark.parametrize("name", ["created_at", "priority"])
+def test_what_does_not_fit_is_bad_avro(name: str) -> None:
+    kind = RECORDS[0]
+    values: dict[str, Any] = {"request_id": "r", "task": "embedding", "created_at": 1}
+    for wrong in (2**70, "x", None, object()):
+        with pytest.raises(BadAvro):
+            CODEC.encode(kind.from_dict({**values, name: wrong}))

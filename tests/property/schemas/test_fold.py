@@ -1,0 +1,185 @@
+"""The fold over everything that can stand on a result topic: zombies, repeats, takeovers, another origin's events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.schemas.fold import IGNORED, Chunk, Ignored, ResultFold, StatusFold, Terminal
+from penstock.schemas.records import STATUS_RANKS, Origin, ResultEvent, StatusEvent
+
+ORIGIN = Origin(topic="t", partition=0, offset=7, append_time_ms=1)
+OTHER = Origin(topic="t", partition=1, offset=3, append_time_ms=1)
+
+
+def event(kind: str, origin: Origin, epoch: int, attempt: int, **values: object) -> ResultEvent:
+    base = ResultEvent(
+        request_id="r",
+        tenant="default",
+        kind=kind,
+        origin=origin,
+        attempt=attempt,
+        epoch=epoch,
+        task="text_generation",
+        created_at=1,
+        worker_id="w",
+    )
+    return replace(base, **values)
+
+
+@st.composite
+def writers(draw: st.DrawFn, origin: Origin, epoch: int, attempt: int) -> list[ResultEvent]:
+    """What one worker writes in one attempt: contiguous chunks, perhaps the end. The text names its writer."""
+    pieces = draw(st.lists(st.text("abc", min_size=1, max_size=3), max_size=5))
+    text, at, events = "", 0, []
+    for number, piece in enumerate(pieces):
+        piece = f"{epoch}{attempt}{piece}"
+        values = {"text": piece, "text_offset": at, "first_token_index": number, "token_ids": [number]}
+        events.append(event("chunk", origin, epoch, attempt, **values))
+        if draw(st.booleans()):
+            events.append(event("preview", origin, epoch, attempt))
+        text, at = text + piece, at + len(piece)
+    if draw(st.booleans()):
+        output = {"text": text, "tool_calls": None}
+        events.append(event("terminal", origin, epoch, attempt, status="completed", text_generation=output))
+    return events
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[ResultEvent]:
+    """The writers' events interleaved, each writer's in order, any event once more (a producer's retry)."""
+    places = [(ORIGIN, 1, 1), (ORIGIN, 1, 2), (ORIGIN, 2, 1), (ORIGIN, 2, 2), (OTHER, 3, 1)]
+    queues = [draw(writers(*place)) for place in draw(st.lists(st.sampled_from(places), min_size=1, unique=True))]
+    queues.append([event("preview", ORIGIN, 1, 1)])
+    log: list[ResultEvent] = []
+    while any(queues):
+        queue = draw(st.sampled_from([queue for queue in queues if queue]))
+        log.append(queue.pop(0))
+        if draw(st.integers(0, 4)) == 0:
+            log.append(draw(st.sampled_from(log)))
+    return log
+
+
+def steps(log: list[ResultEvent]) -> tuple[ResultFold, list[Ignored | Chunk | Terminal]]:
+    fold = ResultFold("r", "default")
+    return fold, [fold.apply(found, offset) for offset, found in enumerate(log)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(log=logs())
+def test_one_terminal_and_text_without_gap_or_repeat(log: list[ResultEvent]) -> None:
+    fold, found = steps(log)
+    first = log[0].origin
+    seen, place, ended = "", (-1, 0), False
+    for number, (step, read) in enumerate(zip(found, log, strict=True)):
+        if isinstance(step, Ignored):
+            continue
+        assert not ended, "something follows the outcome"
+        assert read.origin == first, "an event of another origin was taken"
+        assert (read.epoch, read.attempt) >= place, "a zombie was heard"
+        if isinstance(step, Terminal):
+            ended = True
+            assert fold.terminal is step.event
+            continue
+        assert read.kind == "chunk"
+        assert step.restarted == ((step.epoch, step.attempt) > place and bool(seen))
+        place = (step.epoch, step.attempt)
+        seen = "" if step.restarted else seen
+        assert step.text_offset == len(seen)
+        seen += step.text
+        whole = ""
+        for other in log[: number + 1]:  # what this writer has written so far, each chunk once
+            if (other.origin, other.epoch, other.attempt, other.kind) == (first, *place, "chunk"):
+                whole = whole if other.text_offset != len(whole) else whole + (other.text or "")
+        assert whole.startswith(seen) or seen == whole
+    assert sum(isinstance(step, Terminal) for step in found) == ended
+    assert fold.text == seen
+    assert fold.text_length == len(seen)
+
+
+@settings(max_examples=150, deadline=None)
+@given(log=logs())
+def test_the_highest_place_is_shown(log: list[ResultEvent]) -> None:
+    """Without an outcome, the text is the whole text of the highest (epoch, attempt) that wrote any."""
+    log = [found for found in log if found.kind != "terminal"]
+    if not log:
+        return
+    fold, _ = steps(log)
+    own = [found for found in log if found.origin == log[0].origin and found.kind == "chunk"]
+    highest = max(((found.epoch, found.attempt) for found in own), default=None)
+    if highest is not None:
+        texts = {f.text_offset: f.text for f in own if (f.epoch, f.attempt) == highest}
+        assert fold.text == "".join(texts[at] or "" for at in sorted(texts, key=lambda at: at or 0))
+        assert fold.token_count == len(texts)
+
+
+@settings(max_examples=150, deadline=None)
+@given(log=logs(), data=st.data())
+def test_reading_again_changes_nothing(log: list[ResultEvent], data: st.DataObject) -> None:
+    fold, _ = steps(log)
+    before = (fold.text, fold.epoch, fold.attempt, fold.terminal, fold.restarts)
+    for repeat in data.draw(st.lists(st.sampled_from(log), max_size=8)):
+        assert fold.apply(repeat) == IGNORED
+    assert before == (fold.text, fold.epoch, fold.attempt, fold.terminal, fold.restarts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(log=logs(), cut=st.integers(0, 30))
+def test_a_restored_fold_goes_on_alike(log: list[ResultEvent], cut: int) -> None:
+    log = [found for found in log if found.kind != "terminal" or found is log[-1]]
+    whole, _ = steps(log)
+    first, _ = steps(log[:cut])
+    if first.terminal is not None:
+        return
+    again = ResultFold("r", "default")
+    again.restore(
+        origin=first.origin, epoch=first.epoch, attempt=first.attempt, text=first.text, token_count=first.token_count
+    )
+    for found in log[cut:]:
+        again.apply(found)
+    state = (whole.text, whole.epoch, whole.attempt, whole.terminal, whole.token_count)
+    assert (again.text, again.epoch, again.attempt, again.terminal, again.token_count) == state
+
+
+def test_others_requests_and_gaps_are_ignored() -> None:
+    fold = ResultFold("r", "default")
+    assert fold.apply(replace(event("terminal", ORIGIN, 1, 1), tenant="other")) == IGNORED
+    assert fold.apply(replace(event("terminal", ORIGIN, 1, 1), request_id="s")) == IGNORED
+    fold.apply(event("chunk", ORIGIN, 1, 1, text="ab", text_offset=0))
+    assert fold.apply(event("chunk", ORIGIN, 1, 1, text="ef", text_offset=4)) == IGNORED
+    step = fold.apply(event("chunk", ORIGIN, 1, 1, text="bcd", text_offset=1))
+    assert step == Chunk(text="cd", text_offset=2, attempt=1, epoch=1, restarted=False)
+    assert fold.apply(event("UNKNOWN", ORIGIN, 1, 1)) == IGNORED
+
+
+STATUSES = st.builds(
+    lambda status, epoch, attempt, origin: StatusEvent(
+        request_id="r",
+        tenant="default",
+        status=status,
+        done=STATUS_RANKS[status] == 100,
+        rank=STATUS_RANKS[status],
+        attempt=attempt,
+        epoch=epoch,
+        origin=origin,
+        worker_id="w",
+        created_at=1,
+    ),
+    st.sampled_from(sorted(STATUS_RANKS)),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.sampled_from((ORIGIN, ORIGIN, ORIGIN, OTHER)),
+)
+
+
+@given(log=st.lists(STATUSES, min_size=1, max_size=20))
+def test_statuses_only_rise_and_end_once(log: list[StatusEvent]) -> None:
+    fold = StatusFold("r", "default")
+    shown = [found for found in log if fold.apply(found)]
+    places = [(found.epoch, found.attempt, found.rank) for found in shown]
+    assert places == sorted(places)
+    assert not any(found.done for found in shown[:-1])
+    assert {found.origin for found in shown} == {log[0].origin}
+    assert fold.latest is shown[-1]
