@@ -107,7 +107,7 @@ def test_a_client_that_stops_reading_is_closed_with_4408_and_others_are_not_slow
     raw = sockets.socket()
     raw.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 4096)
     raw.connect(("127.0.0.1", first.port))
-    slow = dial(first, sock=raw, max_queue=1, compression=None)
+    slow = dial(first, sock=raw, max_queue=1, compression=None, ping_interval=None)
     try:
         submit(slow, 120)
         for _ in range(40):
