@@ -250,7 +250,7 @@ def is_ready(url: str, timeout_s: float = 2.0) -> bool:
 
 
 def model_state(url: str, model: str, since: float) -> str | None:
-    """What the gateway says of a model, if told after `since` (Unix s), else "unknown"; None when it may not be asked."""
+    """What the gateway says of a model: "unknown" if not told since (Unix s); None when it may not be asked."""
     try:
         answer = httpx.get(f"{url}/v1/models", timeout=5, trust_env=False)
         if answer.status_code != 200:

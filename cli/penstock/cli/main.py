@@ -131,16 +131,21 @@ app = typer.Typer(
 )
 
 
+def print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
 @app.callback()
 def root(
-    ctx: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version and end.", is_eager=True),
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and end.", is_eager=True, callback=print_version
+    ),
 ) -> None:
-    if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"penstock {installed('penstock')}")
-        raise typer.Exit
+    """Replaced below: the text is HELP."""
 
 
 root.__doc__ = HELP

@@ -29,6 +29,11 @@ def test_each_command_has_help_with_an_example(name: str) -> None:
     assert f"penstock {name}" in done.output
 
 
+def test_the_version_is_told() -> None:
+    done = runner.invoke(app, ["--version"])
+    assert (done.exit_code, done.output.split()[0]) == (0, "penstock")
+
+
 def test_wrong_usage_is_2() -> None:
     assert runner.invoke(app, ["nothing-of-ours"]).exit_code == 2
     assert runner.invoke(app, ["status", "--nothing-of-ours"]).exit_code == 2
