@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 from penstock.schemas.errors import BadJson, InvalidRequest, TooLarge, UnsupportedParameter, UnsupportedTask
 from penstock.schemas.ids import DEFAULT_TENANT, check_conversation_id, check_request_id, check_tenant, new_request_id
-from penstock.schemas.records import PAYLOAD_FIELDS, ContextLimits, InferenceRequest, OutputSpec, Requirements
+from penstock.schemas.records import PAYLOAD_FIELDS, ContextLimits, InferenceRequest, OutputSpec, Record, Requirements
 
 BUILT_TASKS = frozenset({"text_generation", "embedding"})
 ROLES = ("system", "user", "assistant")
@@ -38,6 +39,8 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 _Check = Callable[[Any, str, Limits], Any]
+_INT, _LONG = 2**31 - 1, 2**63 - 1  # the largest values of Avro's numbers
+_POOL = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
 
 def parse_request(
@@ -60,8 +63,9 @@ def parse_request(
     if not isinstance(payload, Mapping):
         raise InvalidRequest("payload must be an object", param="payload")
     values: dict[str, Any] = {"task": task, task: _payload(task, cast("Mapping[str, Any]", payload), limits)}
-    values["request_id"] = check_request_id(body.get("request_id") or request_id or new_request_id())
-    values["tenant"] = check_tenant(tenant or body.get("tenant") or DEFAULT_TENANT)
+    own_id, own_tenant = body.get("request_id"), body.get("tenant")
+    values["request_id"] = check_request_id((request_id or new_request_id()) if own_id is None else own_id)
+    values["tenant"] = check_tenant(tenant or (DEFAULT_TENANT if own_tenant is None else own_tenant))
     values["created_at"] = now_ms
     for name, check in _REQUEST_CHECKS.items():
         if (value := body.get(name)) is not None:
@@ -107,8 +111,8 @@ def validate_request(request: InferenceRequest, limits: Limits = DEFAULT_LIMITS)
     _payload(request.task, {name: value for name, value in request.payload.items() if value is not None}, limits)
     for name, check in _REQUEST_CHECKS.items():
         value = getattr(request, name)
-        if value is not None and name not in _RECORD_FIELDS:
-            check(value, name, limits)
+        if value is not None:
+            check(value.to_dict() if isinstance(value, Record) else value, name, limits)
     _across_fields(request)
 
 
@@ -163,7 +167,9 @@ def _bare(value: Any) -> Any:
 def _known(body: Mapping[str, Any], known: frozenset[str], path: str) -> None:
     for name in body:
         if name not in known:
-            raise UnsupportedParameter(f"{path}{name} is not supported", param=f"{path}{name}")
+            # A caller's own name goes into an error record: it must be text there, and not the whole record again.
+            shown = path + name[:100].encode(errors="backslashreplace").decode()
+            raise UnsupportedParameter(f"{shown} is not supported", param=shown)
 
 
 def _integer(low: int, high: int | None = None) -> _Check:
@@ -222,7 +228,7 @@ def _conversation(value: Any, param: str, limits: Limits) -> str:
 
 
 def _pool(value: Any, param: str, limits: Limits) -> str:
-    if not isinstance(value, str) or not value or not all(c.isalnum() or c in "_-" for c in value) or len(value) > 63:
+    if not isinstance(value, str) or not _POOL.fullmatch(value):  # it becomes part of topics' names
         raise InvalidRequest("pool must match [A-Za-z0-9_-]{1,63}", param=param)
     return value
 
@@ -233,10 +239,10 @@ def _string_map(value: Any, param: str, limits: Limits) -> dict[str, str]:
     found = cast("Mapping[Any, Any]", value)
     if not all(isinstance(key, str) and isinstance(item, str) for key, item in found.items()):
         raise InvalidRequest(f"{param} must hold only texts", param=param)
-    size = sum(len(_utf8(key, param)) + len(_utf8(item, param)) for key, item in found.items())
+    size = sum(len(_utf8(text, param).encode()) for pair in found.items() for text in pair)
     if len(found) > limits.max_map_entries or size > limits.max_map_bytes:
         raise TooLarge(
-            f"{param} has more than {limits.max_map_entries} entries or {limits.max_map_bytes} characters", param=param
+            f"{param} has more than {limits.max_map_entries} entries or {limits.max_map_bytes} bytes", param=param
         )
     return dict(found)
 
@@ -250,7 +256,13 @@ def _ttl_of_deadline(value: Any, now_ms: int, limits: Limits) -> int:
     try:
         if isinstance(value, bool):
             raise ValueError
-        at_ms = value * 1000 if isinstance(value, int | float) else datetime.fromisoformat(value).timestamp() * 1000
+        if isinstance(value, int | float):
+            at_ms = value * 1000
+        else:
+            at = datetime.fromisoformat(value)
+            if at.tzinfo is None:
+                raise ValueError("no offset")  # it would be another time on each machine
+            at_ms = at.timestamp() * 1000
         ttl_ms = int(at_ms - now_ms)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest("deadline must be an RFC 3339 time or Unix seconds", param="deadline") from error
@@ -273,19 +285,19 @@ def _fields(value: Any, param: str, limits: Limits, checks: Mapping[str, _Check]
 
 
 def _context(value: Any, param: str, limits: Limits) -> ContextLimits:
-    checks = {"max_tokens": _integer(1), "last_turns": _integer(0), "summary": _boolean}
+    checks = {"max_tokens": _integer(1, _INT), "last_turns": _integer(0, _INT), "summary": _boolean}
     return ContextLimits(**_fields(value, param, limits, checks))
 
 
 def _requirements(value: Any, param: str, limits: Limits) -> Requirements:
-    return Requirements(**_fields(value, param, limits, {"vram_bytes": _integer(0), "cpu_memory_bytes": _integer(0)}))
+    checks = {"vram_bytes": _integer(0, _LONG), "cpu_memory_bytes": _integer(0, _LONG)}
+    return Requirements(**_fields(value, param, limits, checks))
 
 
 def _output(value: Any, param: str, limits: Limits) -> OutputSpec:
     return OutputSpec(**_fields(value, param, limits, {"store": _text(63), "prefix": _text(200)}))
 
 
-_RECORD_FIELDS = frozenset({"context", "requirements", "output"})
 _REQUEST_CHECKS: dict[str, _Check] = {
     "priority": _integer(0, 1_000),
     "model": _text(200),
@@ -333,7 +345,7 @@ _TEXT_CHECKS: dict[str, _Check] = {
     "top_p": _number(0, 1, above=True),
     "top_k": _integer(1, 1_000_000),
     "stop": _stops,
-    "seed": _integer(-(2**63), 2**63 - 1),
+    "seed": _integer(-_LONG - 1, _LONG),
     "prompt": _long_text,
 }
 

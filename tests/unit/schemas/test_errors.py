@@ -1,0 +1,109 @@
+"""The tree of errors: its codes and statuses are a promise, and errors survive topics and pipes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from penstock.schemas.errors import (
+    ERRORS_BY_CODE,
+    DecodeError,
+    EngineFailed,
+    InsufficientCapacity,
+    InternalError,
+    InvalidRequest,
+    PenstockError,
+    error_body,
+    from_error_record,
+    to_error_record,
+)
+from penstock.schemas.records import ErrorInfo
+
+# code → (HTTP status, retryable, type)
+TABLE = {
+    "invalid": (400, False, "invalid_request_error"),
+    "unsupported_parameter": (400, False, "invalid_request_error"),
+    "unsupported_task": (400, False, "invalid_request_error"),
+    "context_length_exceeded": (400, False, "invalid_request_error"),
+    "invalid_cursor": (400, False, "invalid_request_error"),
+    "undecodable": (400, False, "invalid_request_error"),
+    "wrong_magic": (400, False, "invalid_request_error"),
+    "unknown_schema": (400, False, "invalid_request_error"),
+    "bad_avro": (400, False, "invalid_request_error"),
+    "bad_json": (400, False, "invalid_request_error"),
+    "unauthenticated": (401, False, "authentication_error"),
+    "forbidden": (403, False, "permission_error"),
+    "not_found": (404, False, "invalid_request_error"),
+    "model_not_found": (404, False, "invalid_request_error"),
+    "cancelled": (409, False, "cancelled"),
+    "conflict": (409, False, "invalid_request_error"),
+    "gone": (410, False, "invalid_request_error"),
+    "too_large": (413, False, "invalid_request_error"),
+    "insufficient_capacity": (422, False, "invalid_request_error"),
+    "idempotency_key_reused": (422, False, "invalid_request_error"),
+    "tenant_limit": (429, True, "rate_limit_error"),
+    "engine_failed": (500, False, "server_error"),
+    "dead_lettered": (500, False, "server_error"),
+    "stream_restarted": (500, True, "server_error"),
+    "internal": (500, False, "server_error"),
+    "overloaded": (503, True, "overloaded_error"),
+    "broker_unavailable": (503, True, "overloaded_error"),
+    "registry_unavailable": (503, True, "overloaded_error"),
+    "expired": (504, False, "timeout_error"),
+    "execution_timeout": (504, False, "timeout_error"),
+}
+
+
+def test_the_table_is_complete() -> None:
+    found = {code: (kind.http_status, kind.retryable, kind.type) for code, kind in ERRORS_BY_CODE.items()}
+    assert {code: found.get(code) for code in TABLE} == TABLE
+    # Other rooms may add subclasses, which keep their parent's code or bring one of their own.
+    assert ERRORS_BY_CODE["internal"] is InternalError
+    assert ERRORS_BY_CODE["invalid"] is InvalidRequest
+    assert ERRORS_BY_CODE["undecodable"] is DecodeError
+
+
+@pytest.mark.parametrize("code", TABLE)
+def test_errors_come_back_from_topics_and_pipes(code: str) -> None:
+    error = ERRORS_BY_CODE[code]("what happened", param="payload.x", details={"need": 2}, retry_after_s=3)
+    info = to_error_record(error)
+    assert (info.code, info.type, info.retryable) == (code, error.type, error.retryable)
+    for again in (from_error_record(ErrorInfo.from_dict(info.to_dict())), pickle.loads(pickle.dumps(error))):
+        assert type(again) is type(error)
+        assert (again.message, again.param, again.details) == ("what happened", "payload.x", {"need": 2})
+    assert pickle.loads(pickle.dumps(error)).retry_after_s == 3
+
+
+def test_a_newer_releases_code_is_internal() -> None:
+    error = from_error_record(ErrorInfo(code="quota_spent", message="m", type="t", details='{"left": 0}'))
+    assert type(error) is InternalError
+    assert error.details == {"left": 0, "code": "quota_spent"}
+
+
+def test_of_a_foreign_error_only_the_type_is_told() -> None:
+    info = to_error_record(KeyError("a secret prompt"))
+    assert info.code == "internal"
+    assert "KeyError" in info.message
+    assert "secret" not in json.dumps(info.to_dict())
+
+
+def test_the_one_json_shape() -> None:
+    error = InsufficientCapacity("too big", details={"need": 2, "capacity": 1, "unit": "bytes"})
+    assert error_body(error, "r") == {
+        "error": {
+            "message": "too big",
+            "type": "invalid_request_error",
+            "code": "insufficient_capacity",
+            "param": None,
+            "request_id": "r",
+            "retryable": False,
+            "details": {"need": 2, "capacity": 1, "unit": "bytes"},
+        }
+    }
+
+
+def test_every_error_is_a_penstock_error() -> None:
+    assert all(issubclass(kind, PenstockError) for kind in ERRORS_BY_CODE.values())
+    assert EngineFailed("x").http_status == 500

@@ -1,0 +1,219 @@
+"""The table of requests that are refused: which error, and which field it names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.schemas.errors import (
+    BadJson,
+    InvalidRequest,
+    PenstockError,
+    TooLarge,
+    UnsupportedParameter,
+    UnsupportedTask,
+)
+from penstock.schemas.records import ContextLimits, InferenceRequest, OutputSpec, Requirements
+from penstock.schemas.requests import Limits, content_hash, parse_request, parse_request_bytes, validate_request
+
+NOW_MS = 1_760_000_000_000
+CHAT: dict[str, Any] = {"task": "text_generation", "payload": {"messages": [{"role": "user", "content": "hi"}]}}
+
+
+def chat(**payload: Any) -> dict[str, Any]:
+    return {**CHAT, "payload": {**CHAT["payload"], **payload}}
+
+
+def messages(*found: Any) -> dict[str, Any]:
+    return chat(messages=list(found))
+
+
+def embedding(**payload: Any) -> dict[str, Any]:
+    return {"task": "embedding", "payload": payload}
+
+
+BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
+    ({}, InvalidRequest, "task"),
+    ({**CHAT, "task": "UNKNOWN"}, InvalidRequest, "task"),
+    ({**CHAT, "task": ["embedding"]}, InvalidRequest, "task"),
+    ({**CHAT, "task": "image_generation"}, UnsupportedTask, "task"),
+    ({"task": "embedding"}, InvalidRequest, "payload"),
+    ({**CHAT, "payload": []}, InvalidRequest, "payload"),
+    ({**CHAT, "n": 2}, UnsupportedParameter, "n"),
+    ({**CHAT, "\ud800": 2}, UnsupportedParameter, "\\ud800"),
+    ({**CHAT, "x" * 500: 2}, UnsupportedParameter, "x" * 100),
+    ({**CHAT, "request_id": "a b"}, InvalidRequest, "request_id"),
+    ({**CHAT, "request_id": ""}, InvalidRequest, "request_id"),
+    ({**CHAT, "request_id": 7}, InvalidRequest, "request_id"),
+    ({**CHAT, "tenant": "Upper"}, InvalidRequest, "tenant"),
+    ({**CHAT, "tenant": ""}, InvalidRequest, "tenant"),
+    ({**CHAT, "priority": -1}, InvalidRequest, "priority"),
+    ({**CHAT, "priority": 1001}, InvalidRequest, "priority"),
+    ({**CHAT, "priority": True}, InvalidRequest, "priority"),
+    ({**CHAT, "priority": 5.0}, InvalidRequest, "priority"),
+    ({**CHAT, "model": ""}, InvalidRequest, "model"),
+    ({**CHAT, "model": "\udfff"}, InvalidRequest, "model"),
+    ({**CHAT, "pool": "gpu.1"}, InvalidRequest, "pool"),
+    ({**CHAT, "pool": "größe"}, InvalidRequest, "pool"),
+    ({**CHAT, "stream": 1}, InvalidRequest, "stream"),
+    ({**CHAT, "ttl_ms": 0}, InvalidRequest, "ttl_ms"),
+    ({**CHAT, "ttl_ms": 86_400_001}, InvalidRequest, "ttl_ms"),
+    ({**CHAT, "deadline": "tomorrow"}, InvalidRequest, "deadline"),
+    ({**CHAT, "deadline": "2025-10-09T09:00:00"}, InvalidRequest, "deadline"),
+    ({**CHAT, "deadline": float("nan")}, InvalidRequest, "deadline"),
+    ({**CHAT, "deadline": True}, InvalidRequest, "deadline"),
+    ({**CHAT, "deadline": NOW_MS}, InvalidRequest, "deadline"),
+    ({**CHAT, "execution_timeout_ms": 0}, InvalidRequest, "execution_timeout_ms"),
+    ({**CHAT, "max_attempts": 11}, InvalidRequest, "max_attempts"),
+    ({**CHAT, "metadata": {"a": 1}}, InvalidRequest, "metadata"),
+    ({**CHAT, "metadata": []}, InvalidRequest, "metadata"),
+    ({**CHAT, "metadata": {str(n): "" for n in range(65)}}, TooLarge, "metadata"),
+    ({**CHAT, "extra": {"a": "ä" * 8_193}}, TooLarge, "extra"),
+    ({**CHAT, "requirements": {"vram_bytes": 2**63}}, InvalidRequest, "requirements.vram_bytes"),
+    ({**CHAT, "requirements": {"gpus": 1}}, UnsupportedParameter, "requirements.gpus"),
+    ({**CHAT, "callback_url": "http://x"}, UnsupportedParameter, "callback_url"),
+    ({**CHAT, "output": {"store": "s"}}, UnsupportedParameter, "output"),
+    ({**CHAT, "conversation_id": "a.b"}, InvalidRequest, "conversation_id"),
+    ({**CHAT, "conversation_id": True}, InvalidRequest, "conversation_id"),
+    ({**embedding(input="a"), "conversation_id": "c"}, UnsupportedParameter, "conversation_id"),
+    ({**CHAT, "context": {"last_turns": 2}}, InvalidRequest, "context"),
+    ({**CHAT, "conversation_id": "c", "context": {"last_turns": -1}}, InvalidRequest, "context.last_turns"),
+    ({**CHAT, "conversation_id": "c", "context": {"max_tokens": 2**31}}, InvalidRequest, "context.max_tokens"),
+    ({**CHAT, "conversation_id": "c", "context": {"summary": True}}, UnsupportedParameter, "context.summary"),
+    (
+        {"task": "text_generation", "payload": {"prompt": "a"}, "conversation_id": "c"},
+        InvalidRequest,
+        "payload.messages",
+    ),
+    (chat(prompt="a"), InvalidRequest, "payload.messages"),
+    ({**CHAT, "payload": {}}, InvalidRequest, "payload.messages"),
+    (chat(max_tokens=0), InvalidRequest, "payload.max_tokens"),
+    (chat(temperature=2.1), InvalidRequest, "payload.temperature"),
+    (chat(temperature=float("nan")), InvalidRequest, "payload.temperature"),
+    (chat(top_p=0), InvalidRequest, "payload.top_p"),
+    (chat(top_k=0), InvalidRequest, "payload.top_k"),
+    (chat(stop=["a"] * 17), InvalidRequest, "payload.stop"),
+    (chat(stop=[""]), InvalidRequest, "payload.stop"),
+    (chat(seed=2**63), InvalidRequest, "payload.seed"),
+    (chat(tools=[]), UnsupportedParameter, "payload.tools"),
+    (messages(), InvalidRequest, "payload.messages"),
+    (messages("hi"), InvalidRequest, "payload.messages[0]"),
+    (messages({"role": "tool", "content": "a"}), InvalidRequest, "payload.messages[0].role"),
+    (messages({"role": "user", "content": 1}), InvalidRequest, "payload.messages[0].content"),
+    (messages({"role": "user"}), InvalidRequest, "payload.messages[0].content"),
+    (
+        messages({"role": "user", "content": [{"type": "image_url"}]}),
+        UnsupportedParameter,
+        "payload.messages[0].content",
+    ),
+    (messages({"role": "user", "content": "a", "name": "n" * 65}), InvalidRequest, "payload.messages[0].name"),
+    (messages({"role": "user", "content": "a", "id": 1}), UnsupportedParameter, "payload.messages[0].id"),
+    (messages(*[{"role": "user", "content": ""}] * 2_001), TooLarge, "payload.messages"),
+    (messages(*[{"role": "user", "content": "ä" * 200_000}] * 2), TooLarge, "payload.messages"),
+    (messages({"role": "user", "content": "a" * 500_001}), TooLarge, "payload.messages[0].content"),
+    (embedding(), InvalidRequest, "payload.input"),
+    (embedding(input=[]), InvalidRequest, "payload.input"),
+    (embedding(input=["a", ""]), InvalidRequest, "payload.input[1]"),
+    (embedding(input=["a", 1]), InvalidRequest, "payload.input[1]"),
+    (embedding(input=["a"] * 2_049), TooLarge, "payload.input"),
+    (embedding(input="a", dimensions=0), InvalidRequest, "payload.dimensions"),
+    (embedding(input="a", encoding_format="float"), UnsupportedParameter, "payload.encoding_format"),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "param"), BAD, ids=[f"{at}-{param[:30]}" for at, (_, _, param) in enumerate(BAD)]
+)
+def test_refused(body: dict[str, Any], kind: type[PenstockError], param: str) -> None:
+    with pytest.raises(kind) as caught:
+        parse_request(body, now_ms=NOW_MS)
+    assert type(caught.value) is kind
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b"nul", b"\xff{}", b'"a"', b'{"a":', b"[" * 100_000])
+def test_not_json(value: bytes) -> None:
+    with pytest.raises(BadJson):
+        parse_request_bytes(value, now_ms=NOW_MS)
+
+
+def test_the_record_is_bounded() -> None:
+    with pytest.raises(TooLarge):
+        parse_request_bytes(b" " * 101, now_ms=NOW_MS, limits=Limits(max_record_bytes=100))
+
+
+def test_normal_forms() -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = chat(messages=[{"role": "developer", "content": content}], stop="x", temperature=1, seed=None)
+    request = parse_request({**body, "conversation_id": 42, "model": None}, now_ms=NOW_MS)
+    assert request.conversation_id == "42"
+    assert request.text_generation == {
+        "temperature": 1.0,
+        "stop": ["x"],
+        "messages": [{"role": "system", "content": "ab"}],
+    }
+    assert (request.tenant, request.priority, request.created_at) == ("default", 5, NOW_MS)
+    assert parse_request(embedding(input="a"), now_ms=NOW_MS).embedding == {"input": ["a"]}
+
+
+def test_who_names_request_and_tenant() -> None:
+    body = {**CHAT, "tenant": "acme"}
+    assert parse_request(body, now_ms=1).tenant == "acme"
+    assert parse_request(body, tenant="other", now_ms=1).tenant == "other"
+    assert parse_request(body, request_id="made-up", now_ms=1).request_id == "made-up"
+    assert parse_request({**body, "request_id": "own"}, request_id="made-up", now_ms=1).request_id == "own"
+    assert parse_request(body, now_ms=1).request_id != parse_request(body, now_ms=1).request_id
+
+
+@pytest.mark.parametrize(
+    ("deadline", "ttl_ms"),
+    [
+        (NOW_MS // 1000 + 60, 60_000),
+        (NOW_MS / 1000 + 0.5, 500),
+        ("2025-10-09T08:53:21Z", 1_000),
+        ("2025-10-09T10:53:21+02:00", 1_000),
+        (0, 1),
+        ("1970-01-01T00:00:00Z", 1),
+    ],
+)
+def test_a_deadline_is_a_time_to_live(deadline: Any, ttl_ms: int) -> None:
+    assert parse_request({**CHAT, "deadline": deadline}, now_ms=NOW_MS).ttl_ms == ttl_ms
+
+
+REQUEST = InferenceRequest(
+    request_id="r",
+    task="text_generation",
+    text_generation={"messages": [{"role": "user", "content": "a"}]},
+    created_at=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"task": "UNKNOWN"}, "task"),
+        ({"request_id": "a b"}, "request_id"),
+        ({"tenant": "A"}, "tenant"),
+        ({"text_generation": None}, "payload"),
+        ({"embedding": {"input": ["a"]}}, "payload"),
+        ({"text_generation": {"prompt": "a", "max_tokens": 0}}, "payload.max_tokens"),
+        ({"priority": -1}, "priority"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"requirements": Requirements(vram_bytes=-1)}, "requirements.vram_bytes"),
+        ({"conversation_id": "c", "context": ContextLimits(last_turns=-1)}, "context.last_turns"),
+        ({"context": ContextLimits(last_turns=1)}, "context"),
+        ({"output": OutputSpec(store="s")}, "output"),
+    ],
+)
+def test_avro_arrivals_are_held_to_the_same_rules(change: dict[str, Any], param: str) -> None:
+    validate_request(REQUEST)
+    with pytest.raises(InvalidRequest) as caught:
+        validate_request(replace(REQUEST, **change))
+    assert caught.value.param == param
+
+
+def test_content_is_what_was_asked_for() -> None:
+    assert content_hash(replace(REQUEST, request_id="other", created_at=2, tenant="b")) == content_hash(REQUEST)
+    assert content_hash(replace(REQUEST, priority=1)) != content_hash(REQUEST)
