@@ -28,16 +28,27 @@ class Detokeniser:
         """New text of `tokens`, which begin with those of the last call; `final`: nothing follows."""
         if len(tokens) == self._read:
             return ""
+        end = len(tokens)
         whole = self._decode(tokens[self._prefix :])
-        if not final and len(tokens) - self._read < PATIENCE and _unfinished(whole, self._prefix_text):
-            return ""
+        if not final and _unfinished(whole, self._prefix_text):
+            if end - self._read < PATIENCE:
+                return ""
+            end, whole = self._whole_part(tokens, whole)
         text = whole[len(self._prefix_text) :]
-        self._prefix, self._read = self._read, len(tokens)
+        self._prefix, self._read = self._read, end
         if self._context_free:
             self._prefix = self._read
         else:
             self._prefix_text = self._decode(tokens[self._prefix : self._read])
         return text
+
+    def _whole_part(self, tokens: Sequence[int], whole: str) -> tuple[int, str]:
+        """(end, text) up to the last character that is whole: only the last three tokens can be the start of another."""
+        for end in range(len(tokens) - 1, len(tokens) - 4, -1):
+            part = self._decode(tokens[self._prefix : end])
+            if not _unfinished(part, self._prefix_text):
+                return end, part
+        return len(tokens), whole
 
 
 def _unfinished(whole: str, prefix: str) -> bool:

@@ -7,11 +7,11 @@ import logging
 import os
 import struct
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from penstock.processors.engines import gguf_header
+from penstock.processors.hardware import cpu
 from penstock.schemas.errors import InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -138,14 +138,7 @@ def limit_device_memory(options: Mapping[str, Any]) -> None:
 def measured_memory(device: str) -> int:
     """Bytes that this process holds on its device; on a CPU its own (USS), as the fork server's pages are shared."""
     if device == "cpu":
-        return int(_process().memory_full_info().uss)
+        return cpu.own_bytes(os.getpid()) or 0
     import torch
 
     return int(torch.cuda.memory_reserved(device)) + CUDA_CONTEXT_BYTES
-
-
-@cache
-def _process() -> Any:
-    import psutil
-
-    return psutil.Process()

@@ -140,7 +140,8 @@ class RemoteEngine:
             self._free(spec.run_id)
             again = error.retryable or isinstance(error, EngineFailed)
             sink.on_failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=again))
-        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        except Exception as error:  # broken connections, and answers of any shape
+            logger.warning("remote.run_failed model=%s error=%s", self.model, type(error).__name__)
             self._free(spec.run_id)
             failure = EngineFailed(f"the server of {self.model} failed: {type(error).__name__}")
             sink.on_failed(RunFailed(run_id=spec.run_id, error=failure, retryable_here=True))
@@ -182,7 +183,7 @@ class RemoteEngine:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         parts: list[str] = []
         reason: str | None = None
-        usage: dict[str, int] | None = None
+        usage: dict[str, Any] | None = None
         path = "/chat/completions" if chat else "/completions"
         async for event in self._events(path, body):
             usage = event.get("usage") or usage

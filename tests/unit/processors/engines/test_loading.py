@@ -1,0 +1,68 @@
+"""Where models come from and what they will take, known before loading."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from penstock.processors.engines import loading
+from penstock.schemas.errors import InvalidRequest
+
+
+def write_safetensors(path: Path, shapes: dict[str, tuple[str, int]]) -> None:
+    """A file with a true header; the weights themselves are never read here."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (dtype, count) in shapes.items():
+        size = count * loading.DTYPE_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": [count], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def test_parameters_over_all_shards(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model-00001-of-00002.safetensors", {"a": ("BF16", 1000), "b": ("F32", 24)})
+    write_safetensors(tmp_path / "model-00002-of-00002.safetensors", {"c": ("F16", 7)})
+    assert loading.parameters(tmp_path) == 1031
+
+
+def test_need_is_weights_cache_logits_and_process(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"a": ("BF16", 1_000_000)})
+    config = {"num_attention_heads": 8, "hidden_size": 64, "num_hidden_layers": 2, "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {**config, "vocab_size": 50}}))
+    options = {"cache_tokens": 1000, "block_size": 32, "slots": 4, "dtype": "bfloat16"}
+    assert loading.cache_tokens(options) == 992
+    kv = 992 * 2 * 2 * 4 * 8 * 2
+    logits = 4 * 50 * 4 * loading.LOGITS_COPIES
+    expected = 2_000_000 + kv + logits + loading.PROCESS_BYTES
+    assert loading.memory_need(str(tmp_path), "text", options) == expected
+    assert loading.memory_need(str(tmp_path), "embedding", options) == 2_000_000 + loading.PROCESS_BYTES
+    on_card = {**options, "device": "cuda"}
+    assert loading.memory_need(str(tmp_path), "text", on_card) == expected + loading.CUDA_CONTEXT_BYTES
+
+
+def test_pickled_weights_are_not_weights(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(InvalidRequest, match="safetensors"):
+        loading.memory_need(str(tmp_path), "text", {})
+
+
+@pytest.mark.parametrize("source", ["no-such-model", "/no/such/folder", "./nothing", "a/b/c"])
+def test_what_cannot_be_a_model_names_the_cure(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="neither a folder"):
+        loading.resolve_source(source)
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "dtype"),
+    [
+        ({}, "cpu", "float32"),
+        ({"device": "cuda"}, "cuda:0", "bfloat16"),
+        ({"device": "cuda:1"}, "cuda:1", "bfloat16"),
+        ({"dtype": "bfloat16"}, "cpu", "bfloat16"),
+    ],
+)
+def test_device_and_dtype(options: dict[str, str], device: str, dtype: str) -> None:
+    assert (loading.device_name(options), loading.dtype_name(options)) == (device, dtype)

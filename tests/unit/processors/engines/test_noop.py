@@ -1,0 +1,99 @@
+"""The scripted engine that stands for a model around which the rest is tested."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from penstock.processors.engines.base import Delta, EngineState, Finished, RunFailed, RunSpec
+from penstock.processors.engines.noop import NoopEngine
+from penstock.schemas.errors import ContextLengthExceeded
+from penstock.schemas.records import ContextLimits
+
+
+class Sink:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.done: asyncio.Future[Finished | RunFailed] = asyncio.get_running_loop().create_future()
+
+    def on_delta(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+
+    def on_finished(self, finished: Finished) -> None:
+        self.done.set_result(finished)
+
+    def on_failed(self, failed: RunFailed) -> None:
+        self.done.set_result(failed)
+
+
+def spec(number: int = 1, **fields: Any) -> RunSpec:
+    return RunSpec(run_id=f"r{number}", task="text_generation", model="m", **fields)
+
+
+async def run(engine: NoopEngine, asked: RunSpec) -> tuple[Sink, Finished]:
+    sink = Sink()
+    engine.run(asked, await engine.prepare(asked), sink)
+    found = await asyncio.wait_for(sink.done, 5)
+    assert isinstance(found, Finished)
+    return sink, found
+
+
+@pytest.mark.parametrize("options", [{"tokens": 5}, {"tokens": 5, "delay_ms": 1}, {"tokens": 5, "first_delay_ms": 1}])
+async def test_deltas_concatenate_to_the_output(options: dict[str, Any]) -> None:
+    engine = NoopEngine("m", options)
+    await engine.start()
+    sink, found = await run(engine, spec(prompt="a b c", stream=True))
+    assert "".join(delta.text for delta in sink.deltas) == found.output["text"] == "word0 word1 word2 word3 word4 "
+    assert [token for delta in sink.deltas for token in delta.token_ids] == list(range(5))
+    assert found.usage == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+    assert found.finish_reason == "stop"
+    assert engine.capacity().free_slots == 256
+
+
+async def test_max_tokens_and_stop_strings_end_it() -> None:
+    engine = NoopEngine("m", {"tokens": 50, "delay_ms": 0.1})
+    await engine.start()
+    _, short = await run(engine, spec(1, prompt="x", params={"max_tokens": 2}))
+    assert (short.output["text"], short.finish_reason) == ("word0 word1 ", "length")
+    _, stopped = await run(engine, spec(2, prompt="x", params={"stop": ["word3"]}))
+    assert (stopped.output["text"], stopped.finish_reason) == ("word0 word1 word2 ", "stop")
+
+
+async def test_echo_answers_with_the_context_it_was_given() -> None:
+    engine = NoopEngine("m", {"echo": True})
+    await engine.start()
+    history = [{"role": "user", "content": "old"}, {"role": "assistant", "content": "answer"}] * 2
+    new = [{"role": "user", "content": "new"}]
+    _, found = await run(engine, spec(messages=new, history=history, context=ContextLimits(last_turns=1)))
+    assert json.loads(found.output["text"]) == [*history[:2], *new]
+
+
+async def test_a_cancelled_run_tells_nothing_and_frees_its_slot() -> None:
+    engine = NoopEngine("m", {"tokens": 3, "delay_ms": 5, "slots": 1})
+    await engine.start()
+    first, sink = spec(1, prompt="x", stream=True), Sink()
+    engine.run(first, await engine.prepare(first), sink)
+    assert engine.capacity().free_slots == 0
+    engine.cancel("r1")
+    assert engine.capacity().free_slots == 1
+    await run(engine, spec(2, prompt="x"))
+    assert not sink.deltas
+    assert not sink.done.done()
+
+
+async def test_too_long_a_prompt_is_refused() -> None:
+    engine = NoopEngine("m", {"window": 10})
+    with pytest.raises(ContextLengthExceeded):
+        await engine.prepare(spec(messages=[{"role": "user", "content": "word " * 20}]))
+
+
+async def test_life() -> None:
+    engine = NoopEngine("m", {})
+    assert engine.state is EngineState.NEW
+    await engine.start()
+    assert engine.state is EngineState.READY
+    await engine.stop()
+    assert engine.state is EngineState.STOPPED

@@ -1,0 +1,275 @@
+"""The remote engine against scripted servers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from email.utils import formatdate
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.processors.engines import remote
+from penstock.processors.engines.base import Delta, Finished, RunFailed, RunSpec
+from penstock.processors.engines.remote import RemoteEngine
+from penstock.schemas.errors import InvalidRequest
+
+Handler = Callable[[httpx.Request], Any]
+
+
+class Sink:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.done: asyncio.Future[Finished | RunFailed] = asyncio.get_running_loop().create_future()
+
+    def on_delta(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+
+    def on_finished(self, finished: Finished) -> None:
+        self.done.set_result(finished)
+
+    def on_failed(self, failed: RunFailed) -> None:
+        self.done.set_result(failed)
+
+
+@asynccontextmanager
+async def serving(handler: Handler, **options: Any) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine("m", "http://server", options, transport=httpx.MockTransport(handler))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def sse(*events: dict[str, Any] | str) -> httpx.Response:
+    lines = [event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n" for event in events]
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, text="".join(lines))
+
+
+def chat_answer(*texts: str, reason: str | None = "stop") -> httpx.Response:
+    events: list[dict[str, Any] | str] = [": keep-alive\n\n"]
+    events += [{"choices": [{"delta": {"content": text}, "finish_reason": None}]} for text in texts]
+    events += [{"choices": [{"delta": {}, "finish_reason": reason}]}]
+    events += [{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, "details": {}}}]
+    return sse(*events, "data: [DONE]\n\n")
+
+
+def spec(number: int = 1, task: str = "text_generation", **fields: Any) -> RunSpec:
+    fields.setdefault("messages", [{"role": "user", "content": "Hi"}] if task == "text_generation" else None)
+    return RunSpec(run_id=f"r{number}", task=task, model="m", stream=True, **fields)
+
+
+async def run(engine: RemoteEngine, asked: RunSpec) -> tuple[Sink, Finished | RunFailed]:
+    sink = Sink()
+    engine.run(asked, await engine.prepare(asked), sink)
+    return sink, await asyncio.wait_for(sink.done, 10)
+
+
+async def test_chat_streams_and_passes_parameters_and_extra_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return chat_answer("Hel", "lo")
+
+    monkeypatch.setenv("TEST_REMOTE_KEY", "k1")
+    async with serving(handler, remote_model="big", api_key_env="TEST_REMOTE_KEY") as engine:
+        asked = spec(params={"max_tokens": 5, "temperature": 0.5}, extra={"guided_json": '{"a": 1}', "note": "plain"})
+        sink, found = await run(engine, asked)
+        assert engine.capacity().free_slots == 8
+    assert isinstance(found, Finished)
+    assert found.output == {"text": "Hello"}
+    assert [delta.text for delta in sink.deltas] == ["Hel", "lo"]
+    assert found.usage == {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+    assert str(seen[0].url) == "http://server/v1/chat/completions"
+    assert seen[0].headers["authorization"] == "Bearer k1"
+    body = json.loads(seen[0].content)
+    assert body["model"] == "big"
+    assert (body["max_tokens"], body["temperature"], body["guided_json"], body["note"]) == (5, 0.5, {"a": 1}, "plain")
+
+
+async def test_a_server_that_does_not_stream() -> None:
+    answer = {"choices": [{"message": {"content": "whole"}, "finish_reason": "stop"}], "usage": None}
+    async with serving(lambda _: httpx.Response(200, json=answer)) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, Finished)
+    assert found.output == {"text": "whole"}
+
+
+async def test_completion_and_embeddings() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/completions":
+            return sse({"choices": [{"text": "x", "finish_reason": "length"}]}, "data: [DONE]\n\n")
+        data = [{"index": 1, "embedding": [0.0, 1.0]}, {"index": 0, "embedding": [1.0, 0.0]}]
+        return httpx.Response(200, json={"data": data, "usage": {"prompt_tokens": 3, "total_tokens": 3}})
+
+    async with serving(handler) as engine:
+        _, text = await run(engine, spec(1, messages=None, prompt="Once"))
+        _, vectors = await run(engine, spec(2, "embedding", inputs=["a", "b"]))
+    assert isinstance(text, Finished)
+    assert (text.output["text"], text.finish_reason) == ("x", "length")
+    assert isinstance(vectors, Finished)
+    assert vectors.output == {"embeddings": [[1.0, 0.0], [0.0, 1.0]], "dimensions": 2}
+
+
+@pytest.mark.parametrize("retry_after", ["0.01", None])
+async def test_a_busy_server_is_asked_again_within_the_attempt(
+    retry_after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
+    answers = iter([429, 503, 200])
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        status = next(answers)
+        headers = {"retry-after": retry_after} if retry_after else {}
+        return chat_answer("ok") if status == 200 else httpx.Response(status, headers=headers)
+
+    async with serving(handler) as engine:
+        sink, found = await run(engine, spec())
+    assert isinstance(found, Finished)
+    assert "".join(delta.text for delta in sink.deltas) == "ok"
+
+
+async def test_while_a_busy_server_is_waited_for_it_gets_no_other_runs() -> None:
+    async with serving(lambda _: httpx.Response(429, headers={"retry-after": "30"})) as engine:
+        asked, sink = spec(), Sink()
+        engine.run(asked, await engine.prepare(asked), sink)
+        async with asyncio.timeout(5):
+            while engine.capacity().free_slots:
+                await asyncio.sleep(0.001)
+        assert not sink.done.done()
+
+
+async def test_patience_ends_with_the_server_s_own_words() -> None:
+    body = {"error": {"message": "quota used up"}}
+    handler: Handler = lambda _: httpx.Response(429, headers={"retry-after": "5"}, json=body)  # noqa: E731
+    async with serving(handler, patience_s=1) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, RunFailed)
+    assert (found.error.code, found.error.retry_after_s, found.retryable_here) == ("overloaded", 5.0, True)
+    assert "quota used up" in found.error.message
+
+
+async def test_a_server_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
+    calls = 0
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            raise httpx.ConnectError("refused", request=request)
+        return chat_answer("back")
+
+    async with serving(handler) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, Finished)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code", "again"),
+    [
+        (400, {"message": "bad"}, "invalid", False),
+        (400, {"message": "long", "code": "context_length_exceeded"}, "context_length_exceeded", False),
+        (404, {"message": "no model"}, "model_not_found", False),
+        (401, {"message": "key"}, "engine_failed", True),
+        (500, "plain text", "engine_failed", True),
+    ],
+)
+async def test_refusals_are_typed(status: int, error: Any, code: str, again: bool) -> None:
+    async with serving(lambda _: httpx.Response(status, json={"error": error})) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, RunFailed)
+    assert (found.error.code, found.retryable_here) == (code, again)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        chat_answer("half", reason=None),
+        sse({"choices": [{"delta": {"content": "half"}}]}, {"error": {"message": "broke"}}),
+        sse("data: {not json\n\n"),
+        httpx.Response(200, json=["no", "object"]),
+    ],
+)
+async def test_an_answer_that_breaks_off_is_no_answer(answer: httpx.Response) -> None:
+    async with serving(lambda _: answer) as engine:
+        _, found = await run(engine, spec())
+        assert engine.capacity().free_slots == 8
+    assert isinstance(found, RunFailed)
+    assert (found.error.code, found.retryable_here) == ("engine_failed", True)
+
+
+class Endless(httpx.AsyncByteStream):
+    """A stream that goes on until it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            yield b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+            await asyncio.sleep(0.001)
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+async def test_cancel_closes_the_stream_and_tells_nothing_more() -> None:
+    stream = Endless()
+    async with serving(lambda _: httpx.Response(200, stream=stream), slots=1) as engine:
+        asked, sink = spec(), Sink()
+        engine.run(asked, await engine.prepare(asked), sink)
+        async with asyncio.timeout(5):
+            while not sink.deltas:
+                await asyncio.sleep(0.001)
+        engine.cancel("r1")
+        told = len(sink.deltas)
+        assert engine.capacity().free_slots == 1
+        await asyncio.wait_for(stream.closed.wait(), 5)
+        assert len(sink.deltas) == told
+        assert not sink.done.done()
+
+
+async def test_a_run_cancelled_before_it_began_gives_its_slot_back() -> None:
+    async with serving(lambda _: chat_answer("x"), slots=1) as engine:
+        asked = spec(1)
+        engine.run(asked, await engine.prepare(asked), Sink())
+        engine.cancel("r1")
+        _, found = await run(engine, spec(2))
+    assert isinstance(found, Finished)
+
+
+async def test_beyond_the_slots_nothing_starts() -> None:
+    async with serving(lambda _: httpx.Response(200, stream=Endless()), slots=1) as engine:
+        first = spec(1)
+        engine.run(first, await engine.prepare(first), Sink())
+        _, found = await run(engine, spec(2))
+    assert isinstance(found, RunFailed)
+    assert found.retryable_here
+
+
+async def test_extra_may_not_replace_what_is_ours() -> None:
+    async with serving(lambda _: chat_answer("x")) as engine:
+        with pytest.raises(InvalidRequest, match="chat_template"):
+            await engine.prepare(spec(extra={"chat_template": "{{ x }}"}))
+
+
+async def test_a_key_that_is_not_set_is_said_at_the_start() -> None:
+    engine = RemoteEngine("m", "http://server", {"api_key_env": "NOT_SET_ANYWHERE"})
+    with pytest.raises(InvalidRequest, match="NOT_SET_ANYWHERE"):
+        await engine.start()
+
+
+def test_retry_after_in_both_forms() -> None:
+    def seconds(value: str) -> float | None:
+        return remote._retry_after(httpx.Response(429, headers={"retry-after": value}))
+
+    assert seconds("7") == 7.0
+    assert seconds("86400") == 60.0
+    assert seconds(formatdate(usegmt=True)) == 0.0
+    assert seconds("soon") is None
