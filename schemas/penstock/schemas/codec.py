@@ -140,8 +140,11 @@ class Codec:
             text = self._resolver.schema_for(schema_id)
         else:
             raise UnknownSchema(f"schema id {schema_id} (0x{schema_id:08X}) is not one of ours")
-        schema = _parsed(text)
-        name = str(cast("dict[str, Any]", schema).get("name", "")).rsplit(".", 1)[-1]
+        try:
+            schema = _parsed(text)
+        except Exception as error:  # a registry may hold anything; fastavro raises whatever its parsing runs into
+            raise UnknownSchema(f"schema id {schema_id} is of no Avro schema: {type(error).__name__}") from error
+        name = str(schema.get("name", "")).rsplit(".", 1)[-1] if isinstance(schema, dict) else ""
         kind = next((kind for kind in RECORDS if kind.__name__ == name), None)
         if kind is None:
             raise UnknownSchema(f"schema id {schema_id} is of {name or 'no record'}, which is not one of ours")

@@ -31,14 +31,14 @@ class RegistryClient:
         answer = self._call("GET", f"/schemas/ids/{schema_id}")
         if answer.status_code == 404:
             raise UnknownSchema(f"schema id {schema_id} is not in the registry")
-        return str(self._json(answer)["schema"])
+        return str(self._field(answer, "schema"))
 
     def register(self, subject: str, schema: str) -> int:
         """The id there of a schema under a subject, the same for a repeat. Raises Conflict, RegistryUnavailable."""
         answer = self._call("POST", f"/subjects/{subject}/versions", {"schema": schema, "schemaType": "AVRO"})
         if answer.status_code in (409, 422):
             raise Conflict(f"the registry refuses {subject}: {answer.text[:200]}")
-        return int(self._json(answer)["id"])
+        return int(self._field(answer, "id"))
 
     def close(self) -> None:
         self._http.close()
@@ -51,12 +51,12 @@ class RegistryClient:
         except httpx.HTTPError as error:
             raise RegistryUnavailable(f"no schema registry at {self._url}: {error}", retry_after_s=1) from error
 
-    def _json(self, answer: httpx.Response) -> Any:
+    def _field(self, answer: httpx.Response, name: str) -> Any:
         if answer.is_error:
             raise RegistryUnavailable(f"the schema registry answered {answer.status_code}", retry_after_s=1)
         try:
-            return answer.json()
-        except ValueError as error:
+            return answer.json()[name]
+        except (ValueError, TypeError, KeyError) as error:
             raise RegistryUnavailable(f"{self._url} does not answer as a schema registry", retry_after_s=1) from error
 
 

@@ -1,0 +1,134 @@
+"""Schemas change only by release, and every release reads every other; newer symbols read as UNKNOWN."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from penstock.schemas import codec
+from penstock.schemas.codec import FIRST_ID, SCHEMA_IDS, Codec, released_schema, schema_text
+from penstock.schemas.evolution import check_all, check_compatibility
+from penstock.schemas.records import RECORDS, InferenceRequest, StatusEvent
+
+NAMES = [kind.__name__ for kind in RECORDS]
+
+
+def test_all_releases_are_compatible_and_the_current_schema_is_the_latest() -> None:
+    assert check_all() == {name: [] for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_releases_of_a_record_read_each_other(name: str) -> None:
+    texts = [found[2] for schema_id in SCHEMA_IDS[name] if (found := released_schema(schema_id)) is not None]
+    assert len(texts) == len(SCHEMA_IDS[name])
+    for old in texts:
+        for new in texts:
+            assert check_compatibility(old, new) == []
+
+
+def test_ids_are_append_only() -> None:
+    for number, name in enumerate(NAMES):
+        assert SCHEMA_IDS[name] == tuple(FIRST_ID + number * 256 + at for at in range(len(SCHEMA_IDS[name])))
+    assert released_schema(FIRST_ID - 1) is None
+    assert released_schema(SCHEMA_IDS[NAMES[0]][-1] + 1) is None
+    found = released_schema(FIRST_ID)
+    assert found is not None
+    assert found[:2] == ("InferenceRequest", 1)
+
+
+def changed(name: str, change: Any) -> str:
+    schema = json.loads(schema_text(name))
+    change(schema)
+    return json.dumps(schema)
+
+
+def without_default(schema: Any) -> None:
+    schema["fields"].append({"name": "new", "type": "string"})
+
+
+def with_default(schema: Any) -> None:
+    schema["fields"].append({"name": "new", "type": "string", "default": ""})
+
+
+def another_type(schema: Any) -> None:
+    next(item for item in schema["fields"] if item["name"] == "created_at")["type"] = "string"
+
+
+def removed_without_default(schema: Any) -> None:
+    schema["fields"] = [item for item in schema["fields"] if item["name"] != "request_id"]
+
+
+def new_symbol(schema: Any) -> None:
+    enum: Any = next(item for item in schema["fields"] if item["name"] in ("status", "task"))["type"]
+    enum["symbols"].append("newer")
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [
+        (with_default, True),
+        (new_symbol, True),
+        (without_default, False),
+        (another_type, False),
+        (removed_without_default, False),
+    ],
+)
+@pytest.mark.parametrize("name", ["InferenceRequest", "StatusEvent"])
+def test_what_a_release_may_change(name: str, change: Any, allowed: bool) -> None:
+    current, other = schema_text(name), changed(name, change)
+    assert (check_compatibility(current, other) == []) == allowed
+    assert (check_compatibility(other, current) == []) == allowed
+
+
+def test_a_change_without_a_release_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "avro"
+    for source in codec._FOLDER.rglob("*.avsc"):
+        target = folder / source.relative_to(codec._FOLDER)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(source.read_text())
+    (folder / "StatusEvent.avsc").write_text(changed("StatusEvent", with_default))
+    monkeypatch.setattr(codec, "_FOLDER", folder)
+    problems = check_all()
+    assert {name for name, found in problems.items() if found} == {"StatusEvent"}
+    assert "versions/StatusEvent/v2.avsc" in problems["StatusEvent"][0]
+
+
+class Newer:
+    """A registry with one schema, that of a newer release."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def schema_for(self, schema_id: int) -> str:
+        return self.text
+
+
+def encoded(text: str, values: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(text), {}), values)
+    return b"\0" + (77).to_bytes(4, "big") + out.getvalue()
+
+
+def test_a_newer_enum_symbol_decodes_to_unknown() -> None:
+    def newer(schema: Any) -> None:
+        new_symbol(schema)
+        with_default(schema)
+
+    text = changed("InferenceRequest", newer)
+    values = InferenceRequest(request_id="r", task="embedding", created_at=1).to_dict()
+    codec_ = Codec(Newer(text))
+    request = codec_.decode(encoded(text, {**values, "task": "newer", "new": "x"}), InferenceRequest)
+    assert request == InferenceRequest(request_id="r", task="UNKNOWN", created_at=1)
+    assert codec_.decode(encoded(text, {**values, "new": "x"}), InferenceRequest).task == "embedding"
+
+    text = changed("StatusEvent", newer)
+    origin = {"topic": "t", "partition": 0, "offset": 0, "append_time_ms": 1}
+    status = {"request_id": "r", "tenant": "d", "status": "newer", "done": False, "rank": 45, "attempt": 1}
+    status |= {"epoch": 1, "origin": origin, "worker_id": "w", "created_at": 1, "new": "x"}
+    event = Codec(Newer(text)).decode(encoded(text, status), StatusEvent)
+    assert (event.status, event.rank) == ("UNKNOWN", 45)

@@ -1,0 +1,139 @@
+"""The registry's client and resolver against a registry made of httpx.MockTransport."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from penstock.schemas.codec import SCHEMA_IDS, Codec, schema_text
+from penstock.schemas.errors import Conflict, RegistryUnavailable, UnknownSchema
+from penstock.schemas.records import ControlCommand
+from penstock.schemas.registry import RegistryClient, RegistryResolver
+
+COMMAND = ControlCommand(kind="cancel", request_id="r", tenant="default", created_at=1)
+
+
+class Registry:
+    """Schemas by id; `failing` answers everything so."""
+
+    def __init__(self) -> None:
+        self.schemas: dict[int, str] = {}
+        self.asked = 0
+        self.failing: httpx.Response | Exception | None = None
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked += 1
+        if isinstance(self.failing, Exception):
+            raise self.failing
+        if self.failing is not None:
+            return self.failing
+        match request.method, request.url.path.split("/")[2:]:
+            case "GET", ["schemas", "ids", number]:
+                text = self.schemas.get(int(number))
+                if text is None:
+                    return httpx.Response(404, json={"error_code": 40403, "message": "Schema not found"})
+                return httpx.Response(200, json={"schema": text})
+            case "POST", ["subjects", _, "versions"]:
+                text = json.loads(request.content)["schema"]
+                known = {found: number for number, found in self.schemas.items()}
+                number = known.get(text, len(known) + 1)
+                self.schemas[number] = text
+                return httpx.Response(200, json={"id": number})
+            case _:
+                return httpx.Response(405)
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+def client(registry: Registry) -> RegistryClient:
+    return RegistryClient("http://registry/base/", transport=httpx.MockTransport(registry))
+
+
+def test_registered_once_and_read(registry: Registry, client: RegistryClient) -> None:
+    text = schema_text("ControlCommand")
+    number = client.register("penstock.v1.ControlCommand", text)
+    assert client.register("penstock.v1.ControlCommand", text) == number
+    assert client.get_schema(number) == text
+    client.close()
+
+
+def test_the_codec_reads_and_writes_a_registrys_ids(registry: Registry, client: RegistryClient) -> None:
+    number = client.register("s", schema_text("ControlCommand"))
+    writer = Codec(writer_ids={"ControlCommand": number})
+    reader = Codec(RegistryResolver(client))
+    encoded = writer.encode(COMMAND)
+    assert encoded[:5] == b"\0" + number.to_bytes(4, "big")
+    before = registry.asked
+    for _ in range(3):
+        assert reader.decode(encoded, ControlCommand) == COMMAND
+    assert registry.asked == before + 1
+
+
+def test_our_own_ids_need_no_registry(registry: Registry, client: RegistryClient) -> None:
+    encoded = Codec().encode(COMMAND)
+    assert int.from_bytes(encoded[1:5], "big") == SCHEMA_IDS["ControlCommand"][-1]
+    assert Codec(RegistryResolver(client)).decode(encoded, ControlCommand) == COMMAND
+    assert registry.asked == 0
+
+
+def test_the_resolver_asks_once(registry: Registry, client: RegistryClient) -> None:
+    registry.schemas[5] = '"string"'
+    resolver = RegistryResolver(client)
+    assert [resolver.schema_for(5) for _ in range(3)] == ['"string"'] * 3
+    assert registry.asked == 1
+
+
+def test_an_unknown_id_is_asked_for_again(registry: Registry, client: RegistryClient) -> None:
+    resolver = RegistryResolver(client)
+    with pytest.raises(UnknownSchema):
+        resolver.schema_for(5)
+    registry.schemas[5] = '"string"'
+    assert resolver.schema_for(5) == '"string"'
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout("slow"),
+        httpx.Response(500),
+        httpx.Response(503, json={}),
+        httpx.Response(401),
+        httpx.Response(200, text="<html>"),
+        httpx.Response(200, json={"hello": "world"}),
+        httpx.Response(200, json=["schema"]),
+    ],
+    ids=["refused", "slow", "500", "503", "401", "html", "another-object", "a-list"],
+)
+def test_nobody_to_ask_is_not_poison(
+    registry: Registry, client: RegistryClient, failing: httpx.Response | Exception
+) -> None:
+    registry.failing = failing
+    with pytest.raises(RegistryUnavailable) as caught:
+        Codec(RegistryResolver(client)).decode(b"\0\0\0\0\x05abc", ControlCommand)
+    assert caught.value.retryable
+    with pytest.raises(RegistryUnavailable):
+        client.register("s", "{}")
+    registry.failing = None
+    registry.schemas[5] = schema_text("ControlCommand")
+    assert RegistryResolver(client).schema_for(5) == registry.schemas[5]
+
+
+@pytest.mark.parametrize("text", ["not json", '{"type": "no-such-type"}', "{}", '"string"', '{"type": "map"}'])
+def test_a_schema_that_is_none_of_ours_is_unknown(registry: Registry, client: RegistryClient, text: str) -> None:
+    registry.schemas[5] = text
+    with pytest.raises(UnknownSchema):
+        Codec(RegistryResolver(client)).decode(b"\0\0\0\0\x05abc", ControlCommand)
+
+
+@pytest.mark.parametrize("status", [409, 422])
+def test_an_incompatible_schema_is_a_conflict(registry: Registry, client: RegistryClient, status: int) -> None:
+    registry.failing = httpx.Response(status, json={"message": "incompatible"})
+    with pytest.raises(Conflict):
+        client.register("s", "{}")
