@@ -28,6 +28,7 @@ from penstock.producers.settings import KafkaSettings
 
 logger = logging.getLogger(__name__)
 
+IN_HAND = 8
 TP = tuple[str, int]
 Call = Callable[[], Awaitable[Any]]
 
@@ -132,6 +133,14 @@ class _Pauses:
     applied: frozenset[TP] = frozenset()
     kick: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    in_hand: int = 0
+    """Messages that Faust put into its streams' queues and our agents have not seen yet."""
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self) -> None:
+        self.in_hand -= 1
+        if self.in_hand <= IN_HAND:
+            self.taken.set()
 
 
 class _EagerConsumer(aiokafka_driver.Consumer):
@@ -144,16 +153,28 @@ class _EagerConsumer(aiokafka_driver.Consumer):
     pauses: _Pauses | None = None
 
     async def _wait_next_records(self, timeout: float) -> Any:
-        """Fetch on only when the pauses that were decided hold, so that a flood overshoots by one batch at most."""
-        if self.pauses is not None and not self.pauses.settled.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.pauses.settled.wait(), 0.5)
+        """Fetch on only when what was fetched is seen and the pauses decided on it hold.
+
+        Faust would fill its queues (thousands) while the agents are still at the first messages, and a flood of low
+        work would pass the cap by as many. So it passes it by about one batch.
+        """
+        pauses = self.pauses
+        if pauses is not None:
+            if pauses.in_hand > IN_HAND:
+                pauses.taken.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(pauses.taken.wait(), 0.5)
+            if not pauses.settled.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(pauses.settled.wait(), 0.5)
         return await super()._wait_next_records(timeout)
 
     async def wait_first(self, *coros: Any, timeout: Any = None) -> Any:
         if len(coros) != 2 or not asyncio.iscoroutine(coros[0]) or self.suspend_flow.is_set():
             return await super().wait_first(*coros, timeout=timeout)
         delivery, suspended = coros
+        if self.pauses is not None:
+            self.pauses.in_hand += 1
         try:
             waits_for = delivery.send(None)
         except StopIteration:
@@ -297,7 +318,9 @@ class Membership:
     async def _agent(self, stream: Any) -> None:
         events: AsyncIterator[Any] = stream.noack().events()
         on_event = self._on_event
+        pauses = self._pauses
         async for event in events:
+            pauses.take()
             # An event can be faster than the signal of its own generation; it waits for the start offsets' commit.
             if self._ready == event.message.generation_id:
                 on_event(event)
@@ -317,6 +340,7 @@ class Membership:
         )
         self._on_assigned(Assignment(partitions=partitions, generation=generation, fenced=fenced))
         self._pauses.applied = frozenset()  # aiokafka's pause flags die with the old assignment
+        self._pauses.in_hand = 0  # Faust has emptied its queues
         self._pauses.kick.set()
         try:
             await self._in_thread(self._commit_start_offsets)
