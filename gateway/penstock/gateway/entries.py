@@ -11,11 +11,14 @@ from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFra
 from penstock.schemas.cursor import Cursor, encode_cursor
 from penstock.schemas.errors import error_record_body
 from penstock.schemas.fold import Chunk, ResultFold, StatusFold, same_origin
+from penstock.schemas.ids import is_derived_id
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
 from penstock.schemas.requests import content_hash
 
 Key = tuple[str, str]
 """(tenant, request_id)"""
+
+NOT_HASHED = "-"
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +36,7 @@ class Entry:
     stream: bool = False
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     content: str = ""
-    """Hash of what was asked for; empty until the request itself was seen."""
+    """Hash of what was asked for, where it can matter; empty until the request itself was seen."""
     origin: Origin | None = None
     accepted_ms: int = 0
     updated_ms: int = 0
@@ -69,7 +72,8 @@ class Entry:
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream
         self.metadata = request.metadata
-        self.content = content_hash(request)
+        # Only an Idempotency-Key ever asks for the content, and only its requests have ids of version 5.
+        self.content = content_hash(request) if is_derived_id(request.request_id) else NOT_HASHED
         self.accepted_ms = self.accepted_ms or (origin.append_time_ms if origin else request.created_at)
         if origin is not None:
             self.origin = origin
@@ -104,7 +108,7 @@ class Entry:
             frame = self.chunk_frame(text[len(shown) :], len(shown))
             frame.cursor = self._cursor(len(text))
             return [frame] if text[len(shown) :] else []
-        return [self.restarted_frame(), self.chunk_frame(text, 0)]
+        return [self.restarted_frame(), *([self.chunk_frame(text, 0)] if text else [])]
 
     def on_status(self, event: StatusEvent) -> list[Frame]:
         """Frames that follow from an event of the status topic. The end is told by the result topic alone."""

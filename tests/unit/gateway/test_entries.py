@@ -1,0 +1,257 @@
+"""What a subscriber is told, from any cursor at any time: together it is the result, and the end comes last, once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.gateway.entries import Entry, facts, restored
+from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
+from penstock.schemas.cursor import Cursor, decode_cursor
+from penstock.schemas.errors import ExecutionTimeout, to_error_record
+from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
+
+ORIGIN = Origin(topic="t", partition=0, offset=7, append_time_ms=1_000)
+BASE = ResultEvent(
+    request_id="r",
+    tenant="default",
+    kind="chunk",
+    origin=ORIGIN,
+    attempt=1,
+    epoch=1,
+    task="text_generation",
+    created_at=2_000,
+    worker_id="w",
+)
+REQUEST = InferenceRequest(
+    request_id="r", task="text_generation", text_generation={"prompt": "a"}, stream=True, created_at=1_000
+)
+
+
+def chunk(text: str, at: int, **place: int) -> ResultEvent:
+    return replace(BASE, text=text, text_offset=at, **place)
+
+
+def end(text: str, **place: Any) -> ResultEvent:
+    values = {"kind": "terminal", "status": "completed", "text_generation": {"text": text}, **place}
+    return replace(BASE, **values)
+
+
+# Logs of a request, each with the text of its outcome: plain, taken over with other text, retried, taken over by a
+# worker that says the same, taken over before its first chunk, with a chunk that never came, without any chunk.
+LOGS: dict[str, list[ResultEvent]] = {
+    "plain": [chunk("ab", 0), chunk("cd", 2), chunk("ef", 4), end("abcdef")],
+    "takeover": [chunk("ab", 0), chunk("cd", 2), chunk("xy", 0, epoch=2), chunk("z", 2, epoch=2), end("xyz", epoch=2)],
+    "zombie": [chunk("ab", 0), chunk("xy", 0, epoch=2), chunk("cd", 2), end("abcd"), end("xy", epoch=2)],
+    "retry": [chunk("ab", 0), chunk("uv", 0, attempt=2), end("uv", attempt=2)],
+    "same-again": [chunk("ab", 0), chunk("ab", 0, epoch=2), chunk("c", 2, epoch=2), end("abc", epoch=2)],
+    "ends-elsewhere": [chunk("ab", 0), chunk("cd", 2), end("abz", epoch=2)],
+    "ends-elsewhere-alike": [chunk("ab", 0), chunk("cd", 2), end("abcde", epoch=2)],
+    "ends-elsewhere-empty": [chunk("ab", 0), end("", epoch=2)],
+    "gap": [chunk("ab", 0), chunk("ef", 4), chunk("gh", 6), end("abcdefgh")],
+    "gap-after-takeover": [chunk("ab", 0), chunk("yz", 1, epoch=2), end("xyz", epoch=2)],
+    "repeats": [chunk("ab", 0), chunk("ab", 0), chunk("bcd", 1), end("abcd"), end("abcd")],
+    "at-once": [end("abc")],
+    "empty": [end("")],
+    "beyond-ascii": [chunk("ä😀", 0), chunk("e\u0301", 2), end("ä😀e\u0301!")],
+}
+
+
+def new_entry(*, stream: bool = True) -> Entry:
+    entry = Entry("default", "r", 3)
+    entry.on_request(replace(REQUEST, stream=stream), ORIGIN)
+    return entry
+
+
+def after_restart(entry: Entry) -> Entry:
+    """As the store brings it back."""
+    return restored(
+        "default",
+        "r",
+        facts(entry),
+        text="" if entry.done else entry.fold.text,
+        terminal=entry.terminal,
+        accepted_ms=entry.accepted_ms,
+        erased=False,
+    )
+
+
+class Reader:
+    """Puts frames together as a client does, and holds them to the rules."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.result: ResultFrame | None = None
+        self.cursor: Cursor | None = None
+
+    def copy(self) -> Reader:
+        other = Reader()
+        other.text, other.result, other.cursor = self.text, self.result, self.cursor
+        return other
+
+    def take(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            assert self.result is None, "something follows the outcome"
+            match frame:
+                case ChunkFrame():
+                    assert frame.text
+                    assert frame.offset == len(self.text), "a gap or a repeat"
+                    self.text += frame.text
+                case RestartedFrame():
+                    self.text = ""
+                case SnapshotFrame():
+                    self.text = frame.text
+                case ResultFrame():
+                    self.result = frame
+                case _:
+                    assert isinstance(frame, StatusFrame)
+            assert frame.cursor is not None
+            self.cursor = decode_cursor(frame.cursor)
+            assert self.cursor.partition == 3
+            if not isinstance(frame, StatusFrame):
+                assert self.cursor.text_length == len(self.text), "the cursor is not where its reader is"
+
+
+@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("restart", [False, True])
+def test_whoever_reads_from_wherever_has_the_result(name: str, restart: bool) -> None:
+    """One reader follows all along; at each event another comes new, and all come back with the cursor they had."""
+    log = LOGS[name]
+    text = (next(event for event in reversed(log) if event.is_terminal).text_generation or {})["text"]
+    entry = new_entry()
+    away: list[Reader] = []  # those who left at some event with what they had
+    following = [Reader()]
+    following[0].take(entry.opening(None))
+    for offset, event in enumerate(log):
+        away += [reader.copy() for reader in following]
+        frames = entry.on_result(event, offset)
+        if restart:
+            entry = after_restart(entry)
+        for reader in following:
+            reader.take(frames)
+        newcomer = Reader()
+        newcomer.take(entry.opening(None))
+        if newcomer.result is None:
+            following.append(newcomer)
+        else:
+            away.append(newcomer)
+            assert newcomer.text == text
+    for reader in following:
+        assert reader.text == text
+        assert reader.result is not None
+        assert (reader.result.result or {})["text"] == text
+    for reader in away:
+        back = reader.copy()
+        if back.result is not None:
+            assert back.cursor is not None
+            assert entry.is_behind(back.cursor)
+            continue
+        assert back.cursor is None or not entry.is_behind(back.cursor)
+        back.take(entry.opening(back.cursor))
+        assert back.text == text
+        assert back.result is not None
+        assert back.cursor is not None
+        assert entry.is_behind(back.cursor)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_coming_back_in_the_middle(name: str) -> None:
+    """A cursor from any event, given at any later event, and followed to the end."""
+    log = LOGS[name]
+    text = (next(event for event in reversed(log) if event.is_terminal).text_generation or {})["text"]
+    for leave in range(len(log)):
+        for come_back in range(leave, len(log)):
+            entry, reader = new_entry(), Reader()
+            reader.take(entry.opening(None))
+            for offset, event in enumerate(log):
+                if offset == come_back and reader.result is None:
+                    reader.take(entry.opening(reader.cursor))
+                frames = entry.on_result(event, offset)
+                if not leave <= offset < come_back:
+                    reader.take(frames)
+            assert reader.text == text
+            assert reader.result is not None
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_who_did_not_ask_for_a_stream_still_gets_the_whole_result(name: str) -> None:
+    entry = new_entry(stream=False)
+    frames = [frame for offset, event in enumerate(LOGS[name]) for frame in entry.on_result(event, offset)]
+    assert isinstance(frames[-1], ResultFrame)
+    assert sum(isinstance(frame, ResultFrame) for frame in frames) == 1
+    assert [type(frame) for frame in entry.opening(None)] == [ResultFrame]
+
+
+def test_a_cursor_ahead_of_the_view_gets_a_snapshot() -> None:
+    """This gateway is behind the one that made the cursor."""
+    entry = new_entry()
+    entry.on_result(chunk("ab", 0), 0)
+    for ahead in (
+        Cursor(partition=3, offset=9, epoch=2, attempt=1, text_length=1),
+        Cursor(partition=3, offset=9, epoch=1, attempt=1, text_length=5),
+    ):
+        frames = entry.opening(ahead)
+        assert [type(frame) for frame in frames] == [StatusFrame, SnapshotFrame]
+        assert not entry.is_behind(ahead)
+        reader = Reader()
+        reader.take(frames)
+        assert reader.text == "ab"
+
+
+def status(name: str, rank: int, **values: Any) -> StatusEvent:
+    event = StatusEvent(
+        request_id="r",
+        tenant="default",
+        status=name,
+        done=rank == 100,
+        rank=rank,
+        attempt=1,
+        epoch=1,
+        origin=ORIGIN,
+        worker_id="w",
+        created_at=1,
+    )
+    return replace(event, **values)
+
+
+def test_statuses() -> None:
+    entry = new_entry()
+    assert [frame.to_json()["status"] for frame in entry.opening(None)] == ["accepted"]
+    assert [frame.to_json()["position"] for frame in entry.on_status(status("queued", 10, position=2))] == [2]
+    assert entry.on_status(status("queued", 10, position=2)) == []
+    assert len(entry.on_status(status("queued", 10, position=1))) == 1
+    assert len(entry.on_status(status("running", 40))) == 1
+    assert entry.on_status(status("queued", 10)) == []
+    assert entry.on_status(status("completed", 100)) == [], "the end is told by the result topic"
+    assert [frame.to_json()["status"] for frame in after_restart(entry).opening(None)] == ["running"]
+    entry.on_result(chunk("a", 0, epoch=2), 0)
+    assert entry.on_status(status("retrying", 50)) == [], "a zombie's"
+    entry.on_result(end("a", epoch=2), 1)
+    assert entry.on_status(status("running", 40, epoch=3)) == []
+
+
+def test_a_failure_is_told_whole() -> None:
+    entry = new_entry()
+    entry.on_result(chunk("ab", 0), 0)
+    error = to_error_record(ExecutionTimeout("too slow"))
+    frames = entry.on_result(replace(BASE, kind="terminal", status="failed", error=error), 1)
+    assert [type(frame) for frame in frames] == [ResultFrame]
+    body = frames[0].to_json()
+    assert (body["status"], body["done"], body["result"]) == ("failed", True, None)
+    assert body["error"]["code"] == "execution_timeout"
+    public = entry.to_json()
+    assert (public["status"], public["done"], public["error"]["code"]) == ("failed", True, "execution_timeout")
+    assert public["created_at"] == "1970-01-01T00:00:01.000Z"
+    again = after_restart(entry)
+    assert again.to_json() == public
+    assert [frame.to_json() for frame in again.opening(None)] == [body]
+
+
+def test_the_first_origin_stays() -> None:
+    entry = new_entry()
+    content = entry.content
+    other = replace(ORIGIN, offset=8)
+    entry.on_request(replace(REQUEST, priority=1), other)
+    assert (entry.priority, entry.content, entry.origin) == (5, content, ORIGIN)
