@@ -30,6 +30,11 @@ def idempotent_request_id(tenant: str, key: str) -> str:
     return str(uuid.uuid5(NAMESPACE, f"idempotency\n{tenant}\n{key}"))
 
 
+def is_derived_id(request_id: str) -> bool:
+    """Whether an id has the form of the two above (UUID version 5)."""
+    return len(request_id) == 36 and request_id[14] == "5"
+
+
 def check_conversation_id(value: object) -> str:
     """The id as text (integers are accepted). Raises InvalidRequest."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
