@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from penstock.schemas.records import ErrorInfo
 
@@ -202,9 +202,20 @@ def to_error_record(error: BaseException) -> ErrorInfo:
     )
 
 
+def _details(info: ErrorInfo) -> dict[str, Any] | None:
+    """The details as an object, whatever their writer put there: an outcome must stay readable."""
+    if not info.details:
+        return None
+    try:
+        found: Any = json.loads(info.details)
+    except (ValueError, RecursionError):
+        found = info.details
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {"text": found}
+
+
 def from_error_record(info: ErrorInfo) -> PenstockError:
     """The typed error again; a code of a newer release becomes InternalError with that code in its details."""
-    details = json.loads(info.details) if info.details else None
+    details = _details(info)
     kind = ERRORS_BY_CODE.get(info.code)
     if kind is None:
         return InternalError(info.message, param=info.param, details={**(details or {}), "code": info.code})
@@ -227,6 +238,6 @@ def error_record_body(info: ErrorInfo, request_id: str | None = None) -> dict[st
             "param": info.param,
             "request_id": request_id,
             "retryable": info.retryable,
-            "details": json.loads(info.details) if info.details else None,
+            "details": _details(info),
         }
     }

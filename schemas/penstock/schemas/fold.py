@@ -107,12 +107,12 @@ class ResultFold:
             self.epoch, self.attempt = place
             self.terminal, self.offset = event, offset
             return Terminal(event)
-        if event.kind != "chunk":
-            return IGNORED
         return self._chunk(event, newer, offset)
 
     def _chunk(self, event: ResultEvent, newer: bool, offset: int | None) -> FoldStep:
-        text, at = event.text or "", event.text_offset or 0
+        # Whatever is no chunk brings no text, but of a newer place it voids the text of the older one all the same:
+        # what a zombie writes after it must not be heard.
+        text, at = (event.text or "", event.text_offset or 0) if event.kind == "chunk" else ("", 0)
         restarted = newer and self._length > 0
         if newer:
             self.epoch, self.attempt = event.epoch, event.attempt

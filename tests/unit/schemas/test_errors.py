@@ -16,6 +16,7 @@ from penstock.schemas.errors import (
     InvalidRequest,
     PenstockError,
     error_body,
+    error_record_body,
     from_error_record,
     to_error_record,
 )
@@ -107,3 +108,11 @@ def test_the_one_json_shape() -> None:
 def test_every_error_is_a_penstock_error() -> None:
     assert all(issubclass(kind, PenstockError) for kind in ERRORS_BY_CODE.values())
     assert EngineFailed("x").http_status == 500
+
+
+@pytest.mark.parametrize(("details", "told"), [("{no json", "{no json"), ("[1]", [1]), ('"text"', "text")])
+def test_details_of_any_text_do_not_hide_the_outcome(details: str, told: object) -> None:
+    for code in ("invalid", "of_a_newer_release"):
+        info = ErrorInfo(code=code, message="m", type="t", details=details)
+        assert error_record_body(info)["error"]["details"] == {"text": told}
+        assert (from_error_record(info).details or {})["text"] == told
