@@ -43,7 +43,7 @@ class Detokeniser:
         return text
 
     def _whole_part(self, tokens: Sequence[int], whole: str) -> tuple[int, str]:
-        """(end, text) up to the last character that is whole: only the last three tokens can be the start of another."""
+        """(end, text) up to the last whole character: only the last three tokens can be the start of another."""
         for end in range(len(tokens) - 1, len(tokens) - 4, -1):
             part = self._decode(tokens[self._prefix : end])
             if not _unfinished(part, self._prefix_text):
