@@ -114,6 +114,7 @@ def test_topics_can_be_added_and_partitions_read_again(settings: KafkaSettings) 
     got.clear()
     reader.call(lambda: reader.seek((names.control, 0), 2))
     reader.call(lambda: reader.drop((names.model, 0)))
+    wait_until(lambda: list(reader.positions()) == [(names.control, 0)])  # calls are carried out on its thread
     write(settings, names.model, 1)
     write(settings, names.control, 1)
     wait_until(lambda: len(got) >= 4)
