@@ -1,6 +1,10 @@
 """What the fork server imports before any engine is forked from it: heavy modules, without touching CUDA or OpenMP."""
 
 import importlib
+import os
+import threading
+
+os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: engines have no terminal for its bars
 
 for name in (
     "tokenizers",
@@ -11,3 +15,6 @@ for name in (
     "transformers.models.llama.modeling_llama",
 ):
     importlib.import_module(name)
+
+# Its own lock is a semaphore between processes, which engines that end at once would seem to leak.
+importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
