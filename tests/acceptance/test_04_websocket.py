@@ -21,11 +21,13 @@ WORDS = {
     "tasks": ["text_generation"],
     "options": {"tokens": 120, "delay_ms": 15, "slots": 64},
 }
+# Frames of kilobytes: what a socket's buffers in the kernel hold must not hide that nobody reads.
+LARGE = {**WORDS, "id": "large", "options": {"tokens": 120, "delay_ms": 15, "slots": 64, "chars": 4_000}}
 
 
 @pytest.fixture(scope="module")
 def system(make_system: Callable[..., System]) -> System:
-    system = make_system(models=[WORDS], gateway_options={"client_queue_frames": 64})
+    system = make_system(models=[WORDS, LARGE], gateway_options={"client_queue_frames": 64})
     system.worker()
     system.gateway("g1")
     system.gateway("g2")
@@ -111,7 +113,8 @@ def test_a_client_that_stops_reading_is_closed_with_4408_and_others_are_not_slow
     try:
         submit(slow, 120)
         for _ in range(40):
-            request = {"task": "text_generation", "stream": True, "payload": {"prompt": "x" * 200, "max_tokens": 120}}
+            payload = {"prompt": "x", "max_tokens": 120}
+            request = {"task": "text_generation", "model": "large", "stream": True, "payload": payload}
             slow.send(json.dumps({"type": "submit", "request": request}))
         with dial(first) as brisk:
             began = time.monotonic()

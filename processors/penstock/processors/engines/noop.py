@@ -1,7 +1,7 @@
 """The no-op engine: a scripted text in place of a model, for benchmarks and tests of everything around it.
 
-Options: tokens (4), delay_ms between tokens (0), first_delay_ms (0), slots (256), echo (false; true: answer with the
-context it was given, so that tests see it).
+Options: tokens (4), delay_ms between tokens (0), first_delay_ms (0), slots (256), chars (the least length of a
+token's text), echo (false; true: answer with the context it was given, so that tests see it).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class NoopEngine:
         self._first_delay_s = float(options.get("first_delay_ms", 0)) / 1000
         self._slots = int(options.get("slots", 256))
         self._echo = bool(options.get("echo", False))
+        self._chars = int(options.get("chars", 0))
         self._window = int(options.get("window", WINDOW))
         self._running: dict[str, asyncio.TimerHandle | None] = {}
         self._state = EngineState.NEW
@@ -93,7 +94,7 @@ class NoopEngine:
         if self._echo:
             text = json.dumps(prepared.messages) if prepared.messages is not None else spec.prompt or ""
             return [text[at : at + 16] for at in range(0, len(text), 16)]
-        return [f"word{number} " for number in range(min(self._tokens, limit))]
+        return [f"word{number} ".ljust(self._chars) for number in range(min(self._tokens, limit))]
 
     def _finish(self, spec: RunSpec, prepared: Prepared, sink: Sink, pieces: list[str], matcher: StopMatcher) -> None:
         """The whole script at once."""
