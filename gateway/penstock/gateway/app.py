@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -68,14 +68,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     conf = settings.gateway
     body = BodyLimits(max_bytes=conf.max_body_bytes, by_prefix={"/v1/artifacts": ARTIFACT_BYTES})
     install_edge(app, policy, EdgeLimits(body=body, max_http=conf.max_http, max_sockets=conf.max_sockets))
-    app.state.on_failure = lambda reason: logger.critical("gateway.failed reason=%s", reason)  # pyright: ignore[reportUnknownLambdaType]
+    app.state.sessions = set()
     return app
-
-
-def prepare_stop(app: FastAPI) -> None:
-    """Let go who waits or follows, so that nothing keeps the server from stopping."""
-    if hasattr(app.state, "service"):
-        app.state.service.stop()
 
 
 @asynccontextmanager
@@ -104,14 +98,7 @@ async def _lifespan(app: FastAPI, settings: GatewaySettings) -> AsyncGenerator[N
         on_status=metrics.on_status,
         codec=codec,
     )
-    follower = Follower(
-        kafka,
-        view,
-        store,
-        horizon_ms=int(conf.horizon_h * 3_600_000),
-        rediscover_s=conf.rediscover_s,
-        on_failure=lambda reason: app.state.on_failure(reason),
-    )
+    follower = Follower(kafka, view, store, horizon_ms=int(conf.horizon_h * 3_600_000), rediscover_s=conf.rediscover_s)
     service = GatewayService(
         settings, AsyncTransport(transport, asyncio.get_running_loop()), view, follower, hub, codec
     )
@@ -121,8 +108,9 @@ async def _lifespan(app: FastAPI, settings: GatewaySettings) -> AsyncGenerator[N
     try:
         yield
     finally:
-        # Who is left is told to come again; then nothing new is read, and what was read is written.
-        prepare_stop(app)
+        # Sockets are told to come again first; then nothing new is read, and what was read is written.
+        for session in list(app.state.sessions):
+            session.restart()
         await follower.stop()
         await asyncio.to_thread(transport.close, 5)
         await asyncio.to_thread(store.close)
@@ -135,30 +123,10 @@ def _result_topic_id(settings: GatewaySettings) -> str:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: `run_gateway` says when to stop, so that clients are told first."""
+    """uvicorn without its own signal handlers: `run_gateway` says when to stop, so that sockets are told first."""
 
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-
-def server_config(app: FastAPI, host: str, port: int, *, drain_s: float, access_log: bool = False) -> uvicorn.Config:
-    """How uvicorn serves the app."""
-    return uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_config=None,
-        access_log=access_log,
-        http="httptools",
-        ws="websockets-sansio",
-        ws_max_size=sockets.MAX_FRAME_BYTES + 1024,
-        ws_max_queue=16,
-        ws_per_message_deflate=False,
-        timeout_graceful_shutdown=max(1, round(drain_s)),
-        timeout_keep_alive=75,
-        lifespan="on",
-    )
+    def install_signal_handlers(self) -> None:
+        return
 
 
 async def run_gateway(settings: GatewaySettings) -> int:
@@ -175,21 +143,28 @@ async def run_gateway(settings: GatewaySettings) -> int:
     except PenstockError as error:
         logger.error("gateway.cannot_start %s", error)
         return EXIT_UNREACHABLE
-    server = _Server(server_config(app, conf.host, conf.port, drain_s=conf.drain_s, access_log=conf.access_log))
+    config = uvicorn.Config(
+        app,
+        host=conf.host,
+        port=conf.port,
+        log_config=None,
+        access_log=conf.access_log,
+        ws_max_size=sockets.MAX_FRAME_BYTES + 1024,
+        ws_max_queue=16,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=int(conf.drain_s) or None,
+        timeout_keep_alive=75,
+        lifespan="on",
+    )
+    server = _Server(config)
     loop = asyncio.get_running_loop()
-    failures: list[str] = []
 
     def stop() -> None:
         server.should_exit = True
-        prepare_stop(app)
+        for session in list(app.state.sessions):
+            session.restart()
 
-    def fail(reason: str) -> None:
-        logger.critical("gateway.failed reason=%s", reason)
-        failures.append(reason)
-        stop()
-
-    app.state.on_failure = fail
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     await server.serve()
-    return EXIT_OK if server.started and not failures else EXIT_FAILED
+    return EXIT_OK if server.started else EXIT_FAILED
