@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -68,8 +68,14 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     conf = settings.gateway
     body = BodyLimits(max_bytes=conf.max_body_bytes, by_prefix={"/v1/artifacts": ARTIFACT_BYTES})
     install_edge(app, policy, EdgeLimits(body=body, max_http=conf.max_http, max_sockets=conf.max_sockets))
-    app.state.sessions = set()
+    app.state.on_failure = lambda reason: logger.critical("gateway.failed reason=%s", reason)  # pyright: ignore[reportUnknownLambdaType]
     return app
+
+
+def prepare_stop(app: FastAPI) -> None:
+    """Let go who waits or follows, so that nothing keeps the server from stopping."""
+    if hasattr(app.state, "service"):
+        app.state.service.stop()
 
 
 @asynccontextmanager
@@ -98,7 +104,14 @@ async def _lifespan(app: FastAPI, settings: GatewaySettings) -> AsyncGenerator[N
         on_status=metrics.on_status,
         codec=codec,
     )
-    follower = Follower(kafka, view, store, horizon_ms=int(conf.horizon_h * 3_600_000), rediscover_s=conf.rediscover_s)
+    follower = Follower(
+        kafka,
+        view,
+        store,
+        horizon_ms=int(conf.horizon_h * 3_600_000),
+        rediscover_s=conf.rediscover_s,
+        on_failure=lambda reason: app.state.on_failure(reason),
+    )
     service = GatewayService(
         settings, AsyncTransport(transport, asyncio.get_running_loop()), view, follower, hub, codec
     )
@@ -108,9 +121,8 @@ async def _lifespan(app: FastAPI, settings: GatewaySettings) -> AsyncGenerator[N
     try:
         yield
     finally:
-        # Sockets are told to come again first; then nothing new is read, and what was read is written.
-        for session in list(app.state.sessions):
-            session.restart()
+        # Who is left is told to come again; then nothing new is read, and what was read is written.
+        prepare_stop(app)
         await follower.stop()
         await asyncio.to_thread(transport.close, 5)
         await asyncio.to_thread(store.close)
@@ -123,10 +135,30 @@ def _result_topic_id(settings: GatewaySettings) -> str:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: `run_gateway` says when to stop, so that sockets are told first."""
+    """uvicorn without its own signal handlers: `run_gateway` says when to stop, so that clients are told first."""
 
-    def install_signal_handlers(self) -> None:
-        return
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def server_config(app: FastAPI, host: str, port: int, *, drain_s: float, access_log: bool = False) -> uvicorn.Config:
+    """How uvicorn serves the app."""
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=access_log,
+        http="httptools",
+        ws="websockets-sansio",
+        ws_max_size=sockets.MAX_FRAME_BYTES + 1024,
+        ws_max_queue=16,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+        timeout_keep_alive=75,
+        lifespan="on",
+    )
 
 
 async def run_gateway(settings: GatewaySettings) -> int:
@@ -143,28 +175,21 @@ async def run_gateway(settings: GatewaySettings) -> int:
     except PenstockError as error:
         logger.error("gateway.cannot_start %s", error)
         return EXIT_UNREACHABLE
-    config = uvicorn.Config(
-        app,
-        host=conf.host,
-        port=conf.port,
-        log_config=None,
-        access_log=conf.access_log,
-        ws_max_size=sockets.MAX_FRAME_BYTES + 1024,
-        ws_max_queue=16,
-        ws_per_message_deflate=False,
-        timeout_graceful_shutdown=int(conf.drain_s) or None,
-        timeout_keep_alive=75,
-        lifespan="on",
-    )
-    server = _Server(config)
+    server = _Server(server_config(app, conf.host, conf.port, drain_s=conf.drain_s, access_log=conf.access_log))
     loop = asyncio.get_running_loop()
+    failures: list[str] = []
 
     def stop() -> None:
         server.should_exit = True
-        for session in list(app.state.sessions):
-            session.restart()
+        prepare_stop(app)
 
+    def fail(reason: str) -> None:
+        logger.critical("gateway.failed reason=%s", reason)
+        failures.append(reason)
+        stop()
+
+    app.state.on_failure = fail
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     await server.serve()
-    return EXIT_OK if server.started else EXIT_FAILED
+    return EXIT_OK if server.started and not failures else EXIT_FAILED

@@ -62,6 +62,12 @@ class Entry:
     def done(self) -> bool:
         return self.fold.terminal is not None
 
+    @property
+    def status_name(self) -> str:
+        if self.fold.terminal is not None:
+            return self.fold.terminal.status or "failed"
+        return "accepted" if self.status is None else self.status.status
+
     # -- events
 
     def on_request(self, request: InferenceRequest, origin: Origin | None) -> None:
@@ -127,6 +133,8 @@ class Entry:
     def _cursor(self, text_length: int, offset: int | None = None) -> str:
         fold = self.fold
         at = offset if offset is not None else (fold.offset if fold.offset is not None else -1)
+        if self.done and offset is None:
+            at = self.terminal_offset - 1  # the outcome itself is still to be told
         return encode_cursor(
             Cursor(
                 partition=self.partition,
@@ -140,13 +148,14 @@ class Entry:
     def cursor(self) -> str:
         return self._cursor(self.fold.text_length)
 
-    def status_frame(self) -> StatusFrame:
+    def status_frame(self, cursor: str | None = None) -> StatusFrame:
         event = self.status
+        cursor = cursor or self.cursor()
         if event is None:
-            return StatusFrame(request_id=self.request_id, cursor=self.cursor(), status="accepted", done=False)
+            return StatusFrame(request_id=self.request_id, cursor=cursor, status="accepted", done=False)
         return StatusFrame(
             request_id=self.request_id,
-            cursor=self.cursor(),
+            cursor=cursor,
             status=event.status,
             done=False,
             detail=event.detail,
@@ -179,7 +188,9 @@ class Entry:
         """What a new subscriber is told first: from the beginning, or from behind its cursor."""
         if self.done:
             return [*self._ending_after(after), self.result_frame()]
-        return [self.status_frame(), *self._text_after(after, self.fold.text)]
+        # The text comes behind the status: who has only that must come back to where it was.
+        cursor = self._cursor(0) if after is None else encode_cursor(after)
+        return [self.status_frame(cursor), *self._text_after(after, self.fold.text)]
 
     def _ending_after(self, after: Cursor | None) -> list[Frame]:
         event = self.fold.terminal
@@ -210,12 +221,11 @@ class Entry:
         """The request as callers see it."""
         event = self.fold.terminal
         status = self.status
-        current = event.status if event is not None else "accepted" if status is None else status.status
         return {
             "object": "request",
             "request_id": self.request_id,
             "task": self.task,
-            "status": current,
+            "status": self.status_name,
             "done": event is not None,
             "attempt": event.attempt if event is not None else 1 if status is None else status.attempt,
             "priority": self.priority,

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.gateway.store import TP, Store
 from penstock.gateway.view import View
 from penstock.producers import admin
-from penstock.producers.reader import BatchQueue, PartitionReader
+from penstock.producers.reader import BatchQueue, PartitionReader, RawMessage
 from penstock.producers.settings import KafkaSettings
-from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.2
 CATCH_UP_S = 2.0
 BEHIND_S = 30.0
+DISCOVERY_S = 1.0
+"""How old the list of topics may be when a request is not found: it may be of a pool that is newer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,22 @@ class Follower:
     """Keeps a view at the end of its topics. All methods are called on the event loop."""
 
     def __init__(
-        self, settings: KafkaSettings, view: View, store: Store, *, horizon_ms: int, rediscover_s: float
+        self,
+        settings: KafkaSettings,
+        view: View,
+        store: Store,
+        *,
+        horizon_ms: int,
+        rediscover_s: float,
+        on_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`on_failure` is told once when following has ended for good, which only a new process mends."""
         self._settings = settings
         self._view = view
         self._store = store
         self._horizon_ms = horizon_ms
         self._rediscover_s = rediscover_s
+        self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._queue = BatchQueue(self._loop)
         self._reader: PartitionReader | None = None
@@ -48,7 +61,11 @@ class Follower:
         self._waiters: list[tuple[Mapping[TP, int], asyncio.Future[None]]] = []
         self._topics: set[str] = set()
         self._caught_up = False
-        self._lagging_since: float | None = None
+        self._discovered_at = 0.0
+        self._stuck: dict[TP, tuple[int, float]] = {}
+        """Partitions with lag: where the view stood there, and since when."""
+        self._broker_lost = False
+        self._failed: str | None = None
         self._catching: asyncio.Task[None] | None = None
         self._next_catch: asyncio.Task[None] | None = None
 
@@ -62,9 +79,10 @@ class Follower:
         await asyncio.to_thread(reader.start)
         self._reader = reader
         self._topics = set(topics)
+        self._discovered_at = time.monotonic()
         self._view.offsets().update(begin)
         self._tasks = [
-            self._loop.create_task(work, name=name)
+            self._loop.create_task(self._guard(name, work))
             for name, work in (
                 ("follow", self._follow()),
                 ("flush", self._flush_forever()),
@@ -72,6 +90,18 @@ class Follower:
                 ("catch-up", self._first_catch_up()),
             )
         ]
+
+    async def _guard(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:
+            logger.exception("follower.failed part=%s", name)
+            self._fail(f"{name} failed")
+
+    def _fail(self, reason: str) -> None:
+        if self._failed is None:
+            self._failed = reason
+            self._on_failure(reason)
 
     def _discover(self) -> list[str]:
         """Every topic that the view reads: the fixed ones and the request topics of all pools."""
@@ -108,11 +138,26 @@ class Follower:
 
     async def _follow(self) -> None:
         while True:
-            batch = await self._queue.get()
-            self._view.apply(batch)
-            self._wake()
+            await self._fold(await self._queue.get())
             while self._view.backlog > 20_000 and not self._view.flush():
                 await asyncio.sleep(0.02)  # the disk is behind: read no further until it has caught up
+            # Batches that wait already would come without a pause, and readers' queues would run over.
+            await asyncio.sleep(0)
+
+    async def _fold(self, batch: Sequence[RawMessage]) -> None:
+        while True:
+            try:
+                self._view.apply(batch)
+            except RegistryUnavailable as error:
+                logger.warning("follower.waits_for_registry error=%s", error)
+                offsets = self._view.offsets()
+                batch = [m for m in batch if m.offset >= offsets.get((m.topic, m.partition), 0)]
+                while not await asyncio.to_thread(self._view.look_up, batch[0]):
+                    await asyncio.sleep(1)
+            else:
+                return
+            finally:
+                self._wake()
 
     def _wake(self) -> None:
         if not self._waiters:
@@ -132,6 +177,8 @@ class Follower:
         while True:
             await asyncio.sleep(FLUSH_S)
             self._view.flush()
+            if self._reader is not None and self._reader.failure is not None:
+                self._fail(f"reading the topics failed: {self._reader.failure}")
 
     async def _rediscover_forever(self) -> None:
         """New pools' topics, the view's age, and whether reading moves."""
@@ -140,31 +187,45 @@ class Follower:
             await asyncio.sleep(self._rediscover_s)
             try:
                 await self._rediscover()
+                await self._look_at_lag()
+                self._broker_lost = False
                 if time.monotonic() >= next_prune:
                     next_prune = time.monotonic() + 600
                     before = int(time.time() * 1000) - 2 * self._horizon_ms
                     await asyncio.to_thread(self._store.prune, before)
+                    self._view.prune(before)
                 self._view.forget_stale_workers(60)
             except PenstockError as error:
+                self._broker_lost = True
                 logger.warning("follower.rediscover_failed error=%s", error.code)
+            except sqlite3.Error as error:
+                logger.warning("follower.prune_failed error=%s", error)
 
     async def _rediscover(self) -> None:
         topics = await asyncio.to_thread(self._discover)
+        self._discovered_at = time.monotonic()
         new = [topic for topic in topics if topic not in self._topics]
         if new and self._reader is not None:
+            begin = await asyncio.to_thread(self._begin_of, new)
+            for tp, offset in begin.items():
+                self._view.offsets().setdefault(tp, offset)
             await asyncio.to_thread(self._reader.add_topics, new)
             self._topics.update(new)
             logger.info("follower.topics_added count=%d", len(new))
-        await self._look_at_lag()
+
+    def _begin_of(self, topics: Sequence[str]) -> dict[TP, int]:
+        counts = admin.partition_counts(self._settings, topics)
+        return admin.begin_offsets(self._settings, [(name, n) for name in topics for n in range(counts.get(name, 0))])
 
     async def _look_at_lag(self) -> None:
-        ends = await asyncio.to_thread(admin.end_offsets, self._settings, list(self._view.offsets()))
         before = dict(self._view.offsets())
-        lagging = any(before.get(tp, 0) < end for tp, end in ends.items())
-        if not lagging:
-            self._lagging_since = None
-        elif self._lagging_since is None:
-            self._lagging_since = time.monotonic()
+        ends = await asyncio.to_thread(admin.end_offsets, self._settings, list(before))
+        now, stuck = time.monotonic(), dict[TP, tuple[int, float]]()
+        for tp, end in ends.items():
+            if before[tp] < end:
+                position, since = self._stuck.get(tp, (-1, now))
+                stuck[tp] = (before[tp], since if position == before[tp] else now)
+        self._stuck = stuck
 
     async def _first_catch_up(self) -> None:
         while not self._caught_up:
@@ -201,11 +262,14 @@ class Follower:
     def readiness(self) -> Readiness:
         if not self._caught_up:
             return Readiness(False, "catching up with the topics")
-        if self._reader is not None and self._reader.failure is not None:
-            return Readiness(False, "reading the topics failed")
+        if self._failed is not None:
+            return Readiness(False, self._failed)
         if self._store.failure is not None:
             return Readiness(False, "the view cannot be written")
-        if self._lagging_since is not None and time.monotonic() - self._lagging_since > BEHIND_S:
+        if self._broker_lost:
+            return Readiness(False, "the broker does not answer")
+        offsets, now = self._view.offsets(), time.monotonic()
+        if any(offsets.get(tp) == at and now - since > BEHIND_S for tp, (at, since) in self._stuck.items()):
             return Readiness(False, "behind the topics and not moving")
         return Readiness(True)
 
@@ -241,6 +305,12 @@ class Follower:
         await self._catch_up(CATCH_UP_S)
 
     async def _catch_up(self, deadline_s: float) -> None:
+        if time.monotonic() - self._discovered_at > DISCOVERY_S:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await self._rediscover()
+            except TimeoutError as error:
+                raise BrokerUnavailable("the broker does not answer; try again", retry_after_s=1) from error
         names = self._settings.names
         quiet = {names.model, names.worker}
         partitions = [tp for tp in self._view.offsets() if tp[0] not in quiet]

@@ -6,7 +6,7 @@ A plain object without I/O. `wake` is called when a client has something new; ho
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import StrEnum
 
 from penstock.gateway.frames import Frame
@@ -19,6 +19,7 @@ class Gone(StrEnum):
 
     SLOW = "slow"
     CLOSED = "closed"
+    STOPPING = "stopping"
 
 
 class Client:
@@ -55,12 +56,17 @@ class Hub:
     def __init__(self, *, client_frames: int = 256) -> None:
         self._client_frames = client_frames
         self._clients: dict[Subject, set[Client]] = {}
-        self.connected = 0
+        self._connected: set[Client] = set()
         self.dropped_slow = 0
 
+    @property
+    def connected(self) -> int:
+        return len(self._connected)
+
     def connect(self, wake: Callable[[], None]) -> Client:
-        self.connected += 1
-        return Client(self, self._client_frames, wake)
+        client = Client(self, self._client_frames, wake)
+        self._connected.add(client)
+        return client
 
     def subscribe(self, client: Client, subject: Subject) -> None:
         if client.gone is None:
@@ -80,6 +86,22 @@ class Hub:
         for client in tuple(self._clients.get(subject, ())):
             client.push(frame)
 
+    def publish_once(self, subjects: Iterable[Subject], frames: Sequence[Frame]) -> None:
+        """Queue frames for whoever listens to any of the subjects, once for each client."""
+        listening = [clients for subject in subjects if (clients := self._clients.get(subject))]
+        if not listening:
+            return
+        for client in set().union(*listening) if len(listening) > 1 else tuple(listening[0]):
+            for frame in frames:
+                client.push(frame)
+
+    def publish_except(self, subject: Subject, other: Subject, frames: Sequence[Frame]) -> None:
+        """Queue frames for the clients of a subject that do not listen to the other."""
+        knowing = self._clients.get(other, set[Client]())
+        for client in self._clients.get(subject, set[Client]()) - knowing:
+            for frame in frames:
+                client.push(frame)
+
     def listened(self, subject: Subject) -> bool:
         """Whether anybody would get a frame of this subject."""
         return subject in self._clients
@@ -89,13 +111,18 @@ class Hub:
         if client.gone is not None:
             return
         client.gone = reason
-        self.connected -= 1
+        self._connected.discard(client)
         if reason is Gone.SLOW:
             self.dropped_slow += 1
             client.frames.clear()
         for subject in tuple(client.subjects):
             self.unsubscribe(client, subject)
         client.wake()
+
+    def drop_all(self, reason: Gone) -> None:
+        """Let every client go; what they have queued can still be read, unless they are slow."""
+        for client in tuple(self._connected):
+            self.drop(client, reason)
 
     def subjects(self) -> int:
         return len(self._clients)

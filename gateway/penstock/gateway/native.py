@@ -10,7 +10,6 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from penstock.gateway.callers import Caller, caller_of
-from penstock.gateway.entries import Entry
 from penstock.gateway.paging import After, Limit, Order, Page
 from penstock.gateway.service import GatewayService
 from penstock.gateway.sse import events
@@ -148,28 +147,32 @@ async def cancel(request: Request, request_id: str) -> Response:
 
 @router.post("/requests/cancel", status_code=202, summary="Cancel several requests, by ids or by filter")
 async def cancel_many(request: Request) -> dict[str, Any]:
-    """Body: {"ids": […]} or {"status": …, "conversation_id": …}. Answers how many were asked to end."""
+    """Body: {"ids": […]} or {"status": …, "conversation_id": …}. Answers how many were asked to end, and the first."""
     caller = caller_of(request)
     caller.require("cancel")
     body = await read_json(request)
     if not isinstance(body, dict) or set(body) - {"ids", "status", "conversation_id"} or not body:
         raise InvalidRequest("give ids, or a filter of status and conversation_id")
+    fields: dict[str, Any] = body
     service = service_of(request)
-    ids: Any = body.get("ids")
+    ids: Any = fields.get("ids")
     if ids is None:
-        found = await service.page(
-            caller.tenant,
-            limit=CANCEL_AT_ONCE,
-            after=None,
-            newest_first=False,
-            status=body.get("status"),
-            conversation_id=body.get("conversation_id"),
-        )
-        ids = [entry.request_id for entry in found if not entry.done]
-    if not isinstance(ids, list) or len(ids) > CANCEL_AT_ONCE or not all(isinstance(one, str) for one in ids):
+        status, conversation_id = (_text_or_none(fields, name) for name in ("status", "conversation_id"))
+        cancelled = await service.cancel_where(caller.tenant, status=status, conversation_id=conversation_id)
+    elif len(fields) > 1:
+        raise InvalidRequest("give either ids or a filter", param="ids")
+    elif not isinstance(ids, list) or len(ids) > CANCEL_AT_ONCE or not all(isinstance(one, str) for one in ids):
         raise InvalidRequest(f"ids must be a list of at most {CANCEL_AT_ONCE} request ids", param="ids")
-    ended: list[Entry] = [await service.cancel(caller.tenant, request_id) for request_id in ids]
-    return {"object": "cancellation", "count": sum(not entry.done for entry in ended)}
+    else:
+        cancelled = await service.cancel_ids(caller.tenant, ids)
+    return {"object": "cancellation", "count": len(cancelled), "request_ids": cancelled[:CANCEL_AT_ONCE]}
+
+
+def _text_or_none(fields: dict[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be text", param=name)
+    return value
 
 
 @router.delete("/requests/{request_id}", summary="Erase an ended request")

@@ -7,8 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +40,8 @@ from penstock.schemas.topics import TopicNames, request_key
 
 logger = logging.getLogger(__name__)
 
+CANCELS_AT_ONCE = 500
+
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
@@ -54,20 +55,35 @@ class SlowConsumer(Exception):
     """The subscriber did not read; it was let go."""
 
 
+class Stopping(Overloaded):
+    """The gateway stops; what the subscriber follows goes on, and any gateway tells the rest."""
+
+
 class Subscription:
     """One subscriber's frames as an async iterator. That of a single request ends with its outcome."""
 
     def __init__(self, service: GatewayService, *, single: bool) -> None:
         self._ready = asyncio.Event()
-        self._client: Client = service.hub.connect(self._ready.set)
+        self._gone = asyncio.Event()
+        self._client: Client = service.hub.connect(self._on_news)
         self._hub = service.hub
         self._single = single
-        self._first: deque[Frame] = deque()
 
-    def opened(self, frames: Iterable[Frame]) -> None:
+    def _on_news(self) -> None:
+        self._ready.set()
+        if self._client.gone is not None:
+            self._gone.set()
+
+    def push(self, frames: Iterable[Frame]) -> None:
         """Frames to be told before anything that is published from now on."""
         for frame in frames:
             self._client.push(frame)
+
+    async def gone(self) -> Gone:
+        """Wait until this subscriber was let go; why."""
+        await self._gone.wait()
+        assert self._client.gone is not None
+        return self._client.gone
 
     @property
     def client(self) -> Client:
@@ -83,10 +99,12 @@ class Subscription:
         return frame
 
     async def next_frame(self) -> Frame | None:
-        """The next frame; None after the last of a single request. Raises SlowConsumer."""
+        """The next frame; None after the last of a single request. Raises SlowConsumer, Stopping."""
         while not self._client.frames:
             if self._client.gone is Gone.SLOW:
                 raise SlowConsumer
+            if self._client.gone is Gone.STOPPING:
+                raise Stopping("the gateway restarts; follow on at any other", retry_after_s=1)
             if self._client.gone is not None:
                 return None
             self._ready.clear()
@@ -146,13 +164,18 @@ class GatewayService:
         return Gauges(queue_depth=depths, oldest_age_s=ages, inflight=self._view.live_count, ws_clients=self.sockets)
 
     def stats(self) -> dict[str, Any]:
-        """What operators look at first."""
-        depths, ages = self._view.queue_depths(_now_ms())
+        """What operators look at first. Rates are means over the last minute."""
+        now_ms = _now_ms()
+        depths, ages = self._view.queue_depths(now_ms)
         workers = sorted(self._view.workers.values(), key=lambda state: state.worker_id)
         return {
             "object": "stats",
             "queues": {name: {"depth": depths[name], "oldest_age_s": round(ages[name], 3)} for name in depths},
             "inflight": self._view.live_count,
+            "rates": {
+                "accepted_per_s": round(self._view.arrivals.per_s(now_ms), 3),
+                "ended_per_s": round(self._view.endings.per_s(now_ms), 3),
+            },
             "outcomes": dict(self._view.outcomes),
             "clients": {
                 "connected": self.hub.connected,
@@ -193,6 +216,8 @@ class GatewayService:
         try:
             await self._follower.catch_up()
             found = self._view.find((request.tenant, request_id))
+            if found is not None and found.erased:
+                raise GoneError("the request of this Idempotency-Key was erased")
             if found is not None:
                 future.set_result(found.content)
                 self._check_same(found.content, request)
@@ -265,7 +290,10 @@ class GatewayService:
             pass
         finally:
             self.hub.drop(client, Gone.CLOSED)
-        return self._view.find((tenant, request_id)) or entry
+        found = self._view.find((tenant, request_id)) or entry
+        if found.erased:
+            raise GoneError("this request was erased")
+        return found
 
     async def page(self, tenant: str, **options: Any) -> list[Entry]:
         """A page of the tenant's requests, as `Store.page` has it, with what has happened until now."""
@@ -290,12 +318,22 @@ class GatewayService:
         return subscription
 
     def follow(self, subscription: Subscription, tenant: str, request_id: str, after: Cursor | None = None) -> None:
-        """Add a known request to a subscription."""
+        """Add a known request to a subscription. Raises NotFound, Gone."""
         entry = self._view.find((tenant, request_id))
         if entry is None:
             raise NotFound("there is no such request")
+        if entry.erased:
+            raise GoneError("this request was erased")
         self.hub.subscribe(subscription.client, ("request", tenant, request_id))
-        subscription.opened(entry.opening(after))
+        subscription.push(entry.opening(after))
+
+    def follow_new(self, subscription: Subscription, tenant: str, request_id: str) -> None:
+        """Add a request that was just submitted. Who follows its conversation was told its beginning already."""
+        entry = self._view.find((tenant, request_id))
+        if entry is None or ("conversation", tenant, entry.conversation_id) not in subscription.client.subjects:
+            self.follow(subscription, tenant, request_id)
+        elif not entry.done:
+            self.hub.subscribe(subscription.client, ("request", tenant, request_id))
 
     def unfollow(self, subscription: Subscription, tenant: str, request_id: str) -> None:
         self.hub.unsubscribe(subscription.client, ("request", tenant, request_id))
@@ -303,9 +341,10 @@ class GatewayService:
     def follow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
         """Add all requests of a conversation: those that are under way, and those to come."""
         self.hub.subscribe(subscription.client, ("conversation", tenant, conversation_id))
-        for entry in list(self._view.live_entries()):
-            if (entry.tenant, entry.conversation_id) == (tenant, conversation_id):
-                subscription.opened(entry.opening(None))
+        for entry in self._view.live_entries():
+            known = ("request", *entry.key) in subscription.client.subjects
+            if (entry.tenant, entry.conversation_id) == (tenant, conversation_id) and not known:
+                subscription.push(entry.opening(None))
 
     def unfollow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
         self.hub.unsubscribe(subscription.client, ("conversation", tenant, conversation_id))
@@ -324,6 +363,38 @@ class GatewayService:
         if not entry.done:
             await self._command("cancel", entry, reason)
         return entry
+
+    async def cancel_ids(self, tenant: str, request_ids: Sequence[str]) -> list[str]:
+        """Ask for the end of those of these requests that run; their ids. Unknown and foreign ones are left out."""
+        wanted = dict.fromkeys(request_ids)
+        if any(self._view.find((tenant, one)) is None for one in wanted):
+            await self._follower.catch_up()
+        found = [self._view.find((tenant, one)) for one in wanted]
+        return await self._cancel_all([entry for entry in found if entry is not None])
+
+    async def cancel_where(self, tenant: str, *, status: str | None, conversation_id: str | None) -> list[str]:
+        """The same for all of the tenant's requests in a status, in a conversation, or both."""
+        return await self._cancel_all(
+            [
+                entry
+                for entry in self._view.live_entries()
+                if entry.tenant == tenant
+                and (status is None or entry.status_name == status)
+                and (conversation_id is None or entry.conversation_id == conversation_id)
+            ]
+        )
+
+    async def _cancel_all(self, entries: Sequence[Entry]) -> list[str]:
+        running = [entry for entry in entries if not entry.done and not entry.erased]
+        for start in range(0, len(running), CANCELS_AT_ONCE):
+            await asyncio.gather(
+                *(self._command("cancel", entry, None) for entry in running[start : start + CANCELS_AT_ONCE])
+            )
+        return [entry.request_id for entry in running]
+
+    def stop(self) -> None:
+        """Let all go who wait or follow: their requests go on, and any gateway tells the rest."""
+        self.hub.drop_all(Gone.STOPPING)
 
     async def erase(self, tenant: str, request_id: str) -> None:
         """Erase an ended request everywhere. Raises NotFound, Conflict while it runs, Gone when it is erased."""

@@ -6,14 +6,17 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from penstock.gateway.callers import Caller, caller_of
+from penstock.gateway.frames import Frame, ResultFrame
+from penstock.gateway.hub import Gone
 from penstock.gateway.native import native_request
-from penstock.gateway.service import GatewayService, SlowConsumer, Subscription
+from penstock.gateway.service import GatewayService, Subscription
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, error_body
 from penstock.schemas.ids import check_conversation_id
@@ -23,12 +26,12 @@ logger = logging.getLogger(__name__)
 router = APIRouter()
 
 SUBPROTOCOL = "penstock.v1"
-CLOSE_SLOW, CLOSE_RESTART, CLOSE_TOO_BIG = 4408, 1012, 1009
+CLOSE_SLOW, CLOSE_RESTART, CLOSE_TOO_BIG, CLOSE_UNSUPPORTED = 4408, 1012, 1009, 1003
 MAX_FRAME_BYTES = 2_000_000
 MAX_SUBSCRIPTIONS = 1_000
 MAX_RUNNING = 64
 """Frames of one socket that are worked on at once; further ones wait unread."""
-SEND_TIMEOUT_S = 20.0
+CLOSE_TIMEOUT_S = 5.0
 
 
 @router.websocket("/v1/ws")
@@ -39,95 +42,73 @@ async def websocket(socket: WebSocket) -> None:
     service: GatewayService = socket.app.state.service
     session = Session(socket, service, caller_of(socket))
     service.sockets += 1
-    socket.app.state.sessions.add(session)
     try:
         await session.run()
     finally:
         service.sockets -= 1
-        socket.app.state.sessions.discard(session)
+
+
+@dataclass(kw_only=True, slots=True)
+class Reply(Frame):
+    """What answers a frame of the client, in one queue with the rest: a request is accepted before it is told of."""
+
+    type: ClassVar[str] = "reply"
+
+    content: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return self.content
 
 
 class Session:
-    """One client's socket: a reader of its frames, and a writer of ours. Whichever ends first ends both."""
+    """One client's socket: a reader of its frames, and a writer of ours. Whatever ends first ends both."""
 
     def __init__(self, socket: WebSocket, service: GatewayService, caller: Caller) -> None:
         self._socket = socket
         self._service = service
         self._caller = caller
         self._subscription = Subscription(service, single=False)
-        self._replies: asyncio.Queue[str] = asyncio.Queue(maxsize=256)
         self._followed: set[str] = set()
         self._running: set[asyncio.Task[None]] = set()
+        self._sent = asyncio.Event()
         self._close_code = 1000
 
     async def run(self) -> None:
-        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        # A send that does not end (nobody reads) must not hide that this client was let go: hence the third.
+        parts = (self._read(), self._write(), self._subscription.gone())
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (*tasks, *self._running):
                 task.cancel()
             await asyncio.gather(*tasks, *self._running, return_exceptions=True)
+            code = {Gone.SLOW: CLOSE_SLOW, Gone.STOPPING: CLOSE_RESTART}.get(
+                self._subscription.client.gone or Gone.CLOSED
+            )
             self._subscription.close()
-            await self._close(self._close_code)
-
-    def restart(self) -> None:
-        """The gateway stops: the client is told to come again."""
-        self._close_code = CLOSE_RESTART
-        self._subscription.close()
+            await self._close(code or self._close_code)
 
     async def _close(self, code: int) -> None:
         if self._socket.client_state is WebSocketState.CONNECTED:
             try:
-                await asyncio.wait_for(self._socket.close(code), 5)
+                await asyncio.wait_for(self._socket.close(code), CLOSE_TIMEOUT_S)
             except (TimeoutError, RuntimeError, OSError, WebSocketDisconnect):
                 logger.debug("socket.closed_uncleanly code=%d", code)
 
     # -- out
 
     async def _write(self) -> None:
-        """Replies and frames in their order. A client that does not read fills its queue and is let go."""
-        pump = asyncio.create_task(self._pump_frames())
-        try:
-            while True:
-                reply = asyncio.create_task(self._replies.get())
-                done, _ = await asyncio.wait({reply, pump}, return_when=asyncio.FIRST_COMPLETED)
-                if reply in done:
-                    await self._send(reply.result())
-                else:
-                    reply.cancel()
-                if pump in done:
-                    self._close_code = pump.result()
-                    return
-        finally:
-            pump.cancel()
-
-    async def _pump_frames(self) -> int:
-        """Sends frames as they come; the close code when there is an end."""
-        while True:
-            try:
-                frame = await self._subscription.next_frame()
-            except SlowConsumer:
-                return CLOSE_SLOW
-            if frame is None:
-                return self._close_code
-            sent = asyncio.create_task(self._send(frame.encoded()))
-            while not sent.done():
-                # A send that does not end (nobody reads) must not hide that the queue behind it is full.
-                await asyncio.wait({sent}, timeout=0.25)
-                if self._subscription.client.gone is not None and not sent.done():
-                    sent.cancel()
-                    return CLOSE_SLOW
-            sent.result()
-            if frame.type == "result":
+        """Frames in their order. A client that does not read fills its queue and is let go."""
+        while (frame := await self._subscription.next_frame()) is not None:
+            await self._socket.send_text(frame.encoded())
+            self._sent.set()
+            if isinstance(frame, ResultFrame):
                 self._followed.discard(frame.request_id)
                 self._service.unfollow(self._subscription, self._caller.tenant, frame.request_id)
 
-    async def _send(self, text: str) -> None:
-        await self._socket.send_text(text)
-
-    async def _reply(self, body: dict[str, Any]) -> None:
-        await self._replies.put(json.dumps(body, ensure_ascii=False, separators=(",", ":")))
+    def _reply(self, body: dict[str, Any]) -> None:
+        self._subscription.push([Reply(request_id="", cursor=None, content=body)])
 
     # -- in
 
@@ -138,9 +119,19 @@ class Session:
                 return
             text: str | None = message.get("text")
             if text is None or len(text) > MAX_FRAME_BYTES:
-                self._close_code = CLOSE_TOO_BIG if text is not None else 1003
+                self._close_code = CLOSE_TOO_BIG if text is not None else CLOSE_UNSUPPORTED
                 return
+            await self._room_for_replies()
             await self._on_text(text)
+
+    async def _room_for_replies(self) -> None:
+        """Replies are not what makes a client slow: while its queue is half full its own frames wait unread."""
+        client = self._subscription.client
+        while client.gone is None and len(client.frames) + 2 * len(self._running) > client.limit // 2:
+            self._sent.clear()
+            sent = asyncio.create_task(self._sent.wait())
+            await asyncio.wait([sent, *self._running], return_when=asyncio.FIRST_COMPLETED)
+            sent.cancel()
 
     async def _on_text(self, text: str) -> None:
         try:
@@ -148,7 +139,7 @@ class Session:
         except (ValueError, RecursionError):
             frame = None
         if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
-            await self._error(InvalidRequest("a frame is a JSON object with a type"), {})
+            self._error(InvalidRequest("a frame is a JSON object with a type"), {})
             return
         handler = self._handlers().get(frame["type"])
         if handler is None:
@@ -172,18 +163,18 @@ class Session:
         try:
             await handler(frame)
         except PenstockError as error:
-            await self._error(error, frame)
+            self._error(error, frame)
         except Exception:
             logger.exception("socket.handler_failed type=%s", frame["type"])
-            await self._error(InternalError("internal error"), frame)
+            self._error(InternalError("internal error"), frame)
 
-    async def _error(self, error: PenstockError, frame: dict[str, Any]) -> None:
+    def _error(self, error: PenstockError, frame: dict[str, Any]) -> None:
         request_id = frame.get("request_id")
         known = request_id if isinstance(request_id, str) else None
         body = {"type": "error", "request_id": known, **error_body(error, known)}
         if "id" in frame:
             body["id"] = frame["id"]
-        await self._reply(body)
+        self._reply(body)
 
     async def _submit(self, frame: dict[str, Any]) -> None:
         self._caller.require("submit")
@@ -199,8 +190,9 @@ class Session:
             reply["replayed"] = True
         if "id" in frame:
             reply["id"] = frame["id"]
-        await self._reply(reply)
-        self._follow(accepted.request_id, None)
+        self._reply(reply)
+        self._followed.add(accepted.request_id)
+        self._service.follow_new(self._subscription, self._caller.tenant, accepted.request_id)
 
     async def _subscribe(self, frame: dict[str, Any]) -> None:
         self._caller.require("read")
@@ -242,7 +234,7 @@ class Session:
         await self._service.cancel(self._caller.tenant, _request_id(frame))
 
     async def _ping(self, frame: dict[str, Any]) -> None:
-        await self._reply({"type": "pong", **({"id": frame["id"]} if "id" in frame else {})})
+        self._reply({"type": "pong", **({"id": frame["id"]} if "id" in frame else {})})
 
 
 def _request_id(frame: dict[str, Any]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from penstock.gateway.frames import Frame
-from penstock.gateway.service import SlowConsumer, Subscription
+from penstock.gateway.frames import Frame, ResultFrame
+from penstock.gateway.service import SlowConsumer, Stopping, Subscription
 
 KEEPALIVE_S = 10.0
 
@@ -27,9 +27,11 @@ async def events(subscription: Subscription, keepalive_s: float = KEEPALIVE_S) -
                 continue
             if frame is None:
                 return
-            parts = [encode_event(frame), *(encode_event(more) for more in subscription.take_nowait())]
-            yield b"".join(parts)
-    except SlowConsumer:
+            frames = [frame, *subscription.take_nowait()]
+            yield b"".join([encode_event(one) for one in frames])
+            if isinstance(frames[-1], ResultFrame):
+                return
+    except (SlowConsumer, Stopping):
         return
     finally:
         subscription.close()

@@ -6,7 +6,6 @@ import logging
 import queue
 import sqlite3
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 TP = tuple[str, int]
 VERSION = 1
+MAX_WAITING = 4
+"""Batches that wait for the writer."""
+RETRY_S = 1.0
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (
@@ -40,11 +42,11 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one transaction holds."""
+    """What one transaction holds; `written` is set when it stands in the file."""
 
     rows: Sequence[Row]
     offsets: Mapping[TP, int]
-    written: threading.Event | None = None
+    written: threading.Event
 
 
 class Store:
@@ -56,8 +58,12 @@ class Store:
         self._path = path
         self._open_or_start_anew(cluster)
         self._reader = self._connect()
-        self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=4)
+        # Pages are read on threads; a look-up on the event loop must not wait for one.
+        self._page_reader = self._connect()
+        self._queue: queue.Queue[Batch | None] = queue.Queue()
+        self._closing = threading.Event()
         self.failure: BaseException | None = None
+        """Why the newest batch could not be written; None again when it was."""
         self._thread = threading.Thread(target=self._write_forever, name="view-writer", daemon=True)
         self._thread.start()
 
@@ -92,13 +98,12 @@ class Store:
     def row(self, entry: Entry) -> Row:
         """An entry as its row. Text is kept until the outcome, which holds it whole."""
         terminal = entry.terminal
-        status = terminal.status if terminal is not None else entry.status.status if entry.status else "accepted"
         return (
             entry.tenant,
             entry.request_id,
             entry.accepted_ms,
-            int(time.time() * 1000),
-            status,
+            entry.updated_ms,
+            entry.status_name,
             int(entry.done or entry.erased),
             entry.conversation_id,
             facts(entry),
@@ -107,24 +112,39 @@ class Store:
             int(entry.erased),
         )
 
-    def submit(self, batch: Batch) -> bool:
-        """Hand a batch to the writer; False when it is behind, so that the caller keeps it and reads no further."""
-        try:
-            self._queue.put_nowait(batch)
-        except queue.Full:
-            return False
-        return True
+    @property
+    def is_behind(self) -> bool:
+        """Whether enough batches wait: the caller keeps what it has, and reads no further."""
+        return self._queue.qsize() >= MAX_WAITING
+
+    def submit(self, batch: Batch) -> None:
+        """Hand a batch to the writer."""
+        self._queue.put_nowait(batch)
 
     def _write_forever(self) -> None:
         connection = self._connect()
         try:
             while (batch := self._queue.get()) is not None:
-                self._write(connection, batch)
-        except BaseException as error:
-            logger.exception("view.writer_failed")
-            self.failure = error
+                self._write_at_last(connection, batch)
         finally:
             connection.close()
+
+    def _write_at_last(self, connection: sqlite3.Connection, batch: Batch) -> None:
+        """Try until it is written: a full disk is emptied, a lock is given back."""
+        while True:
+            try:
+                self._write(connection, batch)
+            except sqlite3.Error as error:
+                if self.failure is None:
+                    logger.exception("view.not_written: trying again")
+                self.failure = error
+                if connection.in_transaction:
+                    connection.rollback()
+                if self._closing.wait(RETRY_S):
+                    return
+            else:
+                self.failure = None
+                return
 
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
         connection.execute("BEGIN IMMEDIATE")
@@ -134,21 +154,30 @@ class Store:
             [(topic, partition, offset) for (topic, partition), offset in batch.offsets.items()],
         )
         connection.execute("COMMIT")
-        if batch.written is not None:
-            batch.written.set()
+        batch.written.set()
 
     def prune(self, before_ms: int) -> int:
-        """Delete rows not touched since; how many."""
+        """Delete rows not touched since, some at a time so that the writer gets its turns; how many."""
+        chosen = "SELECT tenant, request_id FROM requests WHERE updated_ms < ? LIMIT 1000"
         connection = self._connect()
+        total = 0
         try:
-            return connection.execute("DELETE FROM requests WHERE updated_ms < ?", (before_ms,)).rowcount
+            while True:
+                query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen})"
+                count = connection.execute(query, (before_ms,)).rowcount
+                total += count
+                if count < 1000 or self._closing.is_set():
+                    return total
         finally:
             connection.close()
 
     def close(self) -> None:
+        """Write what was handed over, unless that fails, and end."""
+        self._closing.set()
         self._queue.put(None)
         self._thread.join(10)
         self._reader.close()
+        self._page_reader.close()
 
     # -- reading
 
@@ -194,7 +223,7 @@ class Store:
             f"SELECT {_COLUMNS} FROM requests WHERE {' AND '.join(where)}"
             f" ORDER BY accepted_ms {order}, request_id {order} LIMIT ?"
         )
-        return [self._entry(row) for row in self._reader.execute(query, [*values, limit]).fetchall()]
+        return [self._entry(row) for row in self._page_reader.execute(query, [*values, limit]).fetchall()]
 
     def _entry(self, row: Row) -> Entry:
         tenant, request_id, accepted_ms, stored, text, terminal, erased = row

@@ -8,17 +8,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock.gateway.entries import Entry, Key
 from penstock.gateway.frames import Frame, ResultFrame
 from penstock.gateway.hub import Hub
+from penstock.gateway.rates import Rate
 from penstock.gateway.store import TP, Batch, Store
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, default_codec
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.ids import derived_request_id
 from penstock.schemas.records import (
     ControlCommand,
@@ -62,11 +63,16 @@ class View:
         self._live: dict[Key, Entry] = {entry.key: entry for entry in store.live()}
         self._recent: OrderedDict[Key, Entry] = OrderedDict()
         self._dirty: dict[Key, Entry] = {}
+        self._writing: deque[tuple[threading.Event, dict[Key, Entry]]] = deque()
         self._offsets: dict[TP, int] = {}
         self._moved: set[TP] = set()
         self.models: dict[tuple[str, str], ModelInfo] = {}
         self.workers: dict[str, WorkerState] = {}
         self.outcomes: dict[str, int] = {}
+        self.arrivals, self.endings = Rate(), Rate()
+        now_ms = _now_ms()
+        for entry in self._live.values():
+            entry.updated_ms = now_ms
 
     # -- looking up
 
@@ -76,7 +82,14 @@ class View:
 
     def find(self, key: Key) -> Entry | None:
         """The entry in memory or on disk."""
-        return self._live.get(key) or self._recent.get(key) or self._dirty.get(key) or self._store.get(key)
+        return self._live.get(key) or self._recent.get(key) or self._unwritten(key) or self._store.get(key)
+
+    def _unwritten(self, key: Key) -> Entry | None:
+        """What the file does not hold yet, however long ago it was last asked for."""
+        found = self._dirty.get(key)
+        for _, entries in reversed(self._writing):
+            found = found or entries.get(key)
+        return found
 
     def page(self, tenant: str, **options: Any) -> list[Entry]:
         """A page of what is written, as `Store.page` has it. Blocks; for a thread."""
@@ -110,12 +123,14 @@ class View:
         """A request that this gateway has just put on its topic."""
         entry = self.entry((request.tenant, request.request_id))
         if not entry.content:
-            entry.on_request(request, None)
-        self._touch(entry)
+            self._on_request(entry, request, None)
         return entry
 
     def apply(self, messages: Sequence[RawMessage]) -> None:
-        """Fold a batch of raw messages, in the order of each partition."""
+        """Fold a batch of raw messages, in the order of each partition.
+
+        Raises RegistryUnavailable at a record whose schema nobody can tell now: `offsets` says how far it came.
+        """
         names = self._names
         for message in messages:
             try:
@@ -131,12 +146,27 @@ class View:
                     self._worker(message)
                 else:
                     self._request(message)
+            except RegistryUnavailable:
+                raise
             except PenstockError as error:
                 # Poison on a request topic is the workers' to dead-letter; elsewhere nobody of ours wrote it.
                 logger.debug("view.skipped topic=%s offset=%d error=%s", message.topic, message.offset, error.code)
+            except Exception:
+                # One record must not end the view of all others; at a restart it would come again.
+                logger.exception("view.failed topic=%s offset=%d", message.topic, message.offset)
             tp = (message.topic, message.partition)
             self._offsets[tp] = message.offset + 1
             self._moved.add(tp)
+
+    def look_up(self, message: RawMessage) -> bool:
+        """Ask for the schema of a record that stopped `apply`, for a thread: whether folding can go on."""
+        try:
+            self._codec.decode_any(message.value or b"")
+        except RegistryUnavailable:
+            return False
+        except PenstockError:
+            return True
+        return True
 
     def _request(self, message: RawMessage) -> None:
         if not message.value:
@@ -155,13 +185,24 @@ class View:
             offset=message.offset,
             append_time_ms=message.timestamp_ms,
         )
+        if not entry.erased:
+            self._on_request(entry, request, origin)
+            self.arrivals.count(message.timestamp_ms)
+
+    def _on_request(self, entry: Entry, request: InferenceRequest, origin: Origin | None) -> None:
+        introduced = entry.conversation_id is None
         entry.on_request(request, origin)
         self._touch(entry)
+        if introduced and entry.conversation_id is not None:
+            # Results may be read before the request that says whose they are.
+            conversation = ("conversation", entry.tenant, entry.conversation_id)
+            if self._hub.listened(conversation):
+                self._hub.publish_except(conversation, ("request", *entry.key), entry.opening(None))
 
     def _result(self, message: RawMessage) -> None:
         event = self._codec.decode(message.value or b"", ResultEvent)
         entry = self.entry((event.tenant, event.request_id))
-        if entry.done or entry.erased:
+        if entry.done or (entry.erased and entry.key not in self._live):
             return
         frames = entry.on_result(event, message.offset)
         if frames or entry.done:
@@ -170,13 +211,18 @@ class View:
             self._on_outcome(event)
             status = event.status or "unknown"
             self.outcomes[status] = self.outcomes.get(status, 0) + 1
+            self.endings.count(message.timestamp_ms)
         self._tell(entry, frames)
+        if entry.done and entry.erased:
+            self._blank(entry)
 
     def _status(self, message: RawMessage) -> None:
         event = self._codec.decode(message.value or b"", StatusEvent)
         if event.done:
             return
         entry = self.entry((event.tenant, event.request_id))
+        if entry.erased:
+            return
         frames = entry.on_status(event)
         if frames:
             self._touch(entry)
@@ -188,18 +234,21 @@ class View:
             return
         command = self._codec.decode(message.value, ControlCommand)
         if command.kind == "erase":
-            entry = self.find((command.tenant, command.request_id))
-            if entry is not None and entry.done:
-                self._erase(entry)
+            entry = self.entry((command.tenant, command.request_id))
+            if entry.done or entry.erased:
+                self._blank(entry)
+            else:
+                # Another gateway saw the outcome, which this one has yet to read, and to tell to who waits for it.
+                entry.erased = True
+                self._touch(entry)
 
-    def _erase(self, entry: Entry) -> None:
+    def _blank(self, entry: Entry) -> None:
         """Blank what the caller said and was told; that there was a request stays known, for 410."""
         blank = Entry(entry.tenant, entry.request_id, entry.partition)
         blank.task, blank.accepted_ms, blank.erased, blank.origin = entry.task, entry.accepted_ms, True, entry.origin
         blank.content = "erased"
-        self._live.pop(entry.key, None)
-        self._recent[blank.key] = blank
         self._touch(blank)
+        self._end(blank)
 
     def _model(self, message: RawMessage) -> None:
         if message.value is None:
@@ -220,25 +269,23 @@ class View:
         subjects = [("request", *entry.key)]
         if entry.conversation_id is not None:
             subjects.append(("conversation", entry.tenant, entry.conversation_id))
-        for subject in subjects:
-            if hub.listened(subject):
-                for frame in frames:
-                    hub.publish(subject, frame)
+        hub.publish_once(subjects, frames)
         if frames and isinstance(frames[-1], ResultFrame):
             hub.publish(("outcome", *entry.key), frames[-1])
 
     # -- keeping
 
     def _touch(self, entry: Entry) -> None:
+        entry.updated_ms = _now_ms()
         self._dirty[entry.key] = entry
-        if entry.done or entry.erased:
-            self._live.pop(entry.key, None)
-            self._recent[entry.key] = entry
-            while len(self._recent) > RECENT:
-                key, _ = self._recent.popitem(last=False)
-                if key in self._dirty:  # not written yet: it must not be forgotten
-                    self._recent[key] = self._dirty[key]
-                    break
+        if entry.done:
+            self._end(entry)
+
+    def _end(self, entry: Entry) -> None:
+        self._live.pop(entry.key, None)
+        self._recent[entry.key] = entry
+        while len(self._recent) > RECENT:
+            self._recent.popitem(last=False)
 
     def offsets(self) -> dict[TP, int]:
         """Next offset of each partition that was folded."""
@@ -246,13 +293,17 @@ class View:
 
     def flush(self, written: threading.Event | None = None) -> bool:
         """Hand what changed to the writer, with the offsets that it reflects; False when the writer is behind."""
+        while self._writing and self._writing[0][0].is_set():
+            self._writing.popleft()
         if not self._dirty and not self._moved and written is None:
             return True
-        rows = [self._store.row(entry) for entry in self._dirty.values()]
-        batch = Batch(rows, {tp: self._offsets[tp] for tp in self._moved}, written)
-        if not self._store.submit(batch):
+        if self._store.is_behind:
             return False
-        self._dirty.clear()
+        rows = [self._store.row(entry) for entry in self._dirty.values()]
+        done = written or threading.Event()
+        self._store.submit(Batch(rows, {tp: self._offsets[tp] for tp in self._moved}, done))
+        self._writing.append((done, self._dirty))
+        self._dirty = {}
         self._moved.clear()
         return True
 
@@ -261,6 +312,15 @@ class View:
         """Entries that wait for the writer."""
         return len(self._dirty)
 
+    def prune(self, before_ms: int) -> None:
+        """Forget what nothing was heard of since; `Store.prune` does the same to the file."""
+        for key in [key for key, entry in self._live.items() if entry.updated_ms < before_ms]:
+            del self._live[key]
+
     def forget_stale_workers(self, older_than_s: float) -> None:
         limit = (time.time() - older_than_s) * 1000
         self.workers = {name: state for name, state in self.workers.items() if state.updated_at >= limit}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,30 @@
+"""Events per second over the last minute, by the times that the records carry: a replay of old ones does not count."""
+
+from __future__ import annotations
+
+WINDOW_S = 60
+
+
+class Rate:
+    """A ring of counts by second."""
+
+    __slots__ = ("_counts", "_seconds")
+
+    def __init__(self) -> None:
+        self._seconds = [0] * WINDOW_S
+        self._counts = [0] * WINDOW_S
+
+    def count(self, time_ms: int) -> None:
+        """One event at a time in ms since the epoch."""
+        second = time_ms // 1000
+        at = second % WINDOW_S
+        if self._seconds[at] == second:
+            self._counts[at] += 1
+        elif self._seconds[at] < second:
+            self._seconds[at], self._counts[at] = second, 1
+
+    def per_s(self, now_ms: int) -> float:
+        """The mean over the last minute; what lies outside of it is forgotten."""
+        now = now_ms // 1000
+        pairs = zip(self._seconds, self._counts, strict=True)
+        return sum(count for second, count in pairs if now - WINDOW_S < second <= now) / WINDOW_S
