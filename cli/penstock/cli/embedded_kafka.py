@@ -7,7 +7,7 @@ import logging
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,7 @@ class EmbeddedKafka:
 
     def _format(self) -> None:
         self._progress("formatting the broker's storage")
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster_id = new_cluster_id()
         settings = str(self.data_dir / "server.properties")
         command = [*self._command, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", settings]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -216,3 +216,11 @@ def answers(bootstrap_servers: str, timeout_s: float, security: Mapping[str, str
 
 _quiet = logging.getLogger("penstock.cli.embedded_kafka.probe")
 _quiet.disabled = True
+
+
+def new_cluster_id(random_bytes: Callable[[], bytes] = lambda: uuid.uuid4().bytes) -> str:
+    """An id as Kafka makes its own: URL-safe base64. One that begins with `-` would be read as an option."""
+    while True:
+        found = base64.urlsafe_b64encode(random_bytes()).decode().rstrip("=")
+        if not found.startswith("-"):
+            return found

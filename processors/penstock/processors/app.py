@@ -220,7 +220,7 @@ class WorkerApp:
         book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
         worker.connect(
             Rooms(
-                intake=Intake(codec, names, partitions),
+                intake=Intake(make_codec(settings, background=True), names, partitions),
                 gate=gate,
                 scheduler=scheduler,
                 lanes=lanes,
@@ -264,7 +264,12 @@ class WorkerApp:
             scheduler=scheduler,
             control=ControlFollower(kafka, codec, loop, worker.on_commands),
             membership=Membership(
-                kafka, group, list(partitions), on_event=worker.on_event, on_assigned=worker.on_assigned
+                kafka,
+                group,
+                list(partitions),
+                on_event=worker.on_event,
+                on_assigned=worker.on_assigned,
+                stall=lambda: faults.due("fetch"),
             ),
         )
 
@@ -405,6 +410,8 @@ class WorkerApp:
         for klass, depth in parts.scheduler.depths().items():
             metrics.depth.labels(klass).set(depth)
             metrics.oldest.labels(klass).set(ages.get(klass, 0.0))
+        for model, size in parts.runs.batch_sizes().items():
+            metrics.batch.labels(model).set(size)
         for device in parts.serving.device_states():
             metrics.memory.labels(device.device, "total").set(device.total_bytes)
             metrics.memory.labels(device.device, "reserved").set(device.reserved_bytes)
@@ -459,13 +466,13 @@ async def _until(condition: Callable[[], bool], give_up: float) -> None:
         await asyncio.sleep(0.02)
 
 
-def make_codec(settings: WorkerSettings) -> Codec:
+def make_codec(settings: WorkerSettings, *, background: bool = False) -> Codec:
     """The package's codec, with the registry beside it when one is configured. Raises RegistryUnavailable."""
     if settings.schema_registry.url is None:
         return default_codec()
     from penstock.schemas.registry import registry_codec
 
-    return registry_codec(settings.schema_registry.url, write=settings.schema_registry.write)
+    return registry_codec(settings.schema_registry.url, write=settings.schema_registry.write, background=background)
 
 
 def verify_topics(settings: WorkerSettings) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Fault points for tests: `PENSTOCK_FAULTS=kill:before_commit@40` ends this process with SIGKILL at the 40th passage.
 
-Points: before_terminal, after_answer_append, before_commit, mid_stream. Without the variable every hook is a no-op.
+Points: before_terminal, after_answer_append, before_commit, mid_stream; `stall:fetch@3` lets the third fetch from Kafka
+wait for ever, as the consumer's open bugs do. Without the variable every hook is a no-op.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 
-POINTS = frozenset({"before_terminal", "after_answer_append", "before_commit", "mid_stream"})
+POINTS = {
+    "kill": frozenset({"before_terminal", "after_answer_append", "before_commit", "mid_stream"}),
+    "stall": frozenset({"fetch"}),
+}
 
 
 def parse_faults(text: str) -> dict[str, int]:
@@ -18,8 +22,9 @@ def parse_faults(text: str) -> dict[str, int]:
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         action, _, rest = part.partition(":")
         point, _, count = rest.partition("@")
-        if action != "kill" or point not in POINTS:
-            raise ValueError(f"PENSTOCK_FAULTS: {part!r} is not kill:<{'|'.join(sorted(POINTS))}>[@n]")
+        if point not in POINTS.get(action, ()):
+            known = " or ".join(f"{action}:<{'|'.join(sorted(points))}>[@n]" for action, points in POINTS.items())
+            raise ValueError(f"PENSTOCK_FAULTS: {part!r} is not {known}")
         found[point] = int(count or "1")
     return found
 
@@ -45,9 +50,14 @@ class Faults:
         return point in self._left
 
     def hit(self, point: str) -> None:
+        """Pass a point at which the process may be made to die."""
+        if self.due(point):
+            self._die()
+
+    def due(self, point: str) -> bool:
+        """Pass a point; whether this is the passage, or a later one, at which its fault happens."""
         left = self._left.get(point)
         if left is None:
-            return
+            return False
         self._left[point] = left - 1
-        if left <= 1:
-            self._die()
+        return left <= 1

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 IN_HAND = 8
 TP = tuple[str, int]
+IN_STREAMS: TP = ("(fetched)", -1)
 Call = Callable[[], Awaitable[Any]]
 
 
@@ -137,7 +138,14 @@ class _Pauses:
     """Messages that Faust put into its streams' queues and our agents have not seen yet."""
     taken: asyncio.Event = field(default_factory=asyncio.Event)
 
+    seen: int = 0
+
+    def progress(self) -> Progress:
+        """Messages that were fetched, as a partition of their own: they too may be stuck."""
+        return Progress(position=self.seen, highwater=self.seen + max(0, self.in_hand), paused=False)
+
     def take(self) -> None:
+        self.seen += 1
         self.in_hand -= 1
         if self.in_hand <= IN_HAND:
             self.taken.set()
@@ -151,6 +159,7 @@ class _EagerConsumer(aiokafka_driver.Consumer):
     """
 
     pauses: _Pauses | None = None
+    stall: Callable[[], bool] = staticmethod(lambda: False)
 
     async def _wait_next_records(self, timeout: float) -> Any:
         """Fetch on only when what was fetched is seen and the pauses decided on it hold.
@@ -158,6 +167,8 @@ class _EagerConsumer(aiokafka_driver.Consumer):
         Faust would fill its queues (thousands) while the agents are still at the first messages, and a flood of low
         work would pass the cap by as many. So it passes it by about one batch.
         """
+        if self.stall():
+            await asyncio.Event().wait()
         pauses = self.pauses
         if pauses is not None:
             if pauses.in_hand > IN_HAND:
@@ -241,7 +252,9 @@ class Membership:
         *,
         on_event: Callable[[Any], None],
         on_assigned: Callable[[Assignment], None],
+        stall: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._stall = stall
         self.generation = -1
         self.partitions: frozenset[TP] = frozenset()
         self.rebalances = 0
@@ -262,7 +275,7 @@ class Membership:
 
     async def start(self) -> None:
         """Join the group. Returns when Faust's services run, which is before the first assignment."""
-        self._app.consumer.pauses = self._pauses
+        self._app.consumer.pauses, self._app.consumer.stall = self._pauses, self._stall
         self._pauser = asyncio.create_task(self._apply_pauses(), name="pauses")
         await self._app.start()
 
@@ -297,7 +310,7 @@ class Membership:
             self._pauses.kick.set()
 
     async def progress(self) -> dict[TP, Progress]:
-        """Position and high watermark per assigned partition, read inside the consumer's thread."""
+        """Position and high watermark per assigned partition, and of what Faust holds between fetch and agent."""
         kafka = self._kafka()
 
         async def look() -> dict[TP, Progress]:
@@ -311,7 +324,7 @@ class Membership:
                 )
             return found
 
-        return await self._in_thread(look)
+        return {**await self._in_thread(look), IN_STREAMS: self._pauses.progress()}
 
     # -- Faust's side
 

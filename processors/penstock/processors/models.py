@@ -153,7 +153,8 @@ def share_cores(configs: Sequence[ModelConfig], cores: int) -> dict[str, ModelCo
 class ModelManager:
     """Loads models when they are asked for: memory is granted by the ledger before a process is started.
 
-    `on_change` is called after each change of a model's state; `on_load(model, seconds)` after each load.
+    `on_change` is called after each change of a model's state, `on_load(model, seconds)` after each load,
+    `on_unload(model)` when its process has ended, asked or not.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class ModelManager:
         make: Callable[[ModelConfig], Engine] = make_engine,
         on_change: Callable[[], None] = lambda: None,
         on_load: Callable[[str, float], None] = lambda model, seconds: None,
+        on_unload: Callable[[str], None] = lambda model: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.catalog = catalog
@@ -171,6 +173,7 @@ class ModelManager:
         self._make = make
         self._on_change = on_change
         self._on_load = on_load
+        self._on_unload = on_unload
         self._clock = clock
         shared = share_cores(list(catalog), loading.usable_cores())
         self._loaded = {model: _Loaded(config) for model, config in shared.items()}
@@ -215,6 +218,7 @@ class ModelManager:
         engine: Engine | None = None
         try:
             engine = await asyncio.to_thread(self._make, config)
+            engine.on_died = lambda _code: self._on_unload(config.id)
             found.need_bytes = engine.memory_need()
             found.grant = self._grant(config, found.need_bytes)
             await engine.start()
@@ -230,7 +234,11 @@ class ModelManager:
                 found.error = error
                 raise
             if isinstance(error, Exception):
-                found.error = EngineFailed(f"{config.id} could not be loaded: {type(error).__name__}: {error}"[:500])
+                logger.exception("model.load_failed model=%s", config.id)
+                # Callers are told no more: the rest may name places on this machine.
+                found.error = EngineFailed(
+                    f"{config.id} could not be loaded: {type(error).__name__}, see the worker's log"
+                )
                 raise found.error from error
             raise
         found.engine, found.error = engine, None
@@ -267,6 +275,7 @@ class ModelManager:
                 self._ledger.release(found.grant)
                 found.grant = None
             found.go(Lifecycle.CONFIGURED)
+        self._on_unload(found.config.id)
         self._on_change()
 
     async def stop(self) -> None:

@@ -71,6 +71,11 @@ class Outcomes:
             if work.pending_status == status and work.published_status != status and work.live:
                 self._publish_status(work, status, detail)
 
+    def moved_up(self, work: Work) -> None:
+        """Say a waiting work's new position, if it was told to be waiting at all."""
+        if work.published_status == work.pending_status == "queued":
+            self._publish_status(work, "queued", None)
+
     def _publish_status(self, work: Work, status: str, detail: str | None) -> None:
         if not work.live:
             return
@@ -90,7 +95,7 @@ class Outcomes:
             worker_id=self._worker_id,
             created_at=now_ms(),
             detail=detail,
-            position=None,
+            position=work.position if status == "queued" else None,
             model=None if work.model is None else work.model.id,
         )
 

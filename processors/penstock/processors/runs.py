@@ -294,6 +294,13 @@ class Runs:
             if work.stage is Stage.WAITING or (work.stage is Stage.STARTING and not work.run_id):
                 self.cancel(work, Expired("its deadline passed while it waited to run"))
 
+    def batch_sizes(self) -> dict[str, int]:
+        """Model → how many requests run on its engine together."""
+        found = {lane.model: 0 for lane in self._lanes}
+        for work in self.active.values():
+            found[work.lane] += work.stage is Stage.RUNNING
+        return found
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()

@@ -64,6 +64,7 @@ class Serving:
             self._ledger,
             on_change=self._changed,
             on_load=self._loaded,
+            on_unload=lambda model: metrics.unloads.labels(model).inc(),
         )
         self._preload: asyncio.Task[None] | None = None
         self._used: dict[str, int] = {}
@@ -127,14 +128,6 @@ class Serving:
             )
             for device in self._ledger.devices()
         ]
-
-    def batch_sizes(self) -> dict[str, int]:
-        """Models that are ready, with the room that is left on each."""
-        return {
-            config.id: engine.capacity().free_slots
-            for config in self._manager.catalog
-            if (engine := self._manager.engine(config.id)) is not None
-        }
 
     def publish_models(self) -> None:
         """Tell every model's facts; the topic is compacted, the latest of each counts."""

@@ -27,62 +27,93 @@ class _SharedSection(BaseModel):
 
 class KafkaSection(_SharedSection):
     bootstrap_servers: str = "127.0.0.1:9092"
+    """Brokers to begin with, `host:port`, separated by commas."""
     topic_prefix: str = ""
+    """Stands before every topic name, so that several installations can share a cluster."""
     client_id: str = "penstock-worker"
+    """The name by which the brokers' logs and quotas know this process."""
     max_record_bytes: int = 1_000_000
+    """The largest record that this process writes: key, value and headers together."""
     security: dict[str, str] = Field(default_factory=dict[str, str])
     """librdkafka's names: security.protocol, sasl.mechanism, sasl.username, sasl.password, ssl.ca.location."""
 
 
 class WorkerSection(_Section):
     worker_id: str | None = None
+    """The worker's name on `inference.worker` and in results; null: host name and process id."""
     group_id: str = "penstock-worker"
+    """The consumer group that shares the work; never delete it while requests live."""
     pool: str | None = None
+    """Serve the request topics of this pool instead of the common ones."""
     data_dir: Path = Path(".penstock/worker")
+    """The folder of the crash journal and of Faust's files; each worker of a machine needs its own."""
     health_host: str = "127.0.0.1"
+    """The address of /healthz, /readyz and /metrics."""
     health_port: int = 8001
+    """The port of /healthz, /readyz and /metrics; each worker of a machine needs its own."""
 
     inflight_cap: int = Field(default=256, ge=4)
     """Requests queued and running at once; lower classes pause earlier, so that a flood leaves room for urgent work."""
     commit_span: int = Field(default=4096, ge=16)
     """Offsets between the oldest unfinished record of a partition and the newest taken."""
     aging_s: float = Field(default=20.0, gt=0)
+    """Seconds of waiting after which work is aged: it then has a share of the dispatches."""
     aged_share: int = Field(default=8, ge=2)
     """Of this many dispatches, at least one goes to work that has waited longer than aging_s."""
 
     chunk_linger_ms: int = Field(default=30, ge=0, le=50)
+    """Milliseconds for which new text of a stream is collected before it is published."""
     status_linger_ms: int = Field(default=25, ge=0)
     """A status that is not terminal is published only when it lasts this long."""
     max_execution_s: float = Field(default=900.0, gt=0)
     """The longest run; a request's own execution_timeout_ms can only shorten it."""
     retry_delay_s: float = Field(default=0.05, ge=0)
+    """The least wait, in seconds, before a failed attempt runs again."""
 
     drain_s: float = Field(default=20.0, ge=0)
+    """Seconds that running work has to end when the worker is told to stop; the rest is handed back."""
     stall_s: float = Field(default=60.0, gt=0)
+    """Seconds after which a partition that has lag and room, and has not moved on, ends the worker."""
     session_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds without a heartbeat after which the broker gives this worker's partitions to others."""
     heartbeat_s: float = Field(default=2.0, gt=0)
+    """Seconds between heartbeats to the group's coordinator."""
     commit_interval_s: float = Field(default=0.3, gt=0)
+    """Seconds between commits of what is finished."""
     fetch_wait_ms: int = Field(default=100, ge=1)
+    """Milliseconds for which a broker may hold back a fetch to fill it."""
     state_interval_s: float = Field(default=5.0, gt=0)
+    """Seconds between this worker's records on `inference.worker`."""
     control_horizon_s: float = Field(default=86_400.0, gt=0)
+    """Control commands older than so many seconds are not applied."""
     control_remembered: int = Field(default=100_000, ge=1)
+    """Control commands of each kind that are remembered."""
 
 
 class ConversationsSection(_Section):
     max_topics: int = Field(default=10_000, ge=1)
+    """Conversations that there may be in all; a request that would begin one more fails."""
     threads: int = Field(default=4, ge=1)
+    """Conversations that are read or written at once."""
     cached: int = Field(default=256, ge=0)
     """Conversations whose records this worker keeps, so that a turn reads only the unseen tail."""
     read_deadline_s: float = Field(default=15.0, gt=0)
+    """Seconds that reading a conversation's topic to its end may take."""
 
 
 class ModelSection(_Section):
     id: str
+    """The name by which requests ask for the model."""
     source: str
+    """A folder, a .gguf file or a hub id (owner/name); for `remote` the server's URL; for `noop` anything."""
     engine: Literal["text", "embedding", "remote", "noop"]
+    """What runs it."""
     tasks: list[str] = Field(default_factory=lambda: ["text_generation"])
+    """The tasks that it serves: text_generation, embedding."""
     aliases: list[str] = Field(default_factory=list[str])
+    """Other names for it."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Options of its engine."""
 
 
 class MemorySection(_Section):
@@ -91,12 +122,16 @@ class MemorySection(_Section):
     cpu_bytes: int | None = None
     """Null: what the machine (or its cgroup) has."""
     cpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
+    """Main memory that is left to others."""
     gpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
+    """Memory of each card that is left to others."""
 
 
 class RegistrySection(_SharedSection):
     url: str | None = None
+    """A Confluent-compatible registry: our schemas are registered there, and ids from it are read."""
     write: bool = False
+    """Write the registry's ids in place of our own."""
 
 
 class TopicsSection(_SharedSection):

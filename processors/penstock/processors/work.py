@@ -47,6 +47,8 @@ class Work:
     alone: bool = False
     """True when two workers died while it ran: it may run only when nothing else does."""
     cancel_reason: str | None = None
+    position: int | None = None
+    """How many stood before it in this worker's queue when that was last looked at."""
 
     started_at: float | None = None
     admitted_at: float | None = None

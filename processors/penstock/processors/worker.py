@@ -36,6 +36,8 @@ HOUSEKEEPING_S = 0.002
 HOUSEKEEPING_WORKS = 8
 TICK_S = 0.01
 SLOW_TICK_S = 0.1
+POSITIONS_S = 1.0
+POSITIONS_TOLD = 64
 
 
 @dataclass(slots=True)
@@ -122,9 +124,8 @@ class Worker:
                 self._poison(key, read, value or b"", message.key, dict(headers))
             else:
                 self._accept(key, read, value or b"", headers)
-        elif arrival is Arrival.FINISHED:
-            for handle in self._r.gate.take_acks():
-                handle.ack()
+        for handle in self._r.gate.take_acks():
+            handle.ack()
         # The work keeps what it needs; a record that waits behind a slow head should not keep its bytes.
         message.value = event.value = None
         self._kick()
@@ -211,6 +212,7 @@ class Worker:
                 work=work,
             )
         )
+        work.position = self._r.scheduler.up_to(work.klass if changed is None else priority_class(priority)) - 1
         self._r.outcomes.status(work, "queued")
 
     def _hold(
@@ -291,8 +293,6 @@ class Worker:
             self._keep_house(now)
 
     def _start(self, work: Work) -> None:
-        if work.alone:
-            self._alone = work
         self._r.journal.started(work.key, work.request.request_id)
         if not self._r.lanes[work.lane].inline:
             self._r.journal.flush()  # an engine that runs elsewhere can take the worker with it
@@ -308,11 +308,15 @@ class Worker:
 
     def _can_start(self, item: Item) -> Decision:
         work: Work = item.work
-        if self._alone is not None or (work.alone and self._r.runs.active):
-            return Decision.WAIT
+        alone = self._alone
+        if alone is not None and work is not alone:  # it runs, or waits until all else has ended
+            return Decision.WAIT if alone.started_at is None else Decision.BLOCK_LANE
         decision, waits_for = self._r.lanes.decide(item.lane)
         if waits_for is not None:
             self._r.outcomes.status(work, waits_for)
+        if work.alone and decision is Decision.GRANTED:
+            self._alone = work
+            return Decision.WAIT if self._r.runs.active else decision
         return decision
 
     # -- endings
@@ -379,19 +383,16 @@ class Worker:
         self._partitions = assignment.partitions
         self._held.clear()  # uncommitted, so they are delivered again
         gate = self._r.gate
-        if assignment.fenced:
-            # Others may have begun what we finished: even finished work is forgotten, and done again under this epoch.
-            revocation = gate.assign((), assignment.generation - 1, fenced=True)
-            gate.assign(assignment.partitions, assignment.generation)
-        else:
-            revocation = gate.assign(assignment.partitions, assignment.generation)
+        revocation = gate.assign(assignment.partitions, assignment.generation, fenced=assignment.fenced)
         gone = (
             list(self._works.values())
-            if (restart_all := assignment.fenced or revocation.restart_all)
+            if (restart_all := revocation.restart_all)
             else [self._works[key] for key in revocation.dropped if key in self._works]
         )
         for work in gone:
             self._drop(work)
+        for handle in gate.take_acks():
+            handle.ack()
         if gone or restart_all:
             logger.info("worker.let_go works=%d restart_all=%s", len(gone), restart_all)
         for command in self._r.control.erasures():
@@ -411,7 +412,7 @@ class Worker:
 
     async def tick_forever(self) -> None:
         """The shared ticker: everything here that is due by time, for all works at once."""
-        next_slow = 0.0
+        next_slow = next_positions = 0.0
         while True:
             await asyncio.sleep(TICK_S if self._works else SLOW_TICK_S / 2)
             now = self._clock()
@@ -422,6 +423,9 @@ class Worker:
             if now >= next_slow:
                 next_slow = now + SLOW_TICK_S
                 self._slow_tick(now)
+            if now >= next_positions:
+                next_positions = now + POSITIONS_S
+                self._tell_positions()
 
     def _slow_tick(self, now: float) -> None:
         self._r.runs.check_timeouts(now, now_ms())
@@ -431,6 +435,14 @@ class Worker:
         if self._held and self._taking:
             self._retry_held()
         self._kick()
+
+    def _tell_positions(self) -> None:
+        """Who is near the front and waits for long hears how the queue moves."""
+        for position, item in enumerate(self._r.scheduler.front(POSITIONS_TOLD)):
+            work: Work = item.work
+            if work.position != position:
+                work.position = position
+                self._r.outcomes.moved_up(work)
 
     def _retry_held(self) -> None:
         while self._held:

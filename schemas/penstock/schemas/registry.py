@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, schema_text
@@ -79,10 +80,51 @@ class RegistryResolver:
         return found
 
 
-def registry_codec(url: str | None, *, write: bool = False) -> Codec:
+class BackgroundResolver:
+    """The same for an event loop, which must not wait for a registry: what is not known yet is fetched in a thread.
+
+    Until it is there `schema_for` raises RegistryUnavailable; ask again.
+    """
+
+    def __init__(self, resolver: RegistryResolver, *, retry_s: float = 1.0) -> None:
+        self._resolver = resolver
+        self._retry_s = retry_s
+        self._answers: dict[int, str | UnknownSchema] = {}
+        self._asking: set[int] = set()
+        self._failure: str | None = None
+
+    def schema_for(self, schema_id: int) -> str:
+        """Raises UnknownSchema, RegistryUnavailable (also while it is being asked for)."""
+        found = self._answers.get(schema_id)
+        if isinstance(found, UnknownSchema):
+            del self._answers[schema_id]  # it may be registered later: the next record with it asks again
+            raise found
+        if found is not None:
+            return found
+        if schema_id not in self._asking:
+            self._asking.add(schema_id)
+            threading.Thread(target=self._ask, args=(schema_id,), name="registry", daemon=True).start()
+        raise RegistryUnavailable(self._failure or f"schema id {schema_id} is being asked for", retry_after_s=0.1)
+
+    def _ask(self, schema_id: int) -> None:
+        try:
+            self._answers[schema_id] = self._resolver.schema_for(schema_id)
+            self._failure = None
+        except UnknownSchema as error:
+            self._answers[schema_id] = error
+            self._failure = None
+        except Exception as error:
+            self._failure = str(error)
+            time.sleep(self._retry_s)
+        finally:
+            self._asking.discard(schema_id)
+
+
+def registry_codec(url: str | None, *, write: bool = False, background: bool = False) -> Codec:
     """The codec for an installation: the package's own ids alone, or with a registry beside it.
 
     With a registry every schema is registered there, ids from it are read, and with `write` they are written too.
+    With `background` the codec can be used on an event loop: `BackgroundResolver` tells how.
     Raises RegistryUnavailable when `write` is asked and nobody can say which ids to write.
     """
     if url is None:
@@ -96,4 +138,5 @@ def registry_codec(url: str | None, *, write: bool = False) -> Codec:
         if write:
             raise
         logger.warning("registry.unavailable url=%s: its ids are asked for when they come", url)
-    return Codec(RegistryResolver(client), writer_ids=ids if write else None)
+    resolver = RegistryResolver(client)
+    return Codec(BackgroundResolver(resolver) if background else resolver, writer_ids=ids if write else None)

@@ -31,7 +31,7 @@ async def until(condition: Any, timeout_s: float = 60) -> None:
 
 async def test_death_fails_its_runs_which_then_run_again(start_engine: StartEngine, tiny_lm: Path) -> None:
     codes: list[int | None] = []
-    runner = await start_engine("text", tiny_lm, host={"_on_died": codes.append}, ignore_eos=True)
+    runner = await start_engine("text", tiny_lm, host={"on_died": codes.append}, ignore_eos=True)
     runs = [await runner.chat(f"Story {number}", max_tokens=800) for number in range(3)]
     await asyncio.wait_for(runs[0].first.wait(), 30)
     first = runner.engine.pid

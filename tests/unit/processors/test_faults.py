@@ -12,6 +12,7 @@ from penstock.processors.faults import Faults, parse_faults
     [
         ("", {}),
         ("kill:before_commit", {"before_commit": 1}),
+        ("stall:fetch@3", {"fetch": 3}),
         ("kill:mid_stream@60, kill:before_terminal@2", {"mid_stream": 60, "before_terminal": 2}),
     ],
 )
@@ -19,7 +20,9 @@ def test_parse(text: str, found: dict[str, int]) -> None:
     assert parse_faults(text) == found
 
 
-@pytest.mark.parametrize("text", ["before_commit", "kill:nowhere", "stop:mid_stream", "kill:mid_stream@x"])
+@pytest.mark.parametrize(
+    "text", ["before_commit", "kill:nowhere", "stop:mid_stream", "stall:mid_stream", "kill:fetch", "kill:mid_stream@x"]
+)
 def test_what_is_not_a_point_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_faults(text)

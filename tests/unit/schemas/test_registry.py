@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import httpx
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from penstock.schemas.codec import SCHEMA_IDS, Codec, schema_text
 from penstock.schemas.errors import Conflict, RegistryUnavailable, UnknownSchema
 from penstock.schemas.records import ControlCommand
-from penstock.schemas.registry import RegistryClient, RegistryResolver
+from penstock.schemas.registry import BackgroundResolver, RegistryClient, RegistryResolver
+from support import wait_until
 
 COMMAND = ControlCommand(kind="cancel", request_id="r", tenant="default", created_at=1)
 
@@ -22,9 +24,12 @@ class Registry:
         self.schemas: dict[int, str] = {}
         self.asked = 0
         self.failing: httpx.Response | Exception | None = None
+        self.hold: threading.Event | None = None
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         self.asked += 1
+        if self.hold is not None:
+            assert self.hold.wait(10)
         if isinstance(self.failing, Exception):
             raise self.failing
         if self.failing is not None:
@@ -137,3 +142,54 @@ def test_an_incompatible_schema_is_a_conflict(registry: Registry, client: Regist
     registry.failing = httpx.Response(status, json={"message": "incompatible"})
     with pytest.raises(Conflict):
         client.register("s", "{}")
+
+
+def answered(resolver: BackgroundResolver, schema_id: int) -> str:
+    """What the resolver says when it has an answer; until then it must say so without waiting."""
+    found: list[str] = []
+
+    def there() -> bool:
+        try:
+            found.append(resolver.schema_for(schema_id))
+        except RegistryUnavailable:
+            return False
+        return True
+
+    wait_until(there, 10, "the schema was fetched")
+    return found[0]
+
+
+def test_the_background_resolver_never_waits(registry: Registry, client: RegistryClient) -> None:
+    registry.schemas[5] = '"string"'
+    release = threading.Event()
+    registry.hold = release
+    resolver = BackgroundResolver(RegistryResolver(client), retry_s=0.01)
+    for _ in range(3):
+        with pytest.raises(RegistryUnavailable):
+            resolver.schema_for(5)
+    release.set()
+    assert answered(resolver, 5) == '"string"'
+    assert registry.asked == 1
+
+
+def test_the_background_resolver_asks_until_the_registry_is_back(registry: Registry, client: RegistryClient) -> None:
+    registry.schemas[5] = '"string"'
+    registry.failing = httpx.ConnectError("refused")
+    resolver = BackgroundResolver(RegistryResolver(client), retry_s=0.01)
+
+    def refused() -> bool:
+        with pytest.raises(RegistryUnavailable) as caught:
+            resolver.schema_for(5)
+        return "refused" in str(caught.value)
+
+    wait_until(refused, 10, "the reason is told")
+    registry.failing = None
+    assert answered(resolver, 5) == '"string"'
+
+
+def test_the_background_resolver_says_unknown_once_it_knows(registry: Registry, client: RegistryClient) -> None:
+    resolver = BackgroundResolver(RegistryResolver(client))
+    with pytest.raises(UnknownSchema):
+        answered(resolver, 5)
+    registry.schemas[5] = '"string"'
+    assert answered(resolver, 5) == '"string"'

@@ -96,8 +96,8 @@ class CommitGate:
         """A new assignment under a new generation of the group.
 
         Unfinished entries of partitions that are gone are dropped. When the member was fenced, or generations are
-        missing between the old and the new one, others may have owned any partition meanwhile: everything unfinished
-        is dropped.
+        missing between the old and the new one, others may have owned any partition meanwhile and begun what was
+        finished here under a higher epoch: all is dropped, and finished work is forgotten.
         """
         first = self.generation < 0
         restart_all = not first and (fenced or generation != self.generation + 1)
@@ -113,9 +113,6 @@ class CommitGate:
                     dropped.append((*tp, offset))
                     self.inflight -= 1
                     self._by_request.pop(entry.request_id, None)
-            if tp in tps:
-                fresh = kept[tp] = _Partition()
-                fresh.finished = partition.finished
         self._partitions = {tp: kept.get(tp) or _Partition() for tp in tps}
         self._ready.clear()
         self._paused = frozenset()  # pause flags of the consumer die with the assignment
@@ -223,7 +220,9 @@ class CommitGate:
         return acks
 
     def take_acks(self) -> list[Any]:
-        """Handles that arrivals made ready (redelivered finished work), once."""
+        """Handles that an arrival or an assignment made ready (redelivered finished work, orphans), once."""
+        if not self._ready:
+            return []
         ready, self._ready = self._ready, []
         return ready
 

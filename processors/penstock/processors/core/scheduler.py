@@ -11,6 +11,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from heapq import merge
+from itertools import islice, takewhile
 from typing import Any
 
 WorkKey = tuple[str, int, int]
@@ -55,6 +57,7 @@ class Scheduler:
         self._aged_share = aged_share
         self._capacity = capacity
         self._items: dict[WorkKey, Item] = {}
+        self._depths = dict.fromkeys(CLASSES, 0)
         # Eligible items by class and lane, oldest first: of a line only its first item is among them.
         self._ready: dict[str, dict[str, OrderedDict[WorkKey, Item]]] = {klass: {} for klass in CLASSES}
         self._lines: dict[str, deque[WorkKey]] = {}  # waiting items of each line that is open, in order
@@ -75,6 +78,7 @@ class Scheduler:
         if len(self._items) >= self._capacity:
             raise Full
         self._items[item.key] = item
+        self._depths[item.klass] += 1
         if item.line is not None:
             if item.line in self._busy or item.line in self._running_lines:
                 self._lines.setdefault(item.line, deque()).append(item.key)
@@ -107,18 +111,14 @@ class Scheduler:
         return None
 
     def _heads(self, klass: str) -> list[Iterator[Item]]:
-        return [iter(list(queue.values())[:64]) for queue in self._ready[klass].values() if queue]
+        return [iter(queue.values()) for queue in self._ready[klass].values()]
 
     def _pick_aged(self, now: float, can_start: Callable[[Item], Decision], blocked: set[str]) -> Item | None:
         """The longest waiting of the aged of all classes below the highest."""
-        heads = [
-            queue_iter
+        heads: list[Iterator[Item]] = [
+            takewhile(lambda item: now - item.enqueued_at > self._aging_s, queue.values())
             for klass in CLASSES[1:]
             for queue in self._ready[klass].values()
-            if queue and now - next(iter(queue.values())).enqueued_at > self._aging_s
-            for queue_iter in [
-                iter([item for item in list(queue.values())[:64] if now - item.enqueued_at > self._aging_s])
-            ]
         ]
         return self._pick(heads, can_start, blocked)
 
@@ -145,6 +145,7 @@ class Scheduler:
 
     def _start(self, item: Item) -> Item:
         del self._items[item.key]
+        self._depths[item.klass] -= 1
         self._unready(item)
         if item.line is not None:
             self._busy.pop(item.line, None)
@@ -182,6 +183,7 @@ class Scheduler:
         item = self._items.pop(key, None)
         if item is None:
             return None
+        self._depths[item.klass] -= 1
         self._unready(item)
         if item.line is not None:
             if self._busy.get(item.line) == key:
@@ -200,6 +202,8 @@ class Scheduler:
             return False
         changed = replace(item, klass=klass, priority=priority)
         self._items[key] = changed
+        self._depths[item.klass] -= 1
+        self._depths[klass] += 1
         if self._unready(item):
             self._make_ready(changed)
         return True
@@ -208,20 +212,21 @@ class Scheduler:
         """Queued items whose deadline has passed; they stay until `remove`."""
         return [item for item in self._items.values() if item.deadline is not None and item.deadline <= now]
 
-    def position(self, key: WorkKey) -> int | None:
-        """How many queued items stand before this one by class and arrival; None when it is not queued."""
-        item = self._items.get(key)
-        if item is None:
-            return None
-        mine = (CLASSES.index(item.klass), item.enqueued_at)
-        return sum((CLASSES.index(other.klass), other.enqueued_at) < mine for other in self._items.values())
+    def up_to(self, klass: str) -> int:
+        """How many items are queued in a class and those above it: where a newcomer of the class stands."""
+        return sum(self._depths[one] for one in CLASSES[: CLASSES.index(klass) + 1])
+
+    def front(self, count: int) -> list[Item]:
+        """The first eligible items, by class and arrival: the order of starting, but for aging and full lanes."""
+        found: list[Item] = []
+        for klass in CLASSES:
+            queues = (queue.values() for queue in self._ready[klass].values())
+            found += islice(merge(*queues, key=lambda item: item.enqueued_at), count - len(found))
+        return found
 
     def depths(self) -> dict[str, int]:
         """Queued items by class, those behind their line included."""
-        found = dict.fromkeys(CLASSES, 0)
-        for item in self._items.values():
-            found[item.klass] += 1
-        return found
+        return dict(self._depths)
 
     def oldest_age(self, now: float) -> dict[str, float]:
         """Seconds that the longest waiting item of each class has waited; 0 for an empty one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -114,6 +115,8 @@ class Engine(Protocol):
 
     model: str
     prepares_inline: bool
+    on_died: Callable[[int | None], None]
+    """Told the exit code when the engine's process, if it has one, ended unasked."""
 
     @property
     def state(self) -> EngineState: ...

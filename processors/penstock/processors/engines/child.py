@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from penstock.processors.engines.base import EngineInfo, Prepared, RunFailed, RunSpec
@@ -133,7 +134,10 @@ async def serve(sock: socket.socket, kind: str, source: str, options: Mapping[st
 
 
 def _load_failure(source: str, error: BaseException) -> EngineFailed:
-    return EngineFailed(f"{source} could not be loaded: {type(error).__name__}: {error}"[:500])
+    """The reason for callers, who need not know where on this machine a model lies; the log has it whole."""
+    name = Path(source).name
+    reason = str(error).replace(source, name)
+    return EngineFailed(f"{name} could not be loaded: {type(error).__name__}: {reason}"[:500])
 
 
 def handle(backend: Backend, emit: Emit, message: Event) -> bool:

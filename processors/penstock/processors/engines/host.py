@@ -61,7 +61,6 @@ class ChildEngine:
         *,
         memory_need_bytes: int,
         slots: int,
-        on_died: Callable[[int | None], None] = lambda _: None,
         start_timeout_s: float = 300,
         silent_s: float = 60,
     ) -> None:
@@ -69,7 +68,7 @@ class ChildEngine:
         self._kind, self._source, self._options = kind, source, dict(options)
         self._memory_need = memory_need_bytes
         self._slots = slots
-        self._on_died = on_died
+        self.on_died: Callable[[int | None], None] = lambda _: None
         self._start_timeout_s = start_timeout_s
         self._silent_s = silent_s
         self._state = EngineState.NEW
@@ -317,7 +316,7 @@ class ChildEngine:
         while True:
             code = await asyncio.to_thread(self._reap, 1.0)
             logger.info("engine.exited model=%s exitcode=%s", self.model, code)
-            self._on_died(code)
+            self.on_died(code)
             await asyncio.sleep(BACKOFF_S[min(self._deaths, len(BACKOFF_S)) - 1])
             try:
                 await self.start()

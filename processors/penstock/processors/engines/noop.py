@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.processors.core.context import build_context
@@ -38,6 +38,7 @@ class NoopEngine:
         self._tokens = int(options.get("tokens", 4))
         self._delay_s = float(options.get("delay_ms", 0)) / 1000
         self._first_delay_s = float(options.get("first_delay_ms", 0)) / 1000
+        self.on_died: Callable[[int | None], None] = lambda _: None
         self._slots = int(options.get("slots", 256))
         self._echo = bool(options.get("echo", False))
         self._chars = int(options.get("chars", 0))

@@ -15,7 +15,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -73,6 +73,7 @@ class RemoteEngine:
             self._url += "/v1"
         self._name = str(options.get("remote_model", model))
         self._window = int(options.get("window", DEFAULT_WINDOW))
+        self.on_died: Callable[[int | None], None] = lambda _: None
         self._slots = SlotGate(int(options.get("slots", 8)))
         self._timeout_s = float(options.get("timeout_s", 600))
         self._patience_s = float(options.get("patience_s", 60))

@@ -136,8 +136,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert ages[klass] == max((self.now - i.enqueued_at for i in items if i.klass == klass), default=0.0)
         expired = [i for i in items if i.deadline is not None and i.deadline <= self.now]
         assert sorted(i.key for i in scheduler.expired(self.now)) == sorted(i.key for i in expired)
-        order = sorted(items, key=lambda i: (CLASSES.index(i.klass), i.enqueued_at))
-        assert [scheduler.position(i.key) for i in order] == list(range(len(order)))
+        for at, klass in enumerate(CLASSES):
+            assert scheduler.up_to(klass) == sum(i.klass in CLASSES[: at + 1] for i in items)
+        order = sorted(self.ready(), key=lambda i: (CLASSES.index(i.klass), i.enqueued_at))
+        for count in (0, 1, 3, len(order) + 1):
+            front = scheduler.front(count)
+            assert [(i.klass, i.enqueued_at) for i in front] == [(i.klass, i.enqueued_at) for i in order[:count]]
+            assert all(i in order for i in front)
+            assert len({i.key for i in front}) == len(front)
 
     def teardown(self) -> None:
         """Everything can be taken out, the turns of each line one at a time in order."""
