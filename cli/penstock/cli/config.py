@@ -28,9 +28,13 @@ class KafkaSection(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     bootstrap_servers: str = "127.0.0.1:9092"
+    """Brokers to begin with, `host:port`, separated by commas."""
     topic_prefix: str = ""
+    """Stands before every topic name, so that several installations can share a cluster."""
     max_record_bytes: int = 1_000_000
+    """The largest record that this process writes: key, value and headers together."""
     security: dict[str, str] = Field(default_factory=dict[str, str])
+    """librdkafka's names: security.protocol, sasl.mechanism, sasl.username, sasl.password, ssl.ca.location."""
 
 
 class TopicsSection(BaseModel):
@@ -39,9 +43,11 @@ class TopicsSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     partitions: int = Field(default=64, ge=1)
+    """Partitions of each request, retry, result, status and dead-letter topic."""
     durability: Literal["replicas", "fsync"] = "replicas"
     """replicas: what all in-sync replicas hold is durable; fsync: every record is flushed too, against power loss."""
     pools: list[str] = Field(default_factory=list[str])
+    """Pools whose request topics are made too."""
 
 
 class ClusterSettings(BaseSettings):

@@ -1,0 +1,57 @@
+"""Write the pages of docs/reference that are made from the code, or check that they are up to date.
+
+.venv/bin/python docs/generate.py           writes them
+.venv/bin/python docs/generate.py --check   exits 1 and names the pages that are stale
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from generator import commands, errors, records, settings
+
+FOLDER = Path(__file__).with_name("reference")
+COMMAND = ".venv/bin/python docs/generate.py"
+PAGES: dict[str, Callable[[], str]] = {
+    "records.md": records.page,
+    "settings.md": settings.page,
+    "errors.md": errors.page,
+    "cli.md": commands.page,
+}
+
+
+def stale() -> list[str]:
+    """The names of the pages that are not what the code says now."""
+    return [name for name, page in PAGES.items() if not is_file_with(FOLDER / name, page())]
+
+
+def is_file_with(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+def write() -> list[str]:
+    """Write what is stale; the names."""
+    changed = stale()
+    for name in changed:
+        (FOLDER / name).write_text(PAGES[name](), encoding="utf-8")
+    return changed
+
+
+def main(arguments: list[str]) -> int:
+    if arguments not in ([], ["--check"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    if arguments:
+        names = stale()
+        for name in names:
+            print(f"docs/reference/{name} is stale: run `{COMMAND}`", file=sys.stderr)
+        return 1 if names else 0
+    for name in write():
+        print(f"docs/reference/{name} written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""errors.md, from the error tree of the schemas room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from generator.markdown import code, document, table
+from penstock.schemas.errors import DecodeError, PenstockError
+
+SOURCE = "schemas/penstock/schemas/errors.py"
+INTRO = f"""\
+Errors have one shape everywhere: over HTTP, in WebSocket and SSE frames, on the topics (as
+[ErrorInfo](records.md#errorinfo), where `details` is JSON text) and in the client library, where each code is a class
+of `penstock.schemas.errors`. The tree is [`{SOURCE}`](../../{SOURCE}).
+
+```json
+{{
+  "error": {{
+    "message": "payload.max_tokens must be an integer of at least 1 and at most 1000000",
+    "type": "invalid_request_error",
+    "code": "invalid",
+    "param": "payload.max_tokens",
+    "request_id": null,
+    "retryable": false,
+    "details": null
+  }}
+}}
+```
+
+Decide by `code`: it is stable. `message` is for people. `type` is the family, as OpenAI names them. `param` is the
+field at fault. `request_id` is null where no request was accepted. `retryable` says whether asking again may help; a
+request that has had its outcome keeps it, and asking again is a new request."""
+
+HEADERS = [
+    ["`x-request-id`", "Every error: the request's id, or `edge-…`, which names only this answer."],
+    ["`retry-after`", "Retryable errors with status 429 or 503: seconds, at least 1."],
+    [
+        "`x-should-retry: false`",
+        "What is not retryable, and each failed outcome on OpenAI routes, where clients would retry 409, 429 and 5xx.",
+    ],
+    ["`www-authenticate: Bearer`", "401."],
+]
+EDGE = """\
+A path that does not exist answers 404 `not_found`, a method that it does not have 405 `method_not_allowed`, both in
+this shape. The routes under `/registry/` answer in a registry's shape instead, see [HTTP](http.md#schema-registry)."""
+
+# When a code is met. A code without its line here, and a line without its code, fail the tests.
+WHEN: dict[str, str] = {
+    "invalid": "A field is missing, has a wrong type or value or contradicts another; or the body is not JSON.",
+    "unsupported_parameter": "A field that is unknown, or that would change the output and is not supported.",
+    "unsupported_task": "A task of the schemas that is not built yet.",
+    "context_length_exceeded": "The prompt does not fit the model's window, or an embedding's text its encoder's.",
+    "invalid_cursor": "A cursor that no gateway gave out.",
+    "model_not_found": "No worker offers a model of this name, or the one that has it does not do this task.",
+    "unauthenticated": "No key or ticket where one is asked for, or one that is unknown, revoked, expired or used.",
+    "forbidden": "The key lacks the scope or the urgency; or the Host or Origin is not allowed.",
+    "not_found": "There is no such request, conversation or artifact among the caller's own.",
+    "cancelled": "The request was cancelled.",
+    "conflict": (
+        "The request has not ended, so it cannot be erased; or a conversation's topic is not compacted; or a registry"
+        " refuses a schema."
+    ),
+    "gone": "The request was erased.",
+    "too_large": "A body, a record, a text or a list is over its limit.",
+    "insufficient_capacity": (
+        "What can never fit: more than any device has, or one conversation too many. `details` holds `need` and"
+        " `capacity`."
+    ),
+    "idempotency_key_reused": "This Idempotency-Key was used with another body.",
+    "tenant_limit": "The key submits faster than its rate.",
+    "overloaded": "A limit of the gateway, the client library or a remote server is reached.",
+    "broker_unavailable": "Kafka does not answer or did not acknowledge in time.",
+    "registry_unavailable": "The schema registry does not answer.",
+    "expired": "The request's deadline passed before it ran.",
+    "execution_timeout": "The run took longer than `execution_timeout_ms` or `worker.max_execution_s`.",
+    "engine_failed": "The engine failed, or its process died, at every attempt.",
+    "dead_lettered": "The request was put aside, see `penstock dlq list`.",
+    "stream_restarted": "An OpenAI stream was begun anew by another attempt with another text than was sent.",
+    "internal": "An error that Penstock did not foresee. `details.incident` names it in the gateway's log.",
+    "undecodable": "Bytes that are no record; the codes below say why.",
+    "wrong_magic": "The value is not in the Confluent wire format, and no JSON object.",
+    "unknown_schema": "The schema id is not one of ours, and not one of the registry.",
+    "bad_avro": "The body does not fit the schema that its id names.",
+    "bad_json": "A value that begins with `{` is no JSON object.",
+}
+
+DEAD = """\
+## Of records
+
+A record on a request topic that cannot be read or checked goes to `inference.dlq` with its bytes; the code stands in
+`reason_code`, see [DeadLetter](records.md#deadletter). It may be any code of a refusal above, or one of these, which
+callers of a gateway never meet."""
+
+
+def page() -> str:
+    kinds = list(tree(PenstockError))
+    callers = [kind for kind in kinds if not issubclass(kind, DecodeError)]
+    records = [kind for kind in kinds if issubclass(kind, DecodeError)]
+    headers = "\n\n".join(["## Headers", table(["header", "on"], HEADERS), EDGE])
+    return document("Errors", INTRO, "## Codes\n\n" + codes(callers), DEAD + "\n\n" + codes(records), headers)
+
+
+def tree(root: type[PenstockError]) -> list[type[PenstockError]]:
+    """One class of the tree per code, in the order of the source; of two the later, which is the one that is raised."""
+    found = [root]
+    for child in root.__subclasses__():
+        found += tree(child)
+    found = [kind for kind in found if kind.__module__ == PenstockError.__module__]
+    by_code = {kind.code: kind for kind in found}
+    return [kind for kind in found if by_code[kind.code] is kind]
+
+
+def codes(kinds: Sequence[type[PenstockError]]) -> str:
+    rows = [
+        [
+            code(kind.code),
+            str(kind.http_status),
+            "yes" if kind.retryable else "no",
+            code(kind.type),
+            code(kind.__name__),
+            WHEN[kind.code],
+        ]
+        for kind in sorted(kinds, key=lambda kind: kind.http_status)
+    ]
+    return table(["code", "HTTP", "retryable", "type", "class", "when"], rows)

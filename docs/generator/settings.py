@@ -1,0 +1,200 @@
+"""settings.md, from the settings objects of worker, gateway and command line."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+
+from generator.markdown import code, document, literal, table
+from penstock.cli.config import ClusterSettings
+from penstock.gateway.settings import GatewaySettings
+from penstock.processors.settings import WorkerSettings
+
+READERS: dict[str, type[BaseSettings]] = {
+    "command line": ClusterSettings,
+    "worker": WorkerSettings,
+    "gateway": GatewaySettings,
+}
+ORDER = ("kafka", "topics", "worker", "conversations", "memory", "models", "gateway", "auth", "schema_registry")
+
+INTRO = """\
+All processes read one TOML file: the one that `--config` names, else the variable `PENSTOCK_CONFIG`, else
+`penstock.toml` in the current folder. Variables go before the file. A key is `PENSTOCK_SECTION__KEY` in the
+environment; there, lists and tables are written as JSON:
+
+    export PENSTOCK_KAFKA__BOOTSTRAP_SERVERS=kafka-1:9092,kafka-2:9092
+    export PENSTOCK_KAFKA__SECURITY='{"security.protocol": "SSL"}'
+    export PENSTOCK_AUTH__ALLOWED_ORIGINS='["https://app.example"]'
+
+`penstock config show` prints what is in force with secrets starred; `penstock config check` names the first field
+that is wrong, an unknown section among them. An unknown key is an error, in the file and in the variables, except in
+`[kafka]` and `[schema_registry]`; a variable of an unknown section is passed over.
+A key whose default is `null` is left out of the file to have that value.
+
+```toml
+[kafka]
+bootstrap_servers = "kafka:9092"
+
+[topics]
+partitions = 64
+durability = "replicas"
+
+[[models]]
+id = "chat"
+source = "/models/my-model"
+engine = "text"
+tasks = ["text_generation"]
+aliases = ["default"]
+options = {temperature = 0.2, cache_tokens = 16384}
+
+[auth]
+keys_file = "keys.json"
+```"""
+
+MODELS = """\
+One table for each model of a worker. In the environment all of them are one variable, `PENSTOCK_MODELS`, a JSON list
+of objects. What `options` may hold stands in [engine options](engine-options.md)."""
+
+OTHERS = [
+    ["`PENSTOCK_CONFIG`", "all", "The TOML file."],
+    ["`PENSTOCK_LOG_LEVEL`", "worker, gateway", "`DEBUG`, `INFO` (default), `WARNING` or `ERROR`."],
+    ["`PENSTOCK_URL`", "client commands", "The gateway, in place of `--url`."],
+    ["`PENSTOCK_API_KEY`", "client commands", "The key, in place of `--key`."],
+    [
+        "`PENSTOCK_DATA`",
+        "`penstock up`, `status`, `logs`, `down`, `broker`, `doctor`",
+        "The data folder, in place of `--data-dir`; else `$XDG_DATA_HOME/penstock`, else `~/.local/share/penstock`.",
+    ],
+    [
+        "`PENSTOCK_CACHE`",
+        "`penstock up`, `broker`, `doctor`",
+        "Kafka's files and the prepared models; else `$XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`.",
+    ],
+    ["`OPENAI_API_KEY`", "`penstock up --remote`", "The key of the remote server."],
+]
+
+
+@dataclass(kw_only=True, slots=True)
+class Key:
+    """One key of a section, with the default that each reader has."""
+
+    name: str
+    info: FieldInfo
+    meaning: str
+    defaults: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def page() -> str:
+    parts = [INTRO]
+    for name in ORDER:
+        readers, keys = section(name)
+        heading = f"## [[{name}]]" if name == "models" else f"## [{name}]"
+        note = MODELS if name == "models" else f"Read by the {listed(readers)}."
+        parts.append(f"{heading}\n\n{note}\n\n{keys_table(name, keys)}")
+    others = table(["variable", "read by", "meaning"], OTHERS)
+    return document("Settings", *parts, f"## Other variables\n\n{others}")
+
+
+def listed(names: list[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def section(name: str) -> tuple[list[str], list[Key]]:
+    """Who reads a section, and its keys in the order of the sources."""
+    readers: list[str] = []
+    keys: dict[str, Key] = {}
+    for reader, settings in READERS.items():
+        if name not in settings.model_fields:
+            continue
+        readers.append(reader)
+        model = model_of(settings.model_fields[name].annotation)
+        meanings = docstrings(model)
+        for key, info in model.model_fields.items():
+            known = keys.setdefault(key, Key(name=key, info=info, meaning=meanings[key]))
+            known.defaults[reader] = default_text(info)
+    return readers, list(keys.values())
+
+
+def keys_table(name: str, keys: list[Key]) -> str:
+    rows: list[list[str]] = []
+    for key in keys:
+        row = [code(key.name), code(f"PENSTOCK_{name}__{key.name}".upper()), type_text(key.info), "", key.meaning]
+        defaults = set(key.defaults.values())
+        row[3] = defaults.pop() if len(defaults) == 1 else ", ".join(f"{v} ({r})" for r, v in key.defaults.items())
+        if name == "models":
+            del row[1]
+        rows.append(row)
+    columns = ["key", "variable", "type", "default", "meaning"]
+    return table([c for c in columns if c != "variable"] if name == "models" else columns, rows)
+
+
+def model_of(annotation: Any) -> type[BaseModel]:
+    """The section's model; of a list of tables that of one table."""
+    return get_args(annotation)[0] if get_origin(annotation) is list else annotation
+
+
+def docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The text behind each field in the source. Raises KeyError, when looked up, for a field without one."""
+    source = Path(inspect.getfile(model)).read_text()
+    found = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == model.__name__)
+    texts: dict[str, str] = {}
+    for statement, behind in zip(found.body, found.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            match behind:
+                case ast.Expr(value=ast.Constant(value=str() as text)):
+                    texts[statement.target.id] = inspect.cleandoc(text)
+                case _:
+                    pass
+    return texts
+
+
+def default_text(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
+    value: Any = info.get_default(call_default_factory=True, validated_data={})
+    return literal(str(value) if isinstance(value, Path) else value)
+
+
+def type_text(info: FieldInfo) -> str:
+    """The type in words, with its bounds."""
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    bounds = [
+        f"{word} {getattr(constraint, name):,g}"
+        for constraint in info.metadata
+        for name, word in words.items()
+        if getattr(constraint, name, None) is not None
+    ]
+    return ", ".join([kind_text(info.annotation), *bounds])
+
+
+def kind_text(kind: Any) -> str:
+    names: dict[Any, str] = {
+        str: "text",
+        int: "integer",
+        float: "number",
+        bool: "true or false",
+        Path: "path",
+        Any: "any",
+    }
+    if kind in names:
+        return names[kind]
+    arguments = get_args(kind)
+    origin = get_origin(kind)
+    if origin is Literal:
+        return ", ".join(code(str(choice)) for choice in arguments)
+    if origin in (types.UnionType, Union):
+        return " or ".join("null" if one is type(None) else kind_text(one) for one in arguments)
+    if origin is list:
+        return f"list of {kind_text(arguments[0])}"
+    if origin is dict:
+        return f"table of {kind_text(arguments[1])}"
+    raise TypeError(f"the generator has no words for {kind}")

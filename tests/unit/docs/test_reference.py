@@ -1,0 +1,117 @@
+"""The reference says what the code says: generated pages are up to date, and those by hand leave nothing out."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.gateway.frames import Frame
+from penstock.gateway.metrics import GatewayMetrics
+from penstock.processors.metrics import Metrics
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.topics import TopicNames, topic_specs
+
+if TYPE_CHECKING:
+    from conftest import Page
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return import_module("generate")
+
+
+@pytest.mark.parametrize("name", ["records.md", "settings.md", "errors.md", "cli.md"])
+def test_generated_pages_are_up_to_date(generate: ModuleType, name: str) -> None:
+    text = (ROOT / "docs/reference" / name).read_text(encoding="utf-8")
+    assert text == generate.PAGES[name](), f"docs/reference/{name} is stale: run `{generate.COMMAND}`"
+
+
+def test_every_generated_page_is_checked_here(generate: ModuleType) -> None:
+    assert set(generate.PAGES) == {"records.md", "settings.md", "errors.md", "cli.md"}
+
+
+def test_check_names_the_stale_page_and_writing_mends_it(
+    generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "FOLDER", tmp_path)
+    monkeypatch.setattr(generate, "PAGES", {"one.md": lambda: "one\n", "two.md": lambda: "two\n"})
+    (tmp_path / "one.md").write_text("one\n")
+    assert generate.main(["--check"]) == 1
+    assert capsys.readouterr().err == f"docs/reference/two.md is stale: run `{generate.COMMAND}`\n"
+    assert generate.main([]) == 0
+    assert generate.main(["--check"]) == 0
+    assert generate.main(["--nothing-of-ours"]) == 2
+
+
+def test_generated_pages_do_not_depend_on_the_terminal_or_the_place(
+    generate: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "elsewhere:1")
+    for name, page in generate.PAGES.items():
+        text = page()
+        assert str(ROOT) not in text
+        assert text == (ROOT / "docs/reference" / name).read_text(encoding="utf-8")
+
+
+def test_every_error_code_says_when(generate: ModuleType) -> None:
+    errors = import_module("generator.errors")
+    codes = {kind.code for kind in errors.tree(PenstockError)}
+    assert set(errors.WHEN) == codes, "mend WHEN in docs/generator/errors.py"
+
+
+def test_metrics(reference: dict[str, Page]) -> None:
+    documented = {re.split(r"\{", span)[0] for span in reference["metrics.md"].spans if span.startswith("penstock_")}
+    assert documented == names_of(Metrics().registry) | names_of(GatewayMetrics().registry)
+
+
+def names_of(registry: CollectorRegistry) -> set[str]:
+    found = registry.collect()
+    return {family.name + ("_total" if family.type == "counter" else "") for family in found}
+
+
+def test_engine_options(reference: dict[str, Page]) -> None:
+    sources = [*(ROOT / "processors/penstock/processors/engines").glob("*.py")]
+    sources += [ROOT / "processors/penstock/processors" / name for name in ("models.py", "serving.py")]
+    code = "\n".join(source.read_text() for source in sources)
+    read = set(re.findall(r"options(?:\.get\(\s*|\[)[\"'](\w+)[\"']", code)) - {"granted_bytes"}
+    rows = re.findall(r"^\| (`[^|]*`) \|", reference["engine-options.md"].text, re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert read <= documented, f"docs/reference/engine-options.md lacks {read - documented}"
+    assert not [name for name in documented if f'"{name}"' not in code and f"'{name}'" not in code]
+
+
+def test_topics(reference: dict[str, Page]) -> None:
+    specs = topic_specs(TopicNames(), partitions=64)
+    rows = {
+        name: [cell.strip() for cell in row.split("|")[1:-1]]
+        for row in reference["topics.md"].text.splitlines()
+        if row.startswith("| `inference.")
+        for name in re.findall(r"`(inference\.[\w.]+)`", row.split("|")[1])
+    }
+    assert set(rows) == {spec.name for spec in specs}
+    for spec in specs:
+        partitions, cleanup, kept = rows[spec.name][3:]
+        days = int(spec.config.get("retention.ms", 0)) // 86_400_000
+        assert (spec.partitions, spec.config["cleanup.policy"]) == (64 if partitions == "N" else 1, cleanup)
+        assert kept == (f"{days} day{'s' if days > 1 else ''}" if days else "for good")
+
+
+def test_frames(reference: dict[str, Page]) -> None:
+    text = reference["http.md"].text
+    table = text[text.index("### Frames from the gateway") : text.index("### Close codes")]
+    rows = {row.split("`")[1]: row for row in table.splitlines() if row.startswith("| `") and "type" not in row[:8]}
+    kinds: list[type[Any]] = [kind for kind in Frame.__subclasses__() if kind.__module__ == Frame.__module__]
+    assert {kind.type for kind in kinds} <= set(rows)
+    for kind in kinds:
+        own = [name for name in kind.__dataclass_fields__ if name not in Frame.__dataclass_fields__]
+        assert not [name for name in own if f"`{name}`" not in rows[kind.type]]
