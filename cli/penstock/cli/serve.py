@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +47,7 @@ def gateway(config: Config = None) -> None:
         from penstock.gateway.settings import GatewaySettings
     except ModuleNotFoundError as error:
         raise not_installed(error, "gateway") from error
-    finish(run_gateway(load(GatewaySettings)))
+    finish(run_gateway(load(GatewaySettings)), new_loop=fast_loop())
 
 
 def not_installed(error: ModuleNotFoundError, extra: str) -> CliFailure:
@@ -57,6 +57,18 @@ def not_installed(error: ModuleNotFoundError, extra: str) -> CliFailure:
     )
 
 
-def finish(running: Coroutine[Any, Any, int | None]) -> None:
+def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where there is one: sockets are most of what a gateway does."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # it is not built for every platform
+        return None
+    return uvloop.new_event_loop
+
+
+def finish(
+    running: Coroutine[Any, Any, int | None], *, new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> None:
     """Run to the end; ends the process with the code that it returns."""
-    raise typer.Exit(asyncio.run(running) or 0)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        raise typer.Exit(runner.run(running) or 0)

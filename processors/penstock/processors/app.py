@@ -37,13 +37,15 @@ from penstock.processors.worker import Rooms, Worker
 from penstock.producers import admin
 from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.codec import Codec, default_codec
-from penstock.schemas.errors import BrokerUnavailable, PenstockError
-from penstock.schemas.records import ControlCommand, WorkerState
+from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
+from penstock.schemas.records import ControlCommand, Origin, WorkerState
 from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
 
 DELIVERY_TIMEOUT_S = 86_400.0
+UNJOINED_S = 120.0
+ERASE_RETRY_S = 5.0
 EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
 
 
@@ -112,7 +114,7 @@ class WorkerApp:
         self._over: asyncio.Future[int] | None = None
         self._parts: _Parts | None = None
         self._state = "starting"
-        self._erasing: set[asyncio.Task[None]] = set()
+        self._erasing: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     # -- starting
 
@@ -124,7 +126,10 @@ class WorkerApp:
             loop.add_signal_handler(number, self._finish, EXIT_OK)
         kafka = self.settings.kafka_settings()
         partitions = await asyncio.to_thread(verify_topics, self.settings)
-        parts = self._parts = self._make(loop, partitions)
+        try:
+            parts = self._parts = self._make(loop, partitions)
+        except RegistryUnavailable as error:
+            raise CannotStart(str(error), EXIT_UNREACHABLE) from error
         try:
             await parts.health.start()
         except OSError as error:
@@ -200,6 +205,7 @@ class WorkerApp:
             status_linger_s=conf.status_linger_ms / 1000,
             clock=clock,
             on_settled=worker.on_settled,
+            on_chunk_refused=worker.on_chunk_refused,
         )
         serving = Serving(
             settings, self._metrics, publish=publisher.record, names=names, on_change=worker.kick, clock_ms=now_ms
@@ -297,6 +303,7 @@ class WorkerApp:
         """Once a second: has Faust given up, is a partition stalled, has the control book grown old?"""
         parts = self._parts
         assert parts is not None
+        not_joined_since: float | None = None
         while True:
             await asyncio.sleep(1.0)
             if parts.membership.crashed:
@@ -309,8 +316,22 @@ class WorkerApp:
                 return
             self._book.prune(now_ms())
             if not parts.membership.joined:
+                # Before the first assignment it may wait for the group; after it, what is fetched goes nowhere.
+                not_joined_since = not_joined_since or time.monotonic()
+                if parts.membership.generation >= 0 and time.monotonic() - not_joined_since > UNJOINED_S:
+                    logger.error(
+                        "worker.not_joined generation=%d: exiting to be restarted", parts.membership.generation
+                    )
+                    self._finish(EXIT_FAILED)
+                    return
                 continue
-            seen = await parts.membership.progress()
+            not_joined_since = None
+            try:
+                seen = await asyncio.wait_for(parts.membership.progress(), self.settings.worker.stall_s)
+            except TimeoutError:
+                logger.error("worker.consumer_thread_stuck: exiting to be restarted")
+                self._finish(EXIT_FAILED)
+                return
             stalled = self._watch.look(seen, room=parts.worker.has_room, now=time.monotonic())
             if stalled:
                 logger.error("worker.stalled partitions=%s: exiting to be restarted", sorted(stalled))
@@ -356,23 +377,26 @@ class WorkerApp:
         if parts is None or origin is None or command.conversation_id is None:
             self._book.erased(command)
             return
-        if not parts.membership.owns(origin.topic, origin.partition):
+        subject = (command.tenant, command.request_id)
+        if subject in self._erasing or not parts.membership.owns(origin.topic, origin.partition):
             return
-        conversation_id = command.conversation_id
+        task = asyncio.create_task(self._erase_turns(parts.membership, command, origin, command.conversation_id))
+        self._erasing[subject] = task
+        task.add_done_callback(lambda _: self._erasing.pop(subject, None))
 
-        async def erase() -> None:
+    async def _erase_turns(
+        self, membership: Membership, command: ControlCommand, origin: Origin, conversation_id: str
+    ) -> None:
+        while membership.owns(origin.topic, origin.partition):
             try:
                 count = await self._turns.erase(command.tenant, conversation_id, command.request_id)
+            except Exception as error:
+                logger.warning("erase.failed request=%s error=%r: tried again", command.request_id, error)
+                await asyncio.sleep(ERASE_RETRY_S)
+            else:
                 self._book.erased(command)
                 logger.info("erase.done request=%s records=%d", command.request_id, count)
-            except PenstockError as error:
-                logger.warning(
-                    "erase.failed request=%s error=%s: tried again at the next assignment", command.request_id, error
-                )
-
-        task = asyncio.create_task(erase())
-        self._erasing.add(task)
-        task.add_done_callback(self._erasing.discard)
+                return
 
     # -- looked at from outside
 
@@ -427,7 +451,7 @@ class WorkerApp:
         self._state = "stopping"
         if not self.failed_start:
             await self._drain(parts)
-        for task in parts.background:
+        for task in (*parts.background, *self._erasing.values()):
             task.cancel()
         await asyncio.gather(*parts.background, return_exceptions=True)
         if not self.failed_start:
@@ -443,7 +467,7 @@ class WorkerApp:
         await parts.control.stop()
         parts.turns.close()
         await asyncio.to_thread(parts.transport.close, 5.0)
-        parts.journal.close(orderly=True)
+        parts.journal.close(orderly=not parts.worker.broken)
         await parts.health.stop()
         logger.info("worker.stopped worker_id=%s", self.settings.worker_id)
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from penstock.producers.reader import PartitionReader, RawMessage
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import DecodeError
+from penstock.schemas.errors import DecodeError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
 
 logger = logging.getLogger(__name__)
+
+REGISTRY_RETRY_S = 1.0
 
 Subject = tuple[str, str]
 """(tenant, request_id)"""
@@ -78,10 +81,20 @@ def read_commands(codec: Codec, messages: Sequence[RawMessage]) -> list[ControlC
         if message.value is None:
             continue
         try:
-            commands.append(codec.decode(message.value, ControlCommand))
+            commands.append(_decoded(codec, message.value))
         except DecodeError as error:
             logger.warning("control.undecodable offset=%d error=%s", message.offset, error.code)
     return commands
+
+
+def _decoded(codec: Codec, value: bytes) -> ControlCommand:
+    """Waits for a registry that is away: a command that is passed over is a cancel that is not heard."""
+    while True:
+        try:
+            return codec.decode(value, ControlCommand)
+        except RegistryUnavailable as error:
+            logger.warning("control.waits_for_registry error=%s", error)
+            time.sleep(REGISTRY_RETRY_S)
 
 
 class ControlFollower:

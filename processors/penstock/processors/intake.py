@@ -6,6 +6,7 @@ A record that starts with magic 0 is Avro, one that starts with `{` is the JSON 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,13 +14,15 @@ from typing import Any, cast
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
     DecodeError,
+    InternalError,
     InvalidRequest,
     PenstockError,
+    RegistryUnavailable,
     TooLarge,
     UnsupportedParameter,
     UnsupportedTask,
 )
-from penstock.schemas.ids import derived_request_id
+from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request_bytes, validate_request
 from penstock.schemas.topics import (
@@ -31,7 +34,11 @@ from penstock.schemas.topics import (
     priority_class,
 )
 
+logger = logging.getLogger(__name__)
+
 Headers = Sequence[tuple[str, bytes]]
+
+MAX_ATTEMPT = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +79,30 @@ class Intake:
     def read(
         self, topic: str, partition: int, offset: int, append_ms: int, headers: Headers, value: bytes | None
     ) -> Taken | Poison:
+        """What the record is. Whatever is wrong with it, this worker lives on: its next life would meet it again."""
         origin = Origin(topic=topic, partition=partition, offset=offset, append_time_ms=append_ms)
         attempt = 1
-        if headers:
-            origin, attempt = _from_headers(headers, origin)
+        try:
+            if headers:
+                origin, attempt = _from_headers(headers, origin)
+            return self._read(topic, partition, offset, append_ms, origin, attempt, value)
+        except RegistryUnavailable:
+            raise
+        except Exception as error:
+            logger.exception("intake.unreadable topic=%s partition=%d offset=%d", topic, partition, offset)
+            reason = InternalError(f"{type(error).__name__} while the record was read")
+            return Poison(reason=reason, request_id=None, tenant=None, origin=origin, attempt=attempt)
+
+    def _read(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        append_ms: int,
+        origin: Origin,
+        attempt: int,
+        value: bytes | None,
+    ) -> Taken | Poison:
         try:
             request = self._decode(value, topic, partition, offset, append_ms)
         except (DecodeError, InvalidRequest, TooLarge) as error:
@@ -89,9 +116,8 @@ class Intake:
         except (UnsupportedParameter, UnsupportedTask) as error:
             return self._taken(request, topic, partition, origin, attempt, error)
         except PenstockError as error:
-            return Poison(
-                reason=error, request_id=request.request_id, tenant=request.tenant, origin=origin, attempt=attempt
-            )
+            request_id, tenant = _checked(request.request_id, request.tenant, None)
+            return Poison(reason=error, request_id=request_id, tenant=tenant, origin=origin, attempt=attempt)
         return self._taken(request, topic, partition, origin, attempt, None)
 
     def _decode(self, value: bytes | None, topic: str, partition: int, offset: int, append_ms: int) -> InferenceRequest:
@@ -133,19 +159,42 @@ def origin_header(origin: Origin) -> tuple[str, bytes]:
 
 
 def _from_headers(headers: Headers, origin: Origin) -> tuple[Origin, int]:
+    """Origin and attempt as the headers have them; the record's own where a header is not ours to trust."""
     attempt = 1
     for name, value in headers:
         try:
             if name == HEADER_ATTEMPT:
-                attempt = max(1, int(value))
+                attempt = _number(value, 1, MAX_ATTEMPT)
             elif name == HEADER_ORIGIN:
                 topic, partition, offset, append_ms = value.decode().rsplit("/", 3)
                 origin = Origin(
-                    topic=topic, partition=int(partition), offset=int(offset), append_time_ms=int(append_ms)
+                    topic=topic,
+                    partition=_number(partition, 0, 2**31 - 1),
+                    offset=_number(offset, 0, 2**63 - 1),
+                    append_time_ms=_number(append_ms, 0, 2**63 - 1),
                 )
         except ValueError:
-            continue  # a header that is not ours to trust: the record's own place stands
+            continue
     return origin, attempt
+
+
+def _number(value: bytes | str, low: int, high: int) -> int:
+    """Raises ValueError for what is no number from `low` to `high`."""
+    if len(value) > 20 or not low <= (number := int(value)) <= high:
+        raise ValueError("out of range")
+    return number
+
+
+def _checked(request_id: object, tenant: object, otherwise: str | None) -> tuple[str | None, str]:
+    """An id and a tenant that can be published: where they are not valid, the id given instead and the default one."""
+    try:
+        known: str | None = check_request_id(request_id)
+    except InvalidRequest:
+        known = otherwise
+    try:
+        return known, check_tenant(tenant)
+    except InvalidRequest:
+        return known, "default"
 
 
 def _identity_of(
@@ -156,16 +205,11 @@ def _identity_of(
         return None, None
     try:
         parsed: Any = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, None
     found = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-    request_id, tenant = found.get("request_id"), found.get("tenant")
-    return (
-        request_id
-        if isinstance(request_id, str) and request_id
-        else derived_request_id(topic, partition, offset, append_ms),
-        tenant if isinstance(tenant, str) and tenant else "default",
-    )
+    made_up = derived_request_id(topic, partition, offset, append_ms)
+    return _checked(found.get("request_id"), found.get("tenant"), made_up)
 
 
 def _stub(request_id: str, tenant: str, created_at: int) -> InferenceRequest:

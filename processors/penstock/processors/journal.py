@@ -51,6 +51,15 @@ class CrashJournal:
         self._deaths.pop(place, None)
         self._lines.append(f"F {key[0]} {key[1]} {key[2]} {request_id}\n")
 
+    def dropped(self, key: tuple[str, int, int], request_id: str) -> None:
+        """It runs here no more, without an outcome: no death, but earlier ones still count."""
+        place = (*key, request_id)
+        deaths = self._deaths.get(place)
+        self.finished(key, request_id)
+        if deaths is not None and place not in self._deaths:
+            self._deaths[place] = deaths
+            self._lines.append(f"D {key[0]} {key[1]} {key[2]} {deaths} {request_id}\n")
+
     def close(self, *, orderly: bool) -> None:
         """An orderly end is no death: what still ran is handed back and not counted against it."""
         if orderly:

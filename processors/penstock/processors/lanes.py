@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from penstock.processors.core.admission import CannotLoad, MemoryShort
 from penstock.processors.core.scheduler import Decision
 from penstock.processors.engines.base import Engine
 from penstock.processors.work import Work
@@ -20,6 +21,7 @@ from penstock.schemas.records import Requirements
 
 logger = logging.getLogger(__name__)
 
+MEMORY_POLL_S = 1.0
 MAX_LOAD_FAILURES = 3
 """So often a load may fail in a row before those who wait for it are told; then each further failure tells them."""
 
@@ -46,8 +48,11 @@ class Lane:
         self.loading: asyncio.Task[Engine] | None = None
         self.device: str | None = None
         self.measured_bytes: int | None = None
+        self.load_span = (0.0, 0.0)
         self.not_before = 0.0
         self.failures = 0
+        self.short = False
+        """Its newest load found too little memory free: it waits for that."""
 
     def has_slot(self) -> bool:
         return self.engine is not None and self.engine.capacity().free_slots > self.reserved
@@ -56,11 +61,18 @@ class Lane:
         """Room for this many tokens now. The place is the engine's to count from the run on."""
         if self.engine is None:
             return False
-        free = self.engine.capacity().free_tokens
-        if free is not None and need_tokens > free:
+        room = self.engine.capacity()
+        if room.free_slots <= 0:  # an engine that has died tells no free tokens, and takes nothing
+            return False
+        if room.free_tokens is not None and need_tokens > room.free_tokens:
             return False
         self.release(work)
         return True
+
+    def loading_ms(self, since: float, until: float) -> int:
+        """How much of a time the newest load of this model took."""
+        began, ended = self.load_span
+        return max(0, round((min(until, ended) - max(since, began)) * 1000))
 
     def release(self, work: Work) -> None:
         if work.reserved:
@@ -109,7 +121,7 @@ class Lanes:
         if lane.engine is None:
             if self._clock() >= lane.not_before:
                 self._load(lane)
-            return Decision.BLOCK_LANE, "loading_model"
+            return Decision.BLOCK_LANE, "waiting_for_memory" if lane.short else "loading_model"
         if lane.waiting or not lane.has_slot():
             return Decision.BLOCK_LANE, None
         return Decision.GRANTED, None
@@ -119,7 +131,8 @@ class Lanes:
         self[work.lane].reserved += 1
 
     def give_back(self, work: Work) -> None:
-        self[work.lane].release(work)
+        if work.reserved:
+            self[work.lane].release(work)
 
     async def ready(self, model: str) -> Engine:
         """The lane's engine, loaded if need be. Raises PenstockError when it cannot be."""
@@ -148,24 +161,34 @@ class Lanes:
 
     def _load(self, lane: Lane) -> asyncio.Task[Engine]:
         if lane.loading is None:
+            lane.load_span = (self._clock(), float("inf"))
             lane.loading = asyncio.create_task(self._models.ensure_loaded(lane.model), name=f"load {lane.model}")
             lane.loading.add_done_callback(lambda task: self._loaded(lane, task))
         return lane.loading
 
     def _loaded(self, lane: Lane, task: asyncio.Task[Engine]) -> None:
         lane.loading = None
+        lane.load_span = (lane.load_span[0], self._clock())
         if task.cancelled():
             return
         error = task.exception()
+        lane.short = isinstance(error, MemoryShort)
         if error is None:
             lane.failures = 0
             self._refresh(lane)
+        elif lane.short:
+            lane.not_before = self._clock() + MEMORY_POLL_S
+            logger.info("lane.waits_for_memory model=%s reason=%s", lane.model, error)
         else:
             delay_s = min(30.0, 0.5 * 2**lane.failures)
             lane.failures += 1
             lane.not_before = self._clock() + delay_s
             logger.error("lane.load_failed model=%s error=%r: again in %.1f s", lane.model, error, delay_s)
             known = error if isinstance(error, PenstockError) else InternalError(f"{lane.model} could not be loaded")
-            if not isinstance(error, EngineFailed) or lane.failures >= MAX_LOAD_FAILURES:
+            if (
+                isinstance(error, CannotLoad)
+                or not isinstance(error, EngineFailed)
+                or lane.failures >= MAX_LOAD_FAILURES
+            ):
                 self._fail_lane(lane.model, known)
         self._on_change()

@@ -29,6 +29,7 @@ from penstock.producers.settings import KafkaSettings
 logger = logging.getLogger(__name__)
 
 IN_HAND = 8
+START_RETRY_S = 1.0
 TP = tuple[str, int]
 IN_STREAMS: TP = ("(fetched)", -1)
 Call = Callable[[], Awaitable[Any]]
@@ -268,6 +269,7 @@ class Membership:
         self._pauses = _Pauses()
         self._pauses.settled.set()
         self._pauser: asyncio.Task[None] | None = None
+        self._beginning: asyncio.Task[None] | None = None
         self._app = make_faust_app(kafka, group)
         for topic in topics:
             self._app.agent(self._app.topic(topic, value_serializer="raw"), name=f"intake.{topic}")(self._agent)
@@ -281,8 +283,9 @@ class Membership:
 
     async def stop(self) -> None:
         """Commit what is acked and leave the group."""
-        if self._pauser is not None:
-            self._pauser.cancel()
+        for task in (self._pauser, self._beginning):
+            if task is not None:
+                task.cancel()
         await self._app.stop()
 
     @property
@@ -333,11 +336,13 @@ class Membership:
         on_event = self._on_event
         pauses = self._pauses
         async for event in events:
-            pauses.take()
-            # An event can be faster than the signal of its own generation; it waits for the start offsets' commit.
-            if self._ready == event.message.generation_id:
+            generation = event.message.generation_id
+            if self._ready == generation:
+                pauses.take()
                 on_event(event)
-            else:
+            elif generation >= self.generation:
+                # It can be faster than the signal of its own generation, and waits for the start offsets' commit. It is
+                # not taken yet: so fetching stops meanwhile.
                 self._early.append(event)
 
     async def _assigned(self, _app: Any, assigned: Any, **_: Any) -> None:
@@ -353,22 +358,35 @@ class Membership:
         )
         self._on_assigned(Assignment(partitions=partitions, generation=generation, fenced=fenced))
         self._pauses.applied = frozenset()  # aiokafka's pause flags die with the old assignment
-        self._pauses.in_hand = 0  # Faust has emptied its queues
+        self._early = [event for event in self._early if event.message.generation_id == generation]
+        self._pauses.in_hand = len(self._early)  # else Faust has emptied its queues
         self._pauses.kick.set()
+        if not await self._begin(generation):
+            self._beginning = asyncio.create_task(self._begin_at_last(generation), name="start offsets")
+
+    async def _begin_at_last(self, generation: int) -> None:
+        """Until it works or a newer assignment overtakes this one: a group must not depend on one answer."""
+        while self.generation == generation:
+            await asyncio.sleep(START_RETRY_S)
+            if await self._begin(generation):
+                return
+
+    async def _begin(self, generation: int) -> bool:
+        """Commit the start offsets, then take what has come meanwhile; False when the broker did not take them."""
         try:
             await self._in_thread(self._commit_start_offsets)
-        except (
-            Exception
-        ) as error:  # raised here it would crash Faust; not ready, nothing is taken until the next assignment
-            logger.warning("group.start_offsets_failed error=%r", error)
-            return
+        except Exception as error:  # raised on, it would crash Faust
+            logger.warning("group.start_offsets_failed error=%r: tried again", error)
+            return False
         if self.generation != generation:
-            return  # a newer assignment overtook this one
+            return True  # a newer assignment overtook this one
         self._ready = generation
         early, self._early = self._early, []
         for event in early:
             if event.message.generation_id == generation:
+                self._pauses.take()
                 self._on_event(event)
+        return True
 
     async def _identity(self) -> str:
         kafka = self._kafka()

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from penstock.processors.core.admission import Grant, Ledger
+from penstock.processors.core.admission import CannotLoad, Grant, Ledger, MemoryShort
 from penstock.processors.engines import loading
 from penstock.processors.engines.base import Engine
 from penstock.processors.engines.noop import NoopEngine
-from penstock.schemas.errors import EngineFailed, InvalidRequest, ModelNotFound, PenstockError
+from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InvalidRequest, ModelNotFound, PenstockError
 from penstock.schemas.records import ModelState, Requirements
 
 logger = logging.getLogger(__name__)
@@ -190,7 +190,10 @@ class ModelManager:
         return self._loaded[model].state
 
     def check_fits(self, model: str, requirements: Requirements | None) -> None:
-        """Raises InsufficientCapacity for a request whose own requirements no device here could ever meet."""
+        """Raises InsufficientCapacity for a model, or a request's own requirements, that no device here could hold."""
+        known = self._loaded[model].error
+        if isinstance(known, InsufficientCapacity):
+            raise known
         if requirements is None:
             return
         for need, kind in ((requirements.vram_bytes, "cuda"), (requirements.cpu_memory_bytes, "cpu")):
@@ -230,15 +233,14 @@ class ModelManager:
                 self._ledger.release(found.grant)
                 found.grant = None
             self._on_change()
-            if isinstance(error, PenstockError):
+            if isinstance(error, EngineFailed | InsufficientCapacity):
                 found.error = error
                 raise
             if isinstance(error, Exception):
                 logger.exception("model.load_failed model=%s", config.id)
                 # Callers are told no more: the rest may name places on this machine.
-                found.error = EngineFailed(
-                    f"{config.id} could not be loaded: {type(error).__name__}, see the worker's log"
-                )
+                known = CannotLoad if isinstance(error, PenstockError) else EngineFailed
+                found.error = known(f"{config.id} could not be loaded, the worker's log says why")
                 raise found.error from error
             raise
         found.engine, found.error = engine, None
@@ -256,7 +258,7 @@ class ModelManager:
         grant = self._ledger.grant(config.id, need_bytes, device, self._clock())
         if grant is None:
             free = self._ledger.free_bytes(device)
-            raise EngineFailed(
+            raise MemoryShort(
                 f"{config.id} needs {need_bytes / 2**20:.0f} MiB on {device}; {free / 2**20:.0f} MiB are free now"
             )
         return grant
@@ -304,6 +306,7 @@ class ModelManager:
         found: dict[str, int] = {}
         for loaded in self._loaded.values():
             if loaded.grant is not None and loaded.engine is not None:
-                measured = loaded.engine.measured_memory() or 0
+                # What it uses beyond its grant is nobody's grant: it counts as foreign, and is not granted again.
+                measured = min(loaded.engine.measured_memory() or 0, loaded.grant.bytes)
                 found[loaded.grant.device] = found.get(loaded.grant.device, 0) + measured
         return found

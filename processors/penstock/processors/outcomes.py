@@ -13,7 +13,7 @@ from penstock.processors.faults import Faults
 from penstock.processors.metrics import Metrics
 from penstock.processors.publisher import Publisher
 from penstock.processors.work import Stage, Work
-from penstock.schemas.errors import PenstockError, to_error_record
+from penstock.schemas.errors import BadAvro, InternalError, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import DeadLetter, Origin, ResultEvent, StatusEvent, Usage
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Outcomes:
         status_linger_s: float,
         clock: Callable[[], float],
         on_settled: Callable[[Work], None],
+        on_chunk_refused: Callable[[Work, PenstockError], None],
     ) -> None:
         self._publisher = publisher
         self._gate = gate
@@ -49,6 +50,7 @@ class Outcomes:
         self._linger_s = status_linger_s
         self._clock = clock
         self._on_settled = on_settled
+        self._on_chunk_refused = on_chunk_refused
         self._due: deque[tuple[float, Work, str, str | None]] = deque()
 
     # -- statuses that are not terminal
@@ -127,7 +129,11 @@ class Outcomes:
         work.sent_pieces = len(work.text)
         work.sent_chars += len(text)
         work.sent_tokens += len(tokens)
-        self._publisher.result(event, self._mid_stream if self._faults.armed("mid_stream") else None)
+        try:
+            self._publisher.chunk(event, self._mid_stream if self._faults.armed("mid_stream") else None)
+        except (BadAvro, TooLarge) as error:
+            logger.error("chunk.refused request=%s error=%s", event.request_id, error.code)
+            self._on_chunk_refused(work, InternalError("a piece of the output cannot be published"))
 
     def _mid_stream(self) -> None:
         self._faults.hit("mid_stream")
@@ -176,15 +182,15 @@ class Outcomes:
             metadata=request.metadata,
             **outputs,
         )
-        ran_s = None if work.run_at is None else now - work.run_at
-        started = work.started_at if work.started_at is not None else now
-        self._metrics.outcome(request.task, status, waited_s=started - work.arrived_at, ran_s=ran_s)
-        self._publisher.result(event, lambda: self._settled(work, status))
+        self._publisher.result(
+            event, lambda failure: self._settled(work, status if failure is None else "failed", ended_at=now)
+        )
 
     def dead_letter(self, work: Work, error: PenstockError, original: bytes, headers: dict[str, bytes]) -> None:
         """Keep the record in the dead-letter topic, then end the request: both before its offset is committed."""
         if not work.live:
             return
+        work.keeping = True
         self.letter(
             error,
             original=original,
@@ -240,9 +246,12 @@ class Outcomes:
         for event in self._gate.complete((topic, partition), offset):
             event.ack()
 
-    def _settled(self, work: Work, status: str) -> None:
+    def _settled(self, work: Work, status: str, *, ended_at: float) -> None:
         if work.stage is Stage.DROPPED:
             return
+        ran_s = None if work.run_at is None else ended_at - work.run_at
+        started = work.started_at if work.started_at is not None else ended_at
+        self._metrics.outcome(work.request.task, status, waited_s=started - work.arrived_at, ran_s=ran_s)
         self.commit(*work.key)
         work.stage = Stage.DONE
         self._publisher.status(self._status_event(work, status, done=True, detail=None))

@@ -69,13 +69,38 @@ class Publisher:
     def backlog(self) -> int:
         return len(self._waiting)
 
-    def result(self, event: ResultEvent, done: Done | None = None) -> None:
-        """Publish a chunk or the terminal event; `done` runs after the broker acknowledged it (or its substitute)."""
+    def chunk(self, event: ResultEvent, done: Done | None = None) -> None:
+        """Publish a piece of a stream. Raises BadAvro, TooLarge for one that can never be published."""
+        self._send(
+            _Outgoing(
+                topic=self._names.result,
+                value=self._codec.encode(event),
+                key=event.request_id.encode(),
+                headers=None,
+                partition=None,
+                done=done,
+                substitute=None,
+                must=True,
+            )
+        )
+
+    def result(self, event: ResultEvent, done: Callable[[PenstockError | None], None]) -> None:
+        """Publish the terminal event; `done` runs after the broker acknowledged it.
+
+        What can never be published is replaced by a small failed event, whose error `done` is told.
+        """
+        failure: PenstockError | None = None
+
+        def substitute(error: PenstockError) -> bytes:
+            nonlocal failure
+            failure = error
+            return self._codec.encode(small_failure(event, error))
+
         try:
             value = self._codec.encode(event)
         except BadAvro as error:  # e.g. a lone surrogate in an engine's text
             logger.error("publish.unencodable request=%s error=%s", event.request_id, error)
-            value = self._codec.encode(small_failure(event, InternalError("the output cannot be encoded")))
+            value = substitute(InternalError("the output cannot be encoded"))
         self._send(
             _Outgoing(
                 topic=self._names.result,
@@ -83,8 +108,8 @@ class Publisher:
                 key=event.request_id.encode(),
                 headers=None,
                 partition=None,
-                done=done,
-                substitute=lambda error: self._codec.encode(small_failure(event, error)),
+                done=lambda: done(failure),
+                substitute=substitute,
                 must=True,
             )
         )
@@ -110,7 +135,9 @@ class Publisher:
         def cut(_error: PenstockError) -> bytes:
             reason = f"{letter.reason} (the original of {len(letter.original)} bytes is cut to its first 64 KiB)"
             return self._codec.encode(
-                dataclasses.replace(letter, original=letter.original[: 1 << 16], original_headers={}, reason=reason)
+                dataclasses.replace(
+                    letter, original=letter.original[: 1 << 16], original_key=None, original_headers={}, reason=reason
+                )
             )
 
         self._send(
@@ -194,6 +221,8 @@ class Publisher:
                 callback=delivered,
             )
         except TooLarge as error:
+            if outgoing.topic == self._names.result and outgoing.substitute is None:
+                raise
             return self._substitute(outgoing, error)
         except PenstockError as error:
             logger.warning("publish.refused topic=%s error=%s", outgoing.topic, error.code)

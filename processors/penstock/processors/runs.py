@@ -22,7 +22,15 @@ from penstock.processors.metrics import Metrics
 from penstock.processors.outcomes import Outcomes, now_ms
 from penstock.processors.turns import LostOwnership, Turns, TurnStart, answer_message
 from penstock.processors.work import Stage, Work
-from penstock.schemas.errors import BrokerUnavailable, ExecutionTimeout, Expired, InternalError, PenstockError
+from penstock.schemas.errors import (
+    BrokerUnavailable,
+    Cancelled,
+    ExecutionTimeout,
+    Expired,
+    InternalError,
+    PenstockError,
+    RegistryUnavailable,
+)
 from penstock.schemas.records import Usage
 
 logger = logging.getLogger(__name__)
@@ -92,6 +100,7 @@ class Runs:
         work.stage = Stage.STARTING
         work.epoch = epoch
         work.started_at = self._clock()
+        work.load_ms = self._lanes[work.lane].loading_ms(work.arrived_at, work.started_at)
         self.active[id(work)] = work
         self._lanes.take(work)
         self._begin(work)
@@ -145,7 +154,7 @@ class Runs:
         while work.turn is None:
             try:
                 work.turn = await self._turns.begin(work.request, work.epoch, now_ms(), lambda: work.live)
-            except BrokerUnavailable as error:  # no fault of the request: it costs no attempt
+            except (BrokerUnavailable, RegistryUnavailable) as error:  # no fault of the request: it costs no attempt
                 logger.warning("turn.begin_waits request=%s error=%s", work.request.request_id, error)
                 await asyncio.sleep(0.5)
                 if not work.live:
@@ -224,6 +233,8 @@ class Runs:
             self._release(work)
             self._settle_completed(work, finished.output, finished.finish_reason, usage)
         else:
+            # It has finished: from here on neither a cancel nor a timeout may deny what stands in the log.
+            work.keeping, work.timeout_at = True, None
             self._release_engine(work)
             self._task(self._keep_answer(work, finished, usage))
 
@@ -330,8 +341,42 @@ class Runs:
         self._release(work)
         self._settle_completed(work, {"text": answer.content}, answer.finish_reason, answer.usage)
 
+    def end_unless_answered(self, work: Work, error: Cancelled | Expired) -> None:
+        """End a turn that did not run here, unless its answer stands in its conversation: then that is the outcome."""
+        work.stage, work.keeping = Stage.STARTING, True
+        self._task(self._end_unless_answered(work, error))
+
+    async def _end_unless_answered(self, work: Work, error: Cancelled | Expired) -> None:
+        answer = None
+        while work.live:
+            try:
+                answer = await self._turns.answer(work.request)
+                break
+            except (BrokerUnavailable, RegistryUnavailable) as away:
+                logger.warning("turn.look_up_waits request=%s error=%s", work.request.request_id, away)
+                await asyncio.sleep(0.5)
+            except Exception:
+                logger.exception("turn.look_up_failed request=%s", work.request.request_id)
+                break
+        if answer is None:
+            self._outcomes.settle(work, error.code, error=error)
+        else:
+            output = {"text": answer.content}
+            reason, usage = answer.finish_reason, answer.usage
+            self._outcomes.settle(work, "completed", output=output, finish_reason=reason, usage=usage)
+
     async def _keep_answer(self, work: Work, finished: Finished, usage: Usage | None) -> None:
-        """Append the answer; what counts in the log is the outcome. A broker that is away is waited for."""
+        """Append the answer and settle; whatever goes wrong, the request gets an outcome."""
+        try:
+            await self._append_answer(work, finished, usage)
+        except Exception as error:
+            logger.exception("turn.append_failed request=%s", work.request.request_id)
+            self._forget(work)
+            failure = InternalError(f"{type(error).__name__} while the answer was kept")
+            self._outcomes.settle(work, "failed", error=failure)
+
+    async def _append_answer(self, work: Work, finished: Finished, usage: Usage | None) -> None:
+        """What counts in the log is the outcome. A broker that is away is waited for."""
         answer = answer_message(
             work.request,
             str(finished.output["text"]),

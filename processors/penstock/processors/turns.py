@@ -111,6 +111,10 @@ class TurnStart:
 class Log(Protocol):
     """Reading and appending one conversation topic: Kafka in the worker, a list in tests. All methods block."""
 
+    def find(self, topic: str) -> str | None:
+        """Kafka's id of the topic; None when there is none."""
+        ...
+
     def open(self, topic: str) -> str:
         """Make sure that the compacted topic exists; Kafka's id of it."""
         ...
@@ -150,6 +154,10 @@ class Turns:
         """Read to the end; append the request's own messages unless they stand there; the context before them."""
         return await self._run(lambda: self._begin(request, epoch, now_ms, mine))
 
+    async def answer(self, request: InferenceRequest) -> ConversationMessage | None:
+        """The answer that stands already, appending nothing and making no topic."""
+        return await self._run(lambda: self._standing_answer(request))
+
     async def finish(self, answer: ConversationMessage, mine: Callable[[], bool]) -> ConversationMessage:
         """Append the answer, read back, and return the one that counts."""
         return await self._run(lambda: self._finish(answer, mine))
@@ -179,6 +187,19 @@ class Turns:
         history = log.before(min(own.values(), default=log.next_offset), request.request_id)
         return TurnStart(topic=topic, answer=None, history=[_as_chat(message) for message in history])
 
+    def _standing_answer(self, request: InferenceRequest) -> ConversationMessage | None:
+        log = self._read_apart(self._topic_of(request.tenant, request.conversation_id or ""))
+        return None if log is None else log.answer(request.request_id)
+
+    def _read_apart(self, topic: str) -> ConversationLog | None:
+        """The whole topic in a log of its own: a turn of the same conversation may be working on the cached one."""
+        topic_id = self._log.find(topic)
+        if topic_id is None:
+            return None
+        log = ConversationLog(topic_id)
+        self._extend(log, self._log.read(topic, 0))
+        return log
+
     def _finish(self, answer: ConversationMessage, mine: Callable[[], bool]) -> ConversationMessage:
         topic = self._topic_of(answer.tenant, answer.conversation_id)
         log = self._cached_log(topic) or self._read(topic)
@@ -190,10 +211,8 @@ class Turns:
 
     def _erase(self, tenant: str, conversation_id: str, request_id: str) -> int:
         topic = self._topic_of(tenant, conversation_id)
-        # A log of its own: a turn of the same conversation may be working on the cached one.
-        log = ConversationLog(self._log.open(topic))
-        self._extend(log, self._log.read(topic, 0))
-        keys = log.keys_of(request_id)
+        log = self._read_apart(topic)
+        keys = [] if log is None else log.keys_of(request_id)
         if keys:
             self._log.append(topic, [(key, None) for key in keys])
         return len(keys)
@@ -325,8 +344,11 @@ class KafkaLog:
         self._verified: dict[str, str] = {}
         self._count: tuple[float, int] | None = None
 
+    def find(self, topic: str) -> str | None:
+        return admin.topic_id(self._settings, topic)
+
     def open(self, topic: str) -> str:
-        found = admin.topic_id(self._settings, topic)
+        found = self.find(topic)
         if found is None:
             self._refuse_beyond_limit()
             admin.create_conversation_topic(self._settings, topic, durability=self._durability)

@@ -46,7 +46,8 @@ class Work:
     run_id: str = ""
     alone: bool = False
     """True when two workers died while it ran: it may run only when nothing else does."""
-    cancel_reason: str | None = None
+    keeping: bool = False
+    """Its end is decided (an answer is being kept, a dead letter written): too late for a cancel or a timeout."""
     position: int | None = None
     """How many stood before it in this worker's queue when that was last looked at."""
 
@@ -55,6 +56,7 @@ class Work:
     run_at: float | None = None
     first_token_at: float | None = None
     load_ms: int = 0
+    """Of the time before it started, how long its model was being loaded."""
     timeout_at: float | None = None
 
     pending_status: str | None = None
@@ -95,8 +97,8 @@ class Work:
         run_at = self.run_at if self.run_at is not None else now
         first = None if self.first_token_at is None else round((self.first_token_at - self.arrived_at) * 1000)
         return Timings(
-            queued_ms=round((started - self.arrived_at) * 1000),
-            admission_ms=max(0, round((run_at - started) * 1000) - self.load_ms),
+            queued_ms=max(0, round((started - self.arrived_at) * 1000) - self.load_ms),
+            admission_ms=round((run_at - started) * 1000),
             load_ms=self.load_ms,
             run_ms=round((now - run_at) * 1000) if self.run_at is not None else 0,
             first_token_ms=first,

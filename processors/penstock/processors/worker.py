@@ -26,7 +26,7 @@ from penstock.processors.publisher import Publisher
 from penstock.processors.runs import Runs
 from penstock.processors.work import Stage, Work, WorkKey
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import Cancelled, EngineFailed, Expired, PenstockError, RegistryUnavailable
+from penstock.schemas.errors import BadAvro, Cancelled, EngineFailed, Expired, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand, InferenceRequest
 from penstock.schemas.topics import priority_class
 
@@ -82,6 +82,7 @@ class Worker:
         self._housekept_at = 0.0
         self._checked_inflight = 0
         self._taking = True
+        self._broken = False
         self._alone: Work | None = None
         self._r: Rooms
 
@@ -106,13 +107,12 @@ class Worker:
             self._pause(self._partitions)
         except Exception:  # raised through, Faust would restart the agent and commit past the record
             logger.exception("worker.take_failed")
-            self._taking = False
-            self._on_broken()
+            self._break()
 
     def _take(self, event: Any) -> None:
         message = event.message
         topic, partition, offset, value = message.topic, message.partition, message.offset, message.value
-        headers: list[tuple[str, bytes]] = message.headers or []
+        headers: list[tuple[str, bytes]] = [(name, content or b"") for name, content in message.headers or ()]
         append_ms = round((message.timestamp or 0) * 1000)
         read = self._r.intake.read(topic, partition, offset, append_ms, headers, value)
         key = (topic, partition, offset)
@@ -140,6 +140,8 @@ class Worker:
                 created_at=poison.origin.append_time_ms,
             )
             work = self._hold(key, request, poison.origin, "medium", None, poison.attempt, None)
+            # It is nobody's to cancel; and another record with this id may be valid work.
+            work.keeping = True
 
         def written() -> None:
             if work is None:
@@ -162,21 +164,22 @@ class Worker:
 
     def _accept(self, key: WorkKey, taken: Taken, original: bytes, headers: list[tuple[str, bytes]]) -> None:
         if taken.belongs_on is not None:
-            self._send_home(key, taken, taken.belongs_on, headers)
+            self._send_home(key, taken, taken.belongs_on, original, headers)
             return
         request = taken.request
         work = self._hold(key, request, taken.origin, taken.klass, taken.line, taken.attempt, taken.deadline_ms)
+        self._subjects[(request.tenant, request.request_id)] = work
         outcomes = self._r.outcomes
         if taken.error is not None:
             outcomes.settle(work, "failed", error=taken.error)
             return
         cancel = self._r.control.cancelled(request.tenant, request.request_id)
         if cancel is not None:
-            outcomes.settle(work, "cancelled", error=Cancelled(cancel.reason or "cancelled before it ran"))
+            self._end_unrun(work, Cancelled(cancel.reason or "cancelled before it ran"))
             return
         now_wall = now_ms()
         if taken.deadline_ms is not None and now_wall >= taken.deadline_ms:
-            outcomes.settle(work, "expired", error=Expired("its deadline passed before it was taken"))
+            self._end_unrun(work, Expired("its deadline passed before it was taken"))
             return
         try:
             work.model = self._r.lanes.resolve(request.task, request.model)
@@ -192,6 +195,13 @@ class Worker:
             return
         work.alone = deaths >= 2
         self._enqueue(work, now_wall)
+
+    def _end_unrun(self, work: Work, error: Cancelled | Expired) -> None:
+        """End what did not run here; a turn only if it has no answer from a worker that died before it could say so."""
+        if work.line is None:
+            self._r.outcomes.settle(work, error.code, error=error)
+        else:
+            self._r.runs.end_unless_answered(work, error)
 
     def _enqueue(self, work: Work, now_wall: int) -> None:
         request = work.request
@@ -238,11 +248,23 @@ class Worker:
             epoch=self._generation,
         )
         self._works[key] = work
-        self._subjects[(request.tenant, request.request_id)] = work
         return work
 
-    def _send_home(self, key: WorkKey, taken: Taken, partition: int, headers: list[tuple[str, bytes]]) -> None:
+    def _send_home(
+        self, key: WorkKey, taken: Taken, partition: int, original: bytes, headers: list[tuple[str, bytes]]
+    ) -> None:
         """Put a conversation's record on the partition of its line, with its id and origin; then it is done here."""
+        try:
+            moved_value = self._r.codec.encode(taken.request)
+        except BadAvro as error:
+            self._poison(
+                key,
+                Poison(reason=error, request_id=None, tenant=None, origin=taken.origin, attempt=taken.attempt),
+                original,
+                None,
+                dict(headers),
+            )
+            return
         name, value = origin_header(taken.origin)
         kept = [(header, content) for header, content in headers if header != name]
 
@@ -252,7 +274,7 @@ class Worker:
 
         self._r.publisher.republish(
             key[0],
-            self._r.codec.encode(taken.request),
+            moved_value,
             key=(taken.line or "").encode(),
             headers=[*kept, (name, value)],
             partition=partition,
@@ -276,7 +298,11 @@ class Worker:
             self._dispatch()
         except Exception:  # a fault of ours: go on half alive and every request waits for ever
             logger.exception("worker.dispatch_failed")
-            self._on_broken()
+            self._break()
+
+    def _break(self) -> None:
+        self._taking, self._broken = False, True
+        self._on_broken()
 
     def _dispatch(self) -> None:
         now = self._clock()
@@ -303,7 +329,7 @@ class Worker:
         self._housekept_at = now
         self._checked_inflight = self._r.gate.inflight
         self._r.journal.flush()
-        if not self._held:
+        if self._taking and not self._held:
             self._pause(self._r.gate.pauses())
 
     def _can_start(self, item: Item) -> Decision:
@@ -358,7 +384,7 @@ class Worker:
             if not self._r.control.apply(command, now):
                 continue
             work = self._subjects.get((command.tenant, command.request_id))
-            if command.kind == "cancel" and work is not None and work.live:
+            if command.kind == "cancel" and work is not None and work.live and not work.keeping:
                 self._cancel(work, Cancelled(command.reason or "cancelled by its caller"))
             elif command.kind == "reprioritize" and work is not None and command.priority is not None:
                 if work.stage is Stage.QUEUED:
@@ -368,12 +394,16 @@ class Worker:
                 self._on_erase(command)
         self._kick()
 
-    def _cancel(self, work: Work, error: PenstockError) -> None:
+    def _cancel(self, work: Work, error: Cancelled) -> None:
         if work.stage is Stage.QUEUED:
             self._r.scheduler.remove(work.key)
-            self._r.outcomes.settle(work, "cancelled", error=error)
+            self._end_unrun(work, error)
         else:
             self._r.runs.cancel(work, error)
+
+    def on_chunk_refused(self, work: Work, error: PenstockError) -> None:
+        """A piece of the stream cannot be published: the whole could not either."""
+        self._r.runs.cancel(work, error)
 
     # -- assignments
 
@@ -405,7 +435,8 @@ class Worker:
         elif work.live:
             self._r.runs.drop(work)
         work.stage = Stage.DROPPED
-        self._r.journal.finished(work.key, work.request.request_id)
+        if not self._broken:  # what ran when this worker broke may be what broke it
+            self._r.journal.dropped(work.key, work.request.request_id)
         self._let_go(work)
 
     # -- time
@@ -431,7 +462,7 @@ class Worker:
         self._r.runs.check_timeouts(now, now_ms())
         for item in self._r.scheduler.expired(now):
             self._r.scheduler.remove(item.key)
-            self._r.outcomes.settle(item.work, "expired", error=Expired("its deadline passed while it waited"))
+            self._end_unrun(item.work, Expired("its deadline passed while it waited"))
         if self._held and self._taking:
             self._retry_held()
         self._kick()
@@ -477,6 +508,11 @@ class Worker:
     def has_room(self) -> bool:
         """Whether intake would take more: the stall watchdog counts only then."""
         return self._taking and not self._held
+
+    @property
+    def broken(self) -> bool:
+        """Whether it ended by a fault of its own, for which what it ran may be to blame."""
+        return self._broken
 
     @property
     def registry_waits(self) -> bool:

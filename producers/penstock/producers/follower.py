@@ -51,6 +51,10 @@ class Follow:
         if first:
             self._on_ready()
 
+    def wake(self) -> None:
+        """Let who waits look again."""
+        self._on_ready()
+
     def take(self) -> list[RawMessage]:
         """All buffered records; the buffer is empty then."""
         with self._lock:
@@ -78,6 +82,7 @@ class Follower:
         self._reader.start()
         self._lock = threading.Lock()
         self._open: set[Follow] = set()
+        self._stopped = False
         self._by_key: dict[bytes, list[Follow]] = {}
         self._watchers: dict[TP, int] = {}
 
@@ -118,12 +123,19 @@ class Follower:
 
     def check(self) -> None:
         """Raises InternalError when reading has ended."""
+        if self._stopped:
+            raise InternalError("the client is closed")
         if self._reader.failure is not None:
             raise InternalError(f"following has failed: {self._reader.failure}")
 
     def stop(self) -> None:
-        """End the thread and leave the broker."""
+        """End the thread and leave the broker. Who waits is woken, to find out."""
+        self._stopped = True
         self._reader.stop()
+        with self._lock:
+            waiting = list(self._open)
+        for follow in waiting:
+            follow.wake()
 
     def _begin(self, follow: Follow, begin: Mapping[TP, int]) -> None:
         self._by_key.setdefault(follow.key, []).append(follow)

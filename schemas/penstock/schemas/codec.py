@@ -104,7 +104,8 @@ class Codec:
         try:
             fastavro.schemaless_writer(out, schema, record.to_dict())
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError, struct.error) as error:
-            raise BadAvro(f"{type(record).__name__} does not fit its schema: {error}") from error
+            # The reason would quote the value, which may be a prompt.
+            raise BadAvro(f"{type(record).__name__} does not fit its schema ({type(error).__name__})") from error
         return out.getvalue()
 
     def decode(self, data: bytes, record_type: type[R]) -> R:

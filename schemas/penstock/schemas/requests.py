@@ -142,7 +142,8 @@ def request_to_json(request: InferenceRequest) -> dict[str, Any]:
     return found
 
 
-_NOT_CONTENT = frozenset({"request_id", "created_at", "tenant"})
+# A `deadline` becomes a time to live, which is another one at each repeat.
+_NOT_CONTENT = frozenset({"request_id", "created_at", "tenant", "ttl_ms"})
 
 
 def content_hash(request: InferenceRequest) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -249,3 +250,50 @@ def test_missing_topics_and_a_taken_port_are_named(make_system: Make, tmp_path: 
     second = system.worker("w2", env={"PENSTOCK_WORKER__HEALTH_PORT": str(first.port)})
     assert second.wait_dead() == 1
     assert "health_port" in second.tail()
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "expired"])
+def test_an_answer_that_stands_is_the_outcome_whatever_comes_after(make_system: Make, ending: str) -> None:
+    """The worker dies with the answer appended; until the next one comes the turn is cancelled, or its time is over."""
+    system = make_system(models=[engine(tokens=3)])
+    worker = system.worker("w1", faults="kill:after_answer_append@1").wait_ready()
+    send(system, turn("t1", "hello", **({"ttl_ms": 4_000} if ending == "expired" else {})))
+    assert worker.wait_dead(30) == -9, worker.tail()
+    assert "t1" not in system.outcomes()
+    if ending == "cancelled":
+        command(system, "cancel", "t1")
+    else:
+        appended = records(system)[0][1].created_at
+        eventually(lambda: time.time() * 1000 > appended + 4_500, 10, lambda: "the deadline has not passed")
+    system.worker("w2").wait_ready()
+    event = outcome(system, "t1")
+    assert (event.status, event.output_text) == ("completed", "word0 word1 word2 ")
+    assert [key.split("/")[1] for key, _ in records(system)] == ["in", "out"]
+    # One that has no answer ends as it should, and makes no conversation.
+    command(system, "cancel", "t2")
+    send(system, turn("t2", "hello", "c2"))
+    assert outcome(system, "t2").status == "cancelled"
+
+
+def test_poison_of_any_kind_leaves_the_worker_alive(make_system: Make) -> None:
+    system = make_system()
+    worker = system.worker().wait_ready()
+    topic = system.names.request("text_generation", 5)
+    producer = Producer({"bootstrap.servers": system.bootstrap})
+    bad = [
+        (b'{"a":' * 50_000, []),
+        (b'{"request_id": "\\ud800", "task": "text_generation", "payload": {"prompt": 5}}', []),
+        (b"\x01\x02", [("penstock-attempt", None), ("x", None)]),
+        (json.dumps({"request_id": "y" * 900_000, "task": "text_generation"}).encode(), []),
+    ]
+    for value, headers in bad:
+        producer.produce(topic, value, partition=0, headers=headers)
+    for header in (("penstock-attempt", None), ("penstock-origin", None), ("penstock-attempt", b"9" * 30)):
+        body = {"request_id": f"ok{len(header[1] or '')}{header[0]}", "task": "text_generation"}
+        value = json.dumps({**body, "payload": {"prompt": "x"}}).encode()
+        producer.produce(topic, value, partition=0, headers=[header])
+    assert producer.flush(20) == 0
+    eventually(lambda: len(system.outcomes()) == 5 and system.lag() == 0, 40, worker.tail)
+    assert worker.alive()
+    assert len(system.dead_letters()) == len(bad)
+    assert sum(event.status == "completed" for event in system.outcomes().values()) == 3

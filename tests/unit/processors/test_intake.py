@@ -109,3 +109,70 @@ def test_a_conversation_belongs_on_the_partition_of_its_key() -> None:
     away = taken(value, partition=(home + 1) % 4)
     assert away.belongs_on == home
     assert away.line == "acme.c1"
+
+
+DEEP = b'{"task": ' + b"[" * 100_000
+
+
+@pytest.mark.parametrize("value", [DEEP, b'{"a":' * 100_000, b'{"request_id": "r", "x": ' + b"[" * 100_000])
+def test_json_of_any_depth_is_poison(value: bytes) -> None:
+    assert isinstance(read(value), Poison)
+
+
+@pytest.mark.parametrize("request_id", ["\ud800", "x" * 900_000, "", 7, None, "a b", "a\nb"])
+@pytest.mark.parametrize("spoil", [{"payload": {"prompt": 5}}, {"unknown": 1}], ids=["invalid", "unsupported"])
+def test_an_id_that_cannot_be_published_is_replaced(request_id: Any, spoil: dict[str, Any]) -> None:
+    body = {
+        "request_id": request_id,
+        "tenant": "\udfff",
+        "task": "text_generation",
+        "payload": {"prompt": "x"},
+        **spoil,
+    }
+    found = read(json.dumps(body).encode())
+    name, tenant = (
+        (found.request_id, found.tenant)
+        if isinstance(found, Poison)
+        else (found.request.request_id, found.request.tenant)
+    )
+    assert name == derived_request_id(TOPIC, 0, 7, APPEND_MS)
+    assert tenant == "default"
+
+
+def test_an_avro_record_with_an_unusable_id_has_none() -> None:
+    spoiled = InferenceRequest(
+        request_id="x" * 100_000, tenant="A", task="text_generation", created_at=0, text_generation={"prompt": "x"}
+    )
+    found = read(default_codec().encode(spoiled))
+    assert isinstance(found, Poison)
+    assert (found.request_id, found.tenant) == (None, "default")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (HEADER_ATTEMPT, b""),
+        (HEADER_ATTEMPT, b"9" * 30),
+        (HEADER_ATTEMPT, b"-1"),
+        (HEADER_ATTEMPT, b"0"),
+        ("penstock-origin", b"t/0/" + b"9" * 30 + b"/0"),
+        ("penstock-origin", b"t/4294967296/0/0"),
+        ("penstock-origin", b"\xff\xfe"),
+        ("penstock-origin", b""),
+    ],
+)
+def test_headers_that_make_no_sense_are_not_believed(header: tuple[str, bytes]) -> None:
+    found = taken(default_codec().encode(request()), headers=[header])
+    assert found.attempt == 1
+    assert (found.origin.topic, found.origin.offset) == (TOPIC, 7)
+
+
+def test_a_fault_of_ours_is_poison_and_not_the_end_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("a secret prompt")
+
+    monkeypatch.setattr("penstock.processors.intake.validate_request", broken)
+    found = read(default_codec().encode(request()))
+    assert isinstance(found, Poison)
+    assert found.reason.code == "internal"
+    assert "secret" not in str(found.reason)

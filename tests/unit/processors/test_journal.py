@@ -72,3 +72,22 @@ def test_a_long_life_compacts_its_file(tmp_path: Path) -> None:
     journal.flush()
     assert path.stat().st_size < 9 << 20
     assert CrashJournal(path).deaths(KEY, "r1") == 1
+
+
+def test_what_is_dropped_is_no_death_but_earlier_ones_count(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    run_and_die(path)
+    journal = CrashJournal(path)
+    journal.started(KEY, "r1")
+    journal.dropped(KEY, "r1")
+    assert journal.deaths(KEY, "r1") == 1
+    journal.flush()
+    assert CrashJournal(path).deaths(KEY, "r1") == 1
+
+
+def test_a_disorderly_close_counts_what_ran(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = CrashJournal(path)
+    journal.started(KEY, "r1")
+    journal.close(orderly=False)
+    assert CrashJournal(path).deaths(KEY, "r1") == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.core.admission import DeviceCapacity, Ledger
+from penstock.processors.core.admission import CannotLoad, DeviceCapacity, Ledger, MemoryShort
 from penstock.processors.engines.base import EngineState
 from penstock.processors.engines.noop import NoopEngine
 from penstock.processors.models import (
@@ -156,3 +156,44 @@ def test_an_illegal_transition_raises() -> None:
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="steam"):
         make_engine(config("m", engine="steam"))
+
+
+async def test_memory_that_is_short_now_is_waited_for() -> None:
+    manager, ledger = manager_of(Heavy(600))
+    other = ledger.grant("another", 500, "cpu", 0.0)
+    assert other is not None
+    with pytest.raises(MemoryShort):
+        await manager.ensure_loaded("m")
+    ledger.release(other)
+    assert (await manager.ensure_loaded("m")).state is EngineState.READY
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(InvalidRequest("/home/me/model is broken"), CannotLoad), (OSError("/home/me/model"), EngineFailed)],
+)
+async def test_callers_hear_nothing_of_this_machines_folders(error: Exception, kind: type[EngineFailed]) -> None:
+    manager, _ = manager_of(Heavy(10, error))
+    with pytest.raises(kind) as caught:
+        await manager.ensure_loaded("m")
+    assert "/home" not in str(caught.value)
+    assert isinstance(caught.value, CannotLoad) == (kind is CannotLoad)
+
+
+async def test_what_can_never_fit_is_refused_at_once_the_next_time() -> None:
+    manager, _ = manager_of(Heavy(5_000))
+    manager.check_fits("m", None)
+    with pytest.raises(InsufficientCapacity):
+        await manager.ensure_loaded("m")
+    with pytest.raises(InsufficientCapacity):
+        manager.check_fits("m", None)
+
+
+async def test_memory_beyond_a_grant_is_not_explained_by_it() -> None:
+    class Greedy(Heavy):
+        def measured_memory(self) -> int | None:
+            return 900
+
+    manager, _ = manager_of(Greedy(100))
+    await manager.ensure_loaded("m")
+    assert manager.granted_memory() == {"cpu": 100}

@@ -21,10 +21,15 @@ class MemoryLog:
     def __init__(self) -> None:
         self.records: list[tuple[int, bytes, bytes | None]] = []
         self.topic_id = "first"
+        self.made = False
         self.reads: list[int] = []
         self.rival: list[tuple[bytes, bytes | None]] = []
 
+    def find(self, topic: str) -> str | None:
+        return self.topic_id if self.made else None
+
     def open(self, topic: str) -> str:
+        self.made = True
         return self.topic_id
 
     def read(self, topic: str, from_offset: int) -> list[tuple[int, bytes, bytes | None]]:
@@ -154,3 +159,25 @@ async def test_erase_tombstones_every_record_of_the_request() -> None:
     start = await turns.begin(request("r3", "d"), 1, 0, mine)
     assert contents(start.history) == ["c"]
     assert await turns.erase("default", "c1", "r1") == 0
+
+
+async def test_a_standing_answer_is_found_without_writing() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    asked = request("r1", "a")
+    assert await turns.answer(asked) is None
+    assert not log.made, "looking makes no topic"
+    await turns.begin(asked, 1, 0, mine)
+    assert await turns.answer(asked) is None
+    await turns.finish(answer(asked, "A"), mine)
+    before = log.keys()
+    found = await turns.answer(asked)
+    assert found is not None
+    assert found.content == "A"
+    assert log.keys() == before
+
+
+async def test_erasing_makes_no_topic() -> None:
+    log = MemoryLog()
+    assert await make(log).erase("default", "c1", "r1") == 0
+    assert not log.made

@@ -217,3 +217,10 @@ def test_avro_arrivals_are_held_to_the_same_rules(change: dict[str, Any], param:
 def test_content_is_what_was_asked_for() -> None:
     assert content_hash(replace(REQUEST, request_id="other", created_at=2, tenant="b")) == content_hash(REQUEST)
     assert content_hash(replace(REQUEST, priority=1)) != content_hash(REQUEST)
+
+
+def test_a_repeat_with_the_same_deadline_is_the_same_content() -> None:
+    body = {"task": "text_generation", "payload": {"prompt": "x"}, "deadline": 1_700_000_600}
+    first, later = (parse_request(body, request_id="r", now_ms=1_700_000_000_000 + wait) for wait in (0, 1_500))
+    assert first.ttl_ms != later.ttl_ms
+    assert content_hash(first) == content_hash(later)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.schemas.errors import InsufficientCapacity
+from penstock.schemas.errors import EngineFailed, InsufficientCapacity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +34,14 @@ class Grant:
     device: str
     bytes: int
     granted_at: float
+
+
+class MemoryShort(EngineFailed):
+    """It would fit, but not now: what waits for it goes on waiting."""
+
+
+class CannotLoad(EngineFailed):
+    """Loading it again would fail again: somebody has to mend its configuration or its files."""
 
 
 class IllegalRelease(RuntimeError):

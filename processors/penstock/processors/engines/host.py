@@ -292,6 +292,7 @@ class ChildEngine:
         loop = asyncio.get_running_loop()
         was_ready = self._state is EngineState.READY
         self._state = EngineState.DEAD
+        self._measured = None  # all of it came back
         self._usable.clear()
         if self._silence is not None:
             self._silence.cancel()

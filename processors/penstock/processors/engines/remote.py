@@ -307,6 +307,8 @@ def _typed(answer: httpx.Response) -> PenstockError:
         body: Any = answer.json()
     except ValueError:
         body = {}
+    if answer.status_code in (401, 403):  # some servers quote a part of the key
+        return EngineFailed(f"the remote server refused our credentials ({answer.status_code})")
     message = f"the remote server said {answer.status_code}: {_message(body)}"
     error: Any = body.get("error") if isinstance(body, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
@@ -316,7 +318,7 @@ def _typed(answer: httpx.Response) -> PenstockError:
         return ContextLengthExceeded(message)
     if answer.status_code == 404:
         return ModelNotFound(message, param="model")
-    if 400 <= answer.status_code < 500 and answer.status_code not in (401, 403, 408):
+    if 400 <= answer.status_code < 500 and answer.status_code != 408:
         return InvalidRequest(message)
     return EngineFailed(message)
 
