@@ -9,6 +9,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -178,6 +179,7 @@ def is_public(path: str) -> bool:
     return path in PUBLIC_PATHS or path in PROBE_PATHS or path.startswith(PUBLIC_PREFIXES)
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(name: str) -> bool:
     """Whether a host name or address can only be this machine."""
     if name == "localhost" or name.endswith(".localhost"):
@@ -200,6 +202,7 @@ def _bearer(value: str | None) -> str | None:
     return credential.strip() or None if scheme.lower() == "bearer" else None
 
 
+@lru_cache(maxsize=1024)
 def _host_name(host: str) -> str:
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".").lower()

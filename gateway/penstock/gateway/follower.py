@@ -75,7 +75,9 @@ class Follower:
         """Begin to read where the view stands. Raises NotFound, BrokerUnavailable."""
         topics = await asyncio.to_thread(self._discover)
         begin = await asyncio.to_thread(self._where_to_begin, topics)
-        reader = PartitionReader(self._settings, begin, "beginning", self._queue.put, tells_ends=False, name="gateway-follower")
+        reader = PartitionReader(
+            self._settings, begin, "beginning", self._queue.put, tells_ends=False, name="gateway-follower"
+        )
         await asyncio.to_thread(reader.start)
         self._reader = reader
         self._topics = set(topics)

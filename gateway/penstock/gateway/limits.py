@@ -124,7 +124,11 @@ class BodyLimitMiddleware:
             return
         limit = self._limits.of(scope["path"])
         error = TooLarge(f"the body is larger than {limit} bytes", details={"limit_bytes": limit})
-        if _declared_length(scope) > limit:
+        declared = _declared_length(scope)
+        if declared is not None and declared <= limit:
+            await self._app(scope, receive, send)  # the server reads no more than was declared
+            return
+        if declared is not None:
             await _discard_body(scope, receive)
             await refuse(error, scope, receive, send, close_code=CLOSE_OVERLOADED)
             return
@@ -180,9 +184,15 @@ class ConcurrencyMiddleware:
             self._open[kind] -= 1
 
 
-def _declared_length(scope: Scope) -> int:
-    value = Headers(scope=scope).get("content-length", "0")
-    return int(value) if value.isascii() and value.isdigit() else 0
+def _declared_length(scope: Scope) -> int | None:
+    """Bytes that follow, if the request says so. With a transfer-encoding it does not, whatever else it says."""
+    found: int | None = None
+    for name, value in scope["headers"]:
+        if name == b"transfer-encoding":
+            return None
+        if name == b"content-length" and value.isdigit():
+            found = int(value)
+    return 0 if found is None and scope["method"] in ("GET", "HEAD") else found
 
 
 async def _discard_body(scope: Scope, receive: Receive) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
@@ -58,17 +58,26 @@ async def until_disconnect(receive: Receive) -> None:
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     """The result of `work`, or ClientGone (and the work cancelled) if the client disconnects first."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(until_disconnect(receive))
+    waiter = asyncio.current_task()
+    assert waiter is not None
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        with suppress(Exception):  # a connection that cannot be asked is gone too
+            await until_disconnect(receive)
+        left = True
+        waiter.cancel()
+
+    gone = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if not left or waiter.uncancel():  # somebody else cancels too: that goes first
+            raise
+        raise ClientGone from None
     finally:
-        for pending in (task, gone):
-            pending.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        gone.cancel()
 
 
 async def outcome(frames: AsyncIterator[Frame]) -> Json:

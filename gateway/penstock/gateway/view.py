@@ -20,7 +20,7 @@ from penstock.gateway.store import TP, Batch, Store
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
-from penstock.schemas.ids import derived_request_id
+from penstock.schemas.ids import derived_request_id, is_derived_id
 from penstock.schemas.records import (
     ControlCommand,
     InferenceRequest,
@@ -97,11 +97,11 @@ class View:
 
     def entry(self, key: Key) -> Entry:
         """The entry, made when it is new."""
-        found = self.find(key)
-        if found is None:
-            found = Entry(key[0], key[1], partition_for(key[1].encode(), self._partitions))
-            self._live[key] = found
-        return found
+        return self.find(key) or self._new(key)
+
+    def _new(self, key: Key) -> Entry:
+        made = self._live[key] = Entry(key[0], key[1], partition_for(key[1].encode(), self._partitions))
+        return made
 
     def queue_depths(self, now_ms: int) -> tuple[dict[str, int], dict[str, float]]:
         """(requests that wait, age in seconds of the oldest) by class."""
@@ -121,7 +121,11 @@ class View:
 
     def accepted(self, request: InferenceRequest) -> Entry:
         """A request that this gateway has just put on its topic."""
-        entry = self.entry((request.tenant, request.request_id))
+        key: Key = (request.tenant, request.request_id)
+        # An id that this gateway made is known from the topics at most, not from the disk.
+        entry = self.entry(key) if is_derived_id(request.request_id) else self._live.get(key) or self._recent.get(key)
+        if entry is None:
+            entry = self._new(key)
         if not entry.content:
             self._on_request(entry, request, None)
         return entry
