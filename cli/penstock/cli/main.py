@@ -112,8 +112,10 @@ def exit_code_of(failure: CliFailure | PenstockError) -> int:
 def load(name: str, command: Command) -> Any:
     """Import a command's module and build the command that Typer runs."""
     module = import_module(command.module)
-    parent = typer.Typer(add_completion=False)
+    # Rich would take `[kafka]` in a help text for markup and leave it out.
+    parent = typer.Typer(add_completion=False, rich_markup_mode=None)
     if command.function is None:
+        module.app.rich_markup_mode = None
         parent.add_typer(module.app, name=name)
         group: Any = typer.main.get_command(parent)
         return group.commands[name]

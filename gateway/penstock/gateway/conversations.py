@@ -12,15 +12,14 @@ from penstock.gateway.callers import caller_of
 from penstock.gateway.entries import rfc3339
 from penstock.gateway.native import read_json, service_of
 from penstock.gateway.paging import After, Limit, Order, page_of
+from penstock.gateway.settings import GatewaySettings
 from penstock.producers import admin
 from penstock.producers.conversations import ConversationRecord, Turn, fold_messages, read_conversation
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import InsufficientCapacity, InvalidRequest, NotFound, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
-MAX_TOPICS = 10_000
 REPLAY_RECORDS = 1_000
 
 
@@ -40,21 +39,21 @@ async def create(request: Request) -> dict[str, Any]:
         if name != "id" and not (name == "metadata" and not body[name]):
             raise UnsupportedParameter(f"{name} is not supported", param=name)
     conversation_id = check_conversation_id(body.get("id") or f"conv_{uuid.uuid4().hex}")
-    kafka = service_of(request).kafka
-    await asyncio.to_thread(_create, kafka, caller.tenant, conversation_id)
+    await asyncio.to_thread(_create, service_of(request).settings, caller.tenant, conversation_id)
     return conversation_json(conversation_id)
 
 
-def _create(kafka: KafkaSettings, tenant: str, conversation_id: str) -> None:
+def _create(settings: GatewaySettings, tenant: str, conversation_id: str) -> None:
+    kafka, limit = settings.kafka_settings(), settings.conversations.max_topics
     topic = kafka.names.conversation(tenant, conversation_id)
     if admin.topic_id(kafka, topic) is None:
         count = admin.count_conversations(kafka)
-        if count >= MAX_TOPICS:
+        if count >= limit:
             raise InsufficientCapacity(
-                f"there are {count} conversations; {MAX_TOPICS} are allowed",
-                details={"need": count + 1, "capacity": MAX_TOPICS},
+                f"there are {count} conversations; {limit} are allowed",
+                details={"need": count + 1, "capacity": limit},
             )
-        admin.create_conversation_topic(kafka, topic)
+        admin.create_conversation_topic(kafka, topic, durability=settings.topics.durability)
 
 
 @router.get("", summary="The caller's conversations")

@@ -186,7 +186,7 @@ def _read(path: Path) -> list[KeyRecord]:
         entries = cast("list[dict[str, Any]]", document["keys"])
         return [KeyRecord.from_dict(entry) for entry in entries]
     except FileNotFoundError:
-        raise KeysFileError(f"{path} does not exist: `penstock keys create --keys-file {path}` makes it") from None
+        raise KeysFileError(f"{path} does not exist: `penstock keys create --file {path}` makes it") from None
     except Exception as error:
         raise KeysFileError(f"{path} is not a keys file of Penstock: {error!r}") from error
 

@@ -39,7 +39,9 @@ class GatewayMetrics:
         self._dead = Counter("penstock_dlq", "Requests that ended dead-lettered, seen.", registry=self.registry)
         self._wait = self._histogram("penstock_wait_seconds", "From accepted to running.")
         self._run = self._histogram("penstock_run_seconds", "From running to the outcome.")
-        self._first_token = self._histogram("penstock_first_token_seconds", "From running to the first token.")
+        self._first_token = self._histogram(
+            "penstock_first_token_seconds", "From a worker's taking it to the first token."
+        )
         self.registry.register(_GaugeCollector(read_gauges))
 
     def _histogram(self, name: str, text: str) -> Histogram:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -83,6 +84,16 @@ class RegistrySection(_SharedSection):
     """Write the registry's ids in place of our own."""
 
 
+class TopicsSection(_SharedSection):
+    durability: Literal["replicas", "fsync"] = "replicas"
+    """replicas: what all in-sync replicas hold is durable; fsync: every record is flushed too, against power loss."""
+
+
+class ConversationsSection(_SharedSection):
+    max_topics: int = Field(default=10_000, ge=1)
+    """Conversations that there may be in all; a request that would begin one more fails."""
+
+
 class GatewaySettings(BaseSettings):
     """All that a gateway process reads from outside, read once at its start."""
 
@@ -94,6 +105,8 @@ class GatewaySettings(BaseSettings):
     gateway: GatewaySection = GatewaySection()  # pyright: ignore[reportCallIssue]
     auth: AuthSection = Field(default_factory=AuthSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
+    topics: TopicsSection = Field(default_factory=TopicsSection)
+    conversations: ConversationsSection = Field(default_factory=ConversationsSection)
 
     @classmethod
     def settings_customise_sources(

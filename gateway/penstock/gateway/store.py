@@ -23,6 +23,7 @@ MAX_WAITING = 4
 """Batches that wait for the writer."""
 RETRY_S = 1.0
 
+_META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (
   tenant TEXT NOT NULL, request_id TEXT NOT NULL, accepted_ms INTEGER NOT NULL, updated_ms INTEGER NOT NULL,
@@ -32,7 +33,6 @@ CREATE INDEX IF NOT EXISTS by_time ON requests (tenant, accepted_ms, request_id)
 CREATE INDEX IF NOT EXISTS by_update ON requests (updated_ms);
 CREATE TABLE IF NOT EXISTS offsets (
   topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 _UPSERT = "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = "tenant, request_id, accepted_ms, facts, text, terminal, erased"
@@ -79,17 +79,18 @@ class Store:
         identity = f"{VERSION} {cluster}"
         try:
             connection = self._connect()
-            connection.executescript(_SCHEMA)
+            connection.executescript(_META)
             row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
+            if row is not None and row[0] != identity:
+                # Of another version its columns may differ too.
+                connection.executescript("DROP TABLE IF EXISTS requests; DROP TABLE IF EXISTS offsets;")
+            connection.executescript(_SCHEMA)
         except sqlite3.DatabaseError:
             logger.warning("view.unreadable: it is made anew from the topics")
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{self._path}{suffix}").unlink(missing_ok=True)
             connection = self._connect()
-            connection.executescript(_SCHEMA)
-            row = None
-        if row is not None and row[0] != identity:
-            connection.executescript("DELETE FROM requests; DELETE FROM offsets;")
+            connection.executescript(_META + _SCHEMA)
         connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))
         connection.close()
 
@@ -125,12 +126,13 @@ class Store:
         connection = self._connect()
         try:
             while (batch := self._queue.get()) is not None:
-                self._write_at_last(connection, batch)
+                if not self._write_at_last(connection, batch):
+                    return  # a later batch's offsets would cover the rows that are missing
         finally:
             connection.close()
 
-    def _write_at_last(self, connection: sqlite3.Connection, batch: Batch) -> None:
-        """Try until it is written: a full disk is emptied, a lock is given back."""
+    def _write_at_last(self, connection: sqlite3.Connection, batch: Batch) -> bool:
+        """Try until it is written: a full disk is emptied, a lock is given back. False when closing ended that."""
         while True:
             try:
                 self._write(connection, batch)
@@ -141,10 +143,10 @@ class Store:
                 if connection.in_transaction:
                     connection.rollback()
                 if self._closing.wait(RETRY_S):
-                    return
+                    return False
             else:
                 self.failure = None
-                return
+                return True
 
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
         connection.execute("BEGIN IMMEDIATE")

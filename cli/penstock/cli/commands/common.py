@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.producers import KafkaSettings
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -23,19 +22,9 @@ Key = Annotated[
     str | None, typer.Option("--key", envvar="PENSTOCK_API_KEY", help="An API key, when the gateway asks for one.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one document or one line per record.")]
-Bootstrap = Annotated[
-    str, typer.Option("--bootstrap-servers", envvar="PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", help="Kafka.")
-]
-Prefix = Annotated[
-    str, typer.Option("--topic-prefix", envvar="PENSTOCK_KAFKA__TOPIC_PREFIX", help="Prefix of the topic names.")
-]
 
 console = Console()
 errors = Console(stderr=True)
-
-
-def kafka_settings(bootstrap_servers: str, topic_prefix: str) -> KafkaSettings:
-    return KafkaSettings(bootstrap_servers=bootstrap_servers, topic_prefix=topic_prefix, client_id="penstock-cli")
 
 
 class Gateway:

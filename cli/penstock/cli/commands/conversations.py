@@ -15,7 +15,6 @@ from penstock.cli.commands.common import (
     console,
     print_json,
     print_table,
-    sse_frames,
 )
 
 app = typer.Typer(no_args_is_help=True, help="List, show, replay and delete conversations.")
@@ -24,7 +23,10 @@ Conversation = Annotated[str, typer.Argument(help="The conversation's id.")]
 
 @app.command("list")
 def list_conversations(
-    limit: Annotated[int, typer.Option(min=1)] = 50, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
 ) -> None:
     """The caller's conversations."""
     with Gateway(url, key) as gateway:
@@ -44,7 +46,7 @@ def item_text(item: dict[str, Any]) -> str:
 @app.command()
 def show(
     conversation: Conversation,
-    limit: Annotated[int, typer.Option(min=1)] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many turns.")] = 1000,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
@@ -68,15 +70,13 @@ def replay(
 ) -> None:
     """Every record of the conversation's topic with its offset, one JSON line each."""
     with Gateway(url, key) as gateway:
-        path = f"/v1/conversations/{conversation}/replay?from_offset={from_offset}"
-        with gateway.stream("GET", path) as answer:
-            if answer.headers.get("content-type", "").startswith("text/event-stream"):
-                for frame in sse_frames(answer):
-                    print_json(frame)
-                return
-            answer.read()
-            for record in answer.json()["data"]:
+        while True:
+            page = gateway.call("GET", f"/v1/conversations/{conversation}/replay", from_offset=from_offset)
+            for record in page["data"]:
                 print_json(record)
+            if not page["has_more"]:
+                return
+            from_offset = page["next_offset"]
 
 
 @app.command()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import AsJson, Bootstrap, Prefix, kafka_settings, print_json, print_table
+from penstock.cli.commands.common import AsJson, print_json, print_table
+from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.failures import CliFailure
+from penstock.cli.topics import Bootstrap, Config, Prefix, kafka_settings
 from penstock.producers.reader import RawMessage, read_to_end
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import DecodeError
@@ -19,9 +22,10 @@ app = typer.Typer(no_args_is_help=True, help="List and show dead letters.")
 SHOWN_BYTES = 400
 
 
-def letters(bootstrap: str, prefix: str) -> list[tuple[RawMessage, DeadLetter]]:
+def letters(bootstrap: str | None, prefix: str | None, config: Path | None) -> list[tuple[RawMessage, DeadLetter]]:
     """All dead letters, oldest first."""
-    settings = kafka_settings(bootstrap, prefix)
+    use_config(config)
+    settings = kafka_settings(load(ClusterSettings), bootstrap, prefix)
     codec = default_codec()
     found: list[tuple[RawMessage, DeadLetter]] = []
     for message in read_to_end(settings, settings.names.dlq, deadline_s=60):
@@ -64,12 +68,13 @@ def bytes_text(value: bytes) -> str:
 @app.command("list")
 def list_letters(
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
-    bootstrap_servers: Bootstrap = "127.0.0.1:9092",
-    topic_prefix: Prefix = "",
+    bootstrap_servers: Bootstrap = None,
+    topic_prefix: Prefix = None,
+    config: Config = None,
     json_lines: AsJson = False,
 ) -> None:
     """Dead letters with their reasons. Example: penstock dlq list --json"""
-    found = letters(bootstrap_servers, topic_prefix)[-limit:]
+    found = letters(bootstrap_servers, topic_prefix, config)[-limit:]
     if json_lines:
         for message, letter in found:
             print_json(as_json(message, letter))
@@ -92,11 +97,12 @@ def list_letters(
 def show(
     letter_id: Annotated[str, typer.Argument(help="As `penstock dlq list` shows it: partition/offset.")],
     raw: Annotated[bool, typer.Option("--raw", help="Only the original bytes, as they were.")] = False,
-    bootstrap_servers: Bootstrap = "127.0.0.1:9092",
-    topic_prefix: Prefix = "",
+    bootstrap_servers: Bootstrap = None,
+    topic_prefix: Prefix = None,
+    config: Config = None,
 ) -> None:
     """One dead letter with its original. Example: penstock dlq show 2/17 --raw > record.bin"""
-    for message, letter in letters(bootstrap_servers, topic_prefix):
+    for message, letter in letters(bootstrap_servers, topic_prefix, config):
         if f"{message.partition}/{message.offset}" == letter_id:
             if raw:
                 sys.stdout.buffer.write(letter.original)

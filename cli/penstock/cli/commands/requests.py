@@ -8,13 +8,16 @@ import typer
 
 from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, print_json, print_table
 
+RequestId = Annotated[str, typer.Argument(help="The request's id, as `penstock submit` printed it.")]
+RequestIds = Annotated[list[str], typer.Argument(help="Ids of requests.")]
+
 app = typer.Typer(no_args_is_help=True, help="List, show, cancel and delete requests.")
 
 
 @app.command("list")
 def list_requests(
     status: Annotated[str | None, typer.Option(help="Only these, e.g. running.")] = None,
-    limit: Annotated[int, typer.Option(min=1)] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
@@ -34,14 +37,14 @@ def list_requests(
 
 
 @app.command()
-def show(request_id: str, url: Url = DEFAULT_URL, key: Key = None) -> None:
+def show(request_id: RequestId, url: Url = DEFAULT_URL, key: Key = None) -> None:
     """One request as JSON, with its result when it has one."""
     with Gateway(url, key) as gateway:
         print_json(gateway.call("GET", f"/v1/requests/{request_id}"))
 
 
 @app.command()
-def cancel(request_ids: list[str], url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+def cancel(request_ids: RequestIds, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
     """Cancel one or more requests, queued or running. One that has ended stays as it ended."""
     with Gateway(url, key) as gateway:
         for request_id in request_ids:
@@ -53,7 +56,7 @@ def cancel(request_ids: list[str], url: Url = DEFAULT_URL, key: Key = None, as_j
 
 
 @app.command()
-def delete(request_id: str, url: Url = DEFAULT_URL, key: Key = None) -> None:
+def delete(request_id: RequestId, url: Url = DEFAULT_URL, key: Key = None) -> None:
     """Erase an ended request from every gateway's view; its copies in the log go with retention."""
     with Gateway(url, key) as gateway:
         gateway.call("DELETE", f"/v1/requests/{request_id}")

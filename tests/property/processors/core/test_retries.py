@@ -74,8 +74,8 @@ def test_what_ends_it(failure: Failure) -> None:
 def test_no_retry_passes_the_deadline(failure: Failure) -> None:
     """A deadline turns a retry that would pass it into the end, and changes nothing else."""
     without, decision = failure.decide(None), failure.decide(failure.deadline)
-    in_time = failure.deadline is None or not isinstance(without, Retry) or (
-        failure.now + without.delay_s < failure.deadline
+    in_time = (
+        failure.deadline is None or not isinstance(without, Retry) or (failure.now + without.delay_s < failure.deadline)
     )
     assert decision == (without if in_time else Fail())
 
