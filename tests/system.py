@@ -152,6 +152,7 @@ class System:
         extra = {
             "PENSTOCK_WORKER__HEALTH_PORT": str(port),
             "PENSTOCK_WORKER__DATA_DIR": str(self.folder / name),
+            "PENSTOCK_WORKER__ARTIFACTS_DIR": str(self.folder / "artifacts"),
             **({"PENSTOCK_FAULTS": faults} if faults else {}),
             **(env or {}),
         }
@@ -162,6 +163,7 @@ class System:
         extra = {
             "PENSTOCK_GATEWAY__PORT": str(port),
             "PENSTOCK_GATEWAY__VIEW_PATH": str(self.folder / f"{name}.sqlite"),
+            "PENSTOCK_GATEWAY__ARTIFACTS_DIR": str(self.folder / "artifacts"),
             **(env or {}),
         }
         return self.start("gateway", name, port, extra)

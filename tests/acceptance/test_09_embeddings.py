@@ -47,3 +47,11 @@ def test_alone_and_in_a_batch_agree(client: openai.OpenAI) -> None:
     for text, together in zip(TEXTS, batch, strict=True):
         alone = vectors(client, [text])[0]
         assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-5
+
+
+def test_a_thousand_texts_in_one_request(client: openai.OpenAI) -> None:
+    """Their vectors are 1.5 MB: more than a record may hold."""
+    many = vectors(client, [f"{TEXTS[n % 3]} Number {n}." for n in range(1_000)])
+    assert len(many) == 1_000
+    alone = vectors(client, [f"{TEXTS[999 % 3]} Number 999."])[0]
+    assert max(abs(a - b) for a, b in zip(alone, many[-1], strict=True)) < 1e-5

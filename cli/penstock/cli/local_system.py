@@ -173,6 +173,7 @@ class LocalSystem:
             "PYTHONUNBUFFERED": "1",
             "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
             "PENSTOCK_WORKER__DATA_DIR": str(data_dir / "worker"),
+            "PENSTOCK_WORKER__ARTIFACTS_DIR": str(data_dir / "artifacts"),
             "PENSTOCK_WORKER__HEALTH_PORT": str(self.worker_port),
             "PENSTOCK_GATEWAY__HOST": self.options.host,
             "PENSTOCK_GATEWAY__PORT": str(self.options.port),

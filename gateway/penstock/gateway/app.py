@@ -112,11 +112,17 @@ async def _lifespan(app: FastAPI, settings: GatewaySettings) -> AsyncGenerator[N
         rediscover_s=conf.rediscover_s,
         on_failure=lambda reason: app.state.on_failure(reason),
     )
+    kept = await asyncio.to_thread(ArtifactStore, conf.artifacts_dir, max_bytes=ARTIFACT_BYTES)
     service = GatewayService(
-        settings, AsyncTransport(transport, asyncio.get_running_loop()), view, follower, hub, codec
+        settings,
+        AsyncTransport(transport, asyncio.get_running_loop()),
+        view,
+        follower,
+        hub,
+        codec,
+        artifacts=kept,
     )
-    app.state.service, app.state.metrics = service, metrics
-    app.state.artifacts = await asyncio.to_thread(ArtifactStore, conf.artifacts_dir, max_bytes=ARTIFACT_BYTES)
+    app.state.service, app.state.metrics, app.state.artifacts = service, metrics, kept
     await follower.start()
     try:
         yield

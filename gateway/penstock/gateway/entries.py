@@ -255,7 +255,10 @@ def result_json(event: ResultEvent) -> dict[str, Any] | None:
     if event.status != "completed":
         return None
     usage = None if event.usage is None else {k: v for k, v in event.usage.to_dict().items() if v is not None}
-    found = dict(event.output or {})
+    found: dict[str, Any] = dict(event.output or {})
+    if event.output_artifact is not None:
+        reference = event.output_artifact
+        found["artifact"] = {**reference.to_dict(), "url": f"/v1/artifacts/{reference.artifact_id}/content"}
     if event.finish_reason is not None:
         found["finish_reason"] = event.finish_reason
     found["usage"] = usage

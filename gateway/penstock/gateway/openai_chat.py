@@ -133,6 +133,9 @@ class _StreamTurn:
                 self._splice.restart()
             case ResultFrame():
                 result = completed(frame)
+                if "artifact" in result:  # the stream has brought all of it
+                    self.ended = True
+                    return [*self._open(), *self._writer.ending(result)]
                 rest = self._text(self._splice.finish(result.get("text") or ""))
                 self.ended = True
                 return [*rest, *self._open(), *self._writer.ending(result)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,7 @@ from penstock.gateway.callers import caller_of
 from penstock.gateway.models import find_model, public_models
 from penstock.gateway.openai_chat import AnswerStream, ClientGone, cancel_abandoned, outcome, stream_events, unless_gone
 from penstock.gateway.service import GatewayService, Subscription
+from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import InferenceRequest
 
@@ -103,12 +106,20 @@ class Exchange:
         frames = self._subscribe()
         try:
             result = await unless_gone(self._request.receive, outcome(frames))
+            if "artifact" in result:
+                result |= await self._fetched(result["artifact"])
         except ClientGone:
             self._abandoned()
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         finally:
             frames.close()
         return JSONResponse(shape(result), headers={"x-request-id": self.request_id})
+
+    async def _fetched(self, artifact: dict[str, Any]) -> dict[str, Any]:
+        """A large output, which stock clients expect in the answer itself."""
+        store: ArtifactStore = self._request.app.state.artifacts
+        content = await asyncio.to_thread(store.get, self._tenant, artifact["artifact_id"], sha256=artifact["sha256"])
+        return json.loads(content)
 
     def stream(self, writer: shapes.ChunkWriter) -> Response:
         frames = self._subscribe()

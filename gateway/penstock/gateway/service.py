@@ -19,6 +19,7 @@ from penstock.gateway.metrics import Gauges
 from penstock.gateway.models import find_model
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view import View
+from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.cursor import Cursor
@@ -137,7 +138,10 @@ class GatewayService:
         follower: Follower,
         hub: Hub,
         codec: Codec | None = None,
+        *,
+        artifacts: ArtifactStore,
     ) -> None:
+        self.artifacts = artifacts
         self.settings = settings
         self.kafka = settings.kafka_settings()
         self.hub = hub
@@ -402,6 +406,9 @@ class GatewayService:
         if not entry.done:
             raise Conflict("the request has not ended; cancel it first")
         offset = await self._command("erase", entry, None)
+        kept = None if entry.terminal is None else entry.terminal.output_artifact
+        if kept is not None:
+            await asyncio.to_thread(self.artifacts.delete, tenant, kept.artifact_id)
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
 
     async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:

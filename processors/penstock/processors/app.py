@@ -26,6 +26,7 @@ from penstock.processors.lanes import Lanes
 from penstock.processors.membership import GroupSettings, Membership
 from penstock.processors.metrics import Metrics
 from penstock.processors.outcomes import Outcomes, now_ms
+from penstock.processors.outputs import Outputs
 from penstock.processors.publisher import Publisher
 from penstock.processors.quiet import quiet_logs
 from penstock.processors.runs import Runs
@@ -215,6 +216,7 @@ class WorkerApp:
             lanes,
             outcomes,
             turns,
+            Outputs(conf.artifacts_dir),
             self._metrics,
             chunk_linger_s=conf.chunk_linger_ms / 1000,
             max_execution_s=conf.max_execution_s,

@@ -14,7 +14,7 @@ from penstock.processors.metrics import Metrics
 from penstock.processors.publisher import Publisher
 from penstock.processors.work import Stage, Work
 from penstock.schemas.errors import BadAvro, InternalError, PenstockError, TooLarge, to_error_record
-from penstock.schemas.records import DeadLetter, Origin, ResultEvent, StatusEvent, Usage
+from penstock.schemas.records import ArtifactRef, DeadLetter, Origin, ResultEvent, StatusEvent, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +146,7 @@ class Outcomes:
         status: str,
         *,
         output: Mapping[str, Any] | None = None,
+        artifact: ArtifactRef | None = None,
         finish_reason: str | None = None,
         usage: Usage | None = None,
         error: PenstockError | None = None,
@@ -172,6 +173,7 @@ class Outcomes:
             created_at=now_ms(),
             worker_id=self._worker_id,
             status=status,
+            output_artifact=artifact,
             finish_reason=finish_reason,
             usage=usage,
             timings=work.timings(now),

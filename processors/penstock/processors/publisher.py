@@ -263,6 +263,7 @@ def small_failure(event: ResultEvent, error: PenstockError) -> ResultEvent:
         text_offset=None,
         text_generation=None,
         embedding=None,
+        output_artifact=None,
         finish_reason=None,
         error=to_error_record(error),
         metadata={},

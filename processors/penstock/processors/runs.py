@@ -20,6 +20,7 @@ from penstock.processors.engines.base import Delta, Engine, Finished, Prepared, 
 from penstock.processors.lanes import Lane, Lanes
 from penstock.processors.metrics import Metrics
 from penstock.processors.outcomes import Outcomes, now_ms
+from penstock.processors.outputs import INLINE_BYTES, Outputs, size_of
 from penstock.processors.turns import LostOwnership, Turns, TurnStart, answer_message
 from penstock.processors.work import Stage, Work
 from penstock.schemas.errors import (
@@ -31,7 +32,7 @@ from penstock.schemas.errors import (
     PenstockError,
     RegistryUnavailable,
 )
-from penstock.schemas.records import Usage
+from penstock.schemas.records import ArtifactRef, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Runs:
         lanes: Lanes,
         outcomes: Outcomes,
         turns: Turns,
+        outputs: Outputs,
         metrics: Metrics,
         *,
         chunk_linger_s: float,
@@ -79,6 +81,7 @@ class Runs:
         self._lanes = lanes
         self._outcomes = outcomes
         self._turns = turns
+        self._outputs = outputs
         self._metrics = metrics
         self._linger_s = chunk_linger_s
         self._max_execution_s = max_execution_s
@@ -229,14 +232,15 @@ class Runs:
         self._metrics.prompt_tokens.inc(finished.prompt_tokens)
         self._metrics.completion_tokens.inc(finished.completion_tokens)
         usage = _usage(finished)
-        if work.line is None or "text" not in finished.output:
+        in_conversation = work.line is not None and "text" in finished.output
+        if not in_conversation and size_of(finished.output) <= INLINE_BYTES:
             self._release(work)
             self._settle_completed(work, finished.output, finished.finish_reason, usage)
         else:
             # It has finished: from here on neither a cancel nor a timeout may deny what stands in the log.
             work.keeping, work.timeout_at = True, None
             self._release_engine(work)
-            self._task(self._keep_answer(work, finished, usage))
+            self._task(self._keep(work, finished, usage, in_conversation=in_conversation))
 
     def failed(self, work: Work, error: PenstockError, *, again: bool) -> None:
         """A run ended without an outcome: run it again in place, or say that it failed."""
@@ -365,15 +369,24 @@ class Runs:
             reason, usage = answer.finish_reason, answer.usage
             self._outcomes.settle(work, "completed", output=output, finish_reason=reason, usage=usage)
 
-    async def _keep_answer(self, work: Work, finished: Finished, usage: Usage | None) -> None:
-        """Append the answer and settle; whatever goes wrong, the request gets an outcome."""
+    async def _keep(self, work: Work, finished: Finished, usage: Usage | None, *, in_conversation: bool) -> None:
+        """Put the output where it belongs and settle; whatever goes wrong, the request gets an outcome."""
         try:
-            await self._append_answer(work, finished, usage)
+            if in_conversation:
+                await self._append_answer(work, finished, usage)
+            else:
+                await self._settle_kept(work, finished.output, finished.finish_reason, usage)
         except Exception as error:
-            logger.exception("turn.append_failed request=%s", work.request.request_id)
+            logger.exception("run.keep_failed request=%s", work.request.request_id)
             self._forget(work)
-            failure = InternalError(f"{type(error).__name__} while the answer was kept")
+            failure = InternalError(f"{type(error).__name__} while the output was kept")
             self._outcomes.settle(work, "failed", error=failure)
+
+    async def _settle_kept(self, work: Work, output: dict[str, Any], reason: str | None, usage: Usage | None) -> None:
+        """Settle with the output, or with the artifact that holds it."""
+        artifact = None if size_of(output) <= INLINE_BYTES else await self._outputs.keep(work, output)
+        self._forget(work)
+        self._settle_completed(work, output, reason, usage, artifact)
 
     async def _append_answer(self, work: Work, finished: Finished, usage: Usage | None) -> None:
         """What counts in the log is the outcome. A broker that is away is waited for."""
@@ -402,16 +415,23 @@ class Runs:
                 continue
             if winner is not answer and winner.content != answer.content:
                 finished.output.update(text=winner.content, token_ids=None)
-            self._forget(work)
-            self._settle_completed(work, finished.output, winner.finish_reason, winner.usage or usage)
+            await self._settle_kept(work, finished.output, winner.finish_reason, winner.usage or usage)
             return
 
-    def _settle_completed(self, work: Work, output: dict[str, Any], reason: str | None, usage: Usage | None) -> None:
+    def _settle_completed(
+        self,
+        work: Work,
+        output: dict[str, Any],
+        reason: str | None,
+        usage: Usage | None,
+        artifact: ArtifactRef | None = None,
+    ) -> None:
         lane = self._lanes[work.lane]
         self._outcomes.settle(
             work,
             "completed",
-            output=output,
+            output=output if artifact is None else None,
+            artifact=artifact,
             finish_reason=reason,
             usage=usage,
             device=lane.device,

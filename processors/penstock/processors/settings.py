@@ -47,6 +47,8 @@ class WorkerSection(_Section):
     """Serve the request topics of this pool instead of the common ones."""
     data_dir: Path = Path(".penstock/worker")
     """The folder of the crash journal and of Faust's files; each worker of a machine needs its own."""
+    artifacts_dir: str = ".penstock/artifacts"
+    """The folder, or `s3://…` URL, of outputs over 256 KiB: the same place as the gateway's artifacts_dir."""
     health_host: str = "127.0.0.1"
     """The address of /healthz, /readyz and /metrics."""
     health_port: int = 8001

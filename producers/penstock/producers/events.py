@@ -21,7 +21,7 @@ from penstock.schemas.errors import (
 )
 from penstock.schemas.fold import Chunk as FoldedChunk
 from penstock.schemas.fold import Ignored, ResultFold, StatusFold, Terminal
-from penstock.schemas.records import ErrorInfo, ResultEvent, StatusEvent
+from penstock.schemas.records import ArtifactRef, ErrorInfo, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,11 @@ class Result:
     def text(self) -> str | None:
         """The text of a textual output."""
         return self.event.output_text
+
+    @property
+    def artifact(self) -> ArtifactRef | None:
+        """Where an output over 256 KiB lies, as JSON; it is not in the event then."""
+        return self.event.output_artifact
 
     @property
     def error(self) -> ErrorInfo | None:

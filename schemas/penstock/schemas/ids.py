@@ -25,6 +25,11 @@ def derived_request_id(topic: str, partition: int, offset: int, append_time_ms: 
     return str(uuid.uuid5(NAMESPACE, f"record\n{topic}\n{partition}\n{offset}\n{append_time_ms}"))
 
 
+def output_artifact_id(tenant: str, request_id: str, epoch: int, attempt: int) -> str:
+    """The artifact of one attempt's output: a repeat writes over it and leaves no second one."""
+    return str(uuid.uuid5(NAMESPACE, f"output\n{tenant}\n{request_id}\n{epoch}\n{attempt}"))
+
+
 def idempotent_request_id(tenant: str, key: str) -> str:
     """The id that an Idempotency-Key stands for within its tenant."""
     return str(uuid.uuid5(NAMESPACE, f"idempotency\n{tenant}\n{key}"))

@@ -234,6 +234,17 @@ class InferenceRequest(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactRef(Record):
+    """Bytes that are kept beside Kafka, under the record's tenant."""
+
+    artifact_id: str
+    uri: str
+    media_type: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ResultEvent(Record):
     """A chunk, a preview or the one outcome of a request; readers fold them (`penstock.schemas.fold`)."""
 
@@ -242,6 +253,7 @@ class ResultEvent(Record):
         "usage": Usage,
         "timings": Timings,
         "error": ErrorInfo,
+        "output_artifact": ArtifactRef,
     }
 
     request_id: str
@@ -265,6 +277,7 @@ class ResultEvent(Record):
     image_to_text: dict[str, Any] | None = None
     image_processing: dict[str, Any] | None = None
     summarization: dict[str, Any] | None = None
+    output_artifact: ArtifactRef | None = None
     finish_reason: str | None = None
     usage: Usage | None = None
     timings: Timings | None = None

@@ -6,6 +6,7 @@ import copy
 import shutil
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -149,17 +150,20 @@ class ViewMachine(RuleBasedStateMachine):
             metadata={"of": key[0]},
         )
 
-    @rule(key=st.sampled_from(KEYS), here=st.booleans())
-    def submit(self, key: Key, here: bool) -> None:
-        """By this gateway, which may yet die before its view is written, or by anyone."""
-        if len(self.origins[key]) < ORIGINS:
-            tp = REQUEST_TPS[len(self.origins[key])]
-            self.origins[key].append(self.append(tp, self.request_of(key)))
-            if here:
-                known = self.view.accepted(self.request_of(key))
-                assert known.content
-                if self.reading.expected[key].request is None:
-                    self.hear_request(self.reading.expected[key], self.request_of(key), None)
+    @rule(key=st.sampled_from(KEYS))
+    def accept(self, key: Key) -> None:
+        """This gateway put the request on its topic, and may yet die before its view is written."""
+        if not self.origins[key]:
+            self.origin(key, 0)
+            self.view.accepted(self.request_of(key))
+            self.hear_request(self.reading.expected[key], self.request_of(key), None)
+
+    def origin(self, key: Key, number: int) -> Origin:
+        """A place where the request stands; put there when it is not yet."""
+        origins = self.origins[key]
+        while len(origins) <= number:
+            origins.append(self.append(REQUEST_TPS[len(origins)], self.request_of(key)))
+        return origins[number]
 
     @rule(
         key=st.sampled_from(KEYS),
@@ -174,14 +178,12 @@ class ViewMachine(RuleBasedStateMachine):
         self, key: Key, origin: int, place: tuple[int, int], pieces: list[tuple[str, int]], end: str | None
     ) -> None:
         """A worker goes on with its run: chunks that follow each other, some of which never get through, and an end."""
-        if origin >= len(self.origins[key]):
-            return
         worker = self.workers.setdefault((key, origin, place), Worker())
         base = ResultEvent(
             request_id=key[1],
             tenant=key[0],
             kind="preview",
-            origin=self.origins[key][origin],
+            origin=self.origin(key, origin),
             attempt=place[1],
             epoch=place[0],
             task="text_generation",
@@ -215,8 +217,6 @@ class ViewMachine(RuleBasedStateMachine):
     def tell_status(
         self, key: Key, origin: int, place: tuple[int, int], status: str, position: int | None, times: int
     ) -> None:
-        if origin >= len(self.origins[key]):
-            return
         self.number += 1
         event = StatusEvent(
             request_id=key[1],
@@ -226,7 +226,7 @@ class ViewMachine(RuleBasedStateMachine):
             rank=STATUS_RANKS[status],
             attempt=place[1],
             epoch=place[0],
-            origin=self.origins[key][origin],
+            origin=self.origin(key, origin),
             worker_id="w",
             created_at=600_000,
             position=position if EQUAL_STATUSES else self.number,
@@ -235,11 +235,11 @@ class ViewMachine(RuleBasedStateMachine):
 
     # -- reading them
 
-    @rule(runs=st.lists(st.tuples(st.sampled_from(TPS), st.integers(1, 6)), min_size=1, max_size=6))
-    def read(self, runs: list[tuple[TP, int]]) -> None:
-        """The next records of these partitions, in one batch."""
+    @rule(order=st.permutations(TPS), counts=st.lists(st.integers(0, 6), min_size=len(TPS), max_size=len(TPS)))
+    def read(self, order: Sequence[TP], counts: Sequence[int]) -> None:
+        """So many of the next records of these partitions, in one batch."""
         batch: list[RawMessage] = []
-        for tp in [tp for tp, count in runs for _ in range(count)]:
+        for tp in [tp for tp, count in zip(order, counts, strict=True) for _ in range(count)]:
             position = self.reading.positions.get(tp, 0)
             written = next((one for one in self.logs[tp] if one.message.offset >= position), None)
             if written is not None:
@@ -287,9 +287,11 @@ class ViewMachine(RuleBasedStateMachine):
         self.flushed = copy.deepcopy(self.reading)
         assert self.store.offsets() == self.flushed.positions
 
-    @rule()
-    def crash(self) -> None:
+    @rule(flushed=st.sampled_from((True, True, False)))
+    def restart(self, flushed: bool) -> None:
         """What was not flushed is gone; reading goes on from the stored offsets."""
+        if flushed:
+            self.flush()
         self.store.close()
         self.start()
         self.reading = copy.deepcopy(self.flushed)
@@ -359,8 +361,7 @@ class ViewMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """At the end of the logs every result is that of its log read alone, and the same after another restart."""
         try:
-            for tp in TPS:
-                self.read([(tp, len(self.logs[tp]))])
+            self.read(TPS, [len(self.logs[tp]) for tp in TPS])
             self.tells_what_the_folds_tell()
             for key in KEYS:
                 alone = ResultFold(key[1], key[0])
@@ -368,8 +369,7 @@ class ViewMachine(RuleBasedStateMachine):
                     assert isinstance(written.record, ResultEvent)
                     alone.apply(written.record)
                 assert self.reading.expected[key].results.terminal == alone.terminal
-            self.flush()
-            self.crash()
+            self.restart(flushed=True)
             self.tells_what_the_folds_tell()
         finally:
             self.store.close()
