@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
 from support import create_topics as _create_topics
+
+# The machine's processor is stolen in waves: no example fails for the time it took.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("penstock")
 
 
 class Kafka(Protocol):
