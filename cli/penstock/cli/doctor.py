@@ -97,7 +97,8 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
         return
     yield Check(name="configuration", state="ok", detail=os.environ.get("PENSTOCK_CONFIG", "defaults and environment"))
     known = bootstrap_servers or (None if running is None else running.bootstrap_servers)
-    yield from kafka_checks(settings.kafka_settings(known))
+    named = known is not None or "bootstrap_servers" in settings.kafka.model_fields_set
+    yield from kafka_checks(settings.kafka_settings(known), named=named)
 
 
 def python_check() -> Check:
@@ -224,14 +225,22 @@ def gpu_check() -> Check:
     return Check(name="gpu", state="ok", detail=", ".join(names) or "none: models run on the processor")
 
 
-def kafka_checks(settings: KafkaSettings) -> Iterator[Check]:
-    """The broker's own settings, then the topics."""
+def kafka_checks(settings: KafkaSettings, *, named: bool) -> Iterator[Check]:
+    """The broker's own settings, then the topics. One that was `named` must answer."""
+    from confluent_kafka import KafkaException
+
     where = settings.bootstrap_servers
     if not answers(where, timeout_s=5.0, security=settings.security):
         cure = "`penstock up` starts one; else check [kafka] bootstrap_servers and security"
-        yield Check(name="kafka", state="warn", detail=f"nothing answers at {where}", cure=cure)
+        state = "fail" if named else "warn"
+        yield Check(name="kafka", state=state, detail=f"nothing answers at {where}", cure=cure)
         return
-    brokers, config = describe_broker(settings)
+    try:
+        brokers, config = describe_broker(settings)
+    except KafkaException as error:
+        detail = f"{where} does not tell its settings: {error.args[0].str()}"
+        yield Check(name="broker", state="warn", detail=detail, cure="allow Describe on the cluster to this user")
+        return
     yield Check(name="kafka", state="ok", detail=f"{brokers} broker(s) at {where}")
     yield from broker_setting_checks(config, brokers)
     yield from topic_checks(settings)

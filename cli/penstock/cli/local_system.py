@@ -15,6 +15,7 @@ import httpx
 
 from penstock.cli.assets import ASSETS, prepare_gguf, prepare_model
 from penstock.cli.config import ENV_CONFIG, ClusterSettings, load, read_toml, to_toml
+from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import EmbeddedKafka, answers
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.kafka_jars import KAFKA_VERSION
@@ -97,6 +98,7 @@ class LocalSystem:
     def _check(self) -> None:
         """Find out early what would only fail after the long steps."""
         options = self.options
+        checked()
         if port_in_use(options.port, options.host):
             raise CliFailure(
                 f"port {options.port} is in use: stop what listens there, or choose another one with --port"
@@ -211,7 +213,7 @@ class LocalSystem:
         self._ready_urls[name] = ready_url
         return command_part(
             name,
-            [sys.executable, "-m", "penstock.cli.main", name],
+            penstock_command(name),
             log=self.home.logs / f"{name}.log",
             ready=lambda: is_ready(ready_url),
             grace_s=grace_s,
@@ -352,3 +354,9 @@ def card(system: LocalSystem) -> str:
   data  {data}
   logs  {system.home.logs}   (penstock logs -f)
 """
+
+
+def penstock_command(name: str) -> list[str]:
+    """How a part is started: as `penstock <name>`, by which process lists show it."""
+    script = Path(sys.executable).with_name("penstock")
+    return [str(script), name] if script.exists() else [sys.executable, "-m", "penstock.cli.main", name]

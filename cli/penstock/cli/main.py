@@ -92,6 +92,11 @@ class LazyGroup(TyperGroup):
         except BrokenPipeError as error:
             sys.stderr.close()
             raise typer.Exit(0) from error
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            cure = "name another folder (--data-dir, PENSTOCK_CACHE) or free some space"
+            typer.echo(f"penstock: {where}{error.strerror or error}; {cure}", err=True)
+            raise typer.Exit(int(ExitCode.FAILED)) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -72,10 +73,13 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def port_in_use(port: int, host: str = "127.0.0.1") -> bool:
     """Whether something else holds this port."""
-    with socket.socket() as sock:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((host, port))
-        except OSError:
-            return True
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return True
+            raise CliFailure(f"cannot listen on {host}: {error.strerror or error}; choose another --host") from error
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +18,18 @@ Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
 ]
 
+Bootstrap = Annotated[
+    str | None, typer.Option("--bootstrap-servers", "-b", help="Kafka (default: [kafka], else 127.0.0.1:9092).")
+]
 
-def worker(config: Config = None) -> None:
+
+def use_bootstrap(servers: str | None) -> None:
+    """An option goes before the file: named by its variable, which does too."""
+    if servers is not None:
+        os.environ["PENSTOCK_KAFKA__BOOTSTRAP_SERVERS"] = servers
+
+
+def worker(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
     """Run one worker: takes requests from Kafka and runs them on its models.
 
     Example:  penstock worker --config penstock.toml
@@ -27,6 +38,7 @@ def worker(config: Config = None) -> None:
     """
     set_up_logging()
     use_config(config)
+    use_bootstrap(bootstrap_servers)
     try:
         from penstock.processors.app import run_worker
         from penstock.processors.settings import WorkerSettings
@@ -35,13 +47,14 @@ def worker(config: Config = None) -> None:
     finish(run_worker(load(WorkerSettings)))
 
 
-def gateway(config: Config = None) -> None:
+def gateway(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
     """Run one gateway: HTTP, WebSocket and OpenAI routes in front of Kafka.
 
     Example:  PENSTOCK_GATEWAY__PORT=8080 penstock gateway --config penstock.toml
     """
     set_up_logging()
     use_config(config)
+    use_bootstrap(bootstrap_servers)
     try:
         from penstock.gateway.app import run_gateway
         from penstock.gateway.settings import GatewaySettings

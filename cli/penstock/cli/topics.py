@@ -152,6 +152,9 @@ def create_topics(
     specs = topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability)
     for pool in pools:
         specs += topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability, pool=pool)
+    planned = {spec.name: spec.partitions for spec in specs} | partition_counts(settings)
+    if problems := unequal_text_topics(settings.names, planned, pools):
+        raise CliFailure(f"nothing was made: {problems[0]}")
     reports = ensure_topics(settings, specs)
     created = sum(report.created for report in reports)
     if created:

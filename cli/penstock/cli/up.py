@@ -17,6 +17,7 @@ import typer
 
 from penstock.cli.children import rotate_log, tail
 from penstock.cli.config import read_toml, use_config
+from penstock.cli.config_commands import checked
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.local_system import LocalSystem, Options, card, is_ready
 from penstock.cli.paths import default_data_dir
@@ -46,8 +47,16 @@ def up(
     remote: Annotated[
         str | None, typer.Option(help="Serve through this OpenAI-compatible server instead of loading models.")
     ] = None,
-    port: Annotated[int, typer.Option(envvar="PENSTOCK_GATEWAY__PORT", help="The gateway's port.")] = 8000,
-    host: Annotated[str, typer.Option(envvar="PENSTOCK_GATEWAY__HOST", help="The gateway's address.")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(envvar="PENSTOCK_GATEWAY__PORT", help="The gateway's port (default: [gateway], else 8000)."),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PENSTOCK_GATEWAY__HOST", help="The gateway's address (default: [gateway], else 127.0.0.1)."
+        ),
+    ] = None,
     kafka_port: Annotated[int, typer.Option(help="The embedded broker's port.")] = 9092,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="penstock.toml for everything else.")] = None,
 ) -> None:
@@ -70,10 +79,12 @@ def up(
         start_detached(home)
         return
     found = use_config(config)
+    checked()
+    gateway = {} if found is None else read_toml(found).get("gateway", {})
     options = Options(
         data_dir=home.data_dir,
-        host=host,
-        port=port,
+        host=host or gateway.get("host", "127.0.0.1"),
+        port=port or gateway.get("port", 8000),
         kafka_port=kafka_port,
         bootstrap_servers=bootstrap_servers or configured_bootstrap(found),
         model=model,

@@ -89,7 +89,7 @@ async def _lifespan(app: FastAPI, settings: GatewaySettings) -> AsyncGenerator[N
     registry = settings.schema_registry
     codec = await asyncio.to_thread(registry_codec, registry.url, write=registry.write)
     hub = Hub(client_frames=conf.client_queue_frames)
-    transport = Transport(kafka)
+    transport = Transport(kafka, delivery_timeout_s=10)
     service: GatewayService
 
     def gauges() -> Gauges:

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.schemas.cursor import Cursor, encode_cursor
-from penstock.schemas.errors import error_record_body
+from penstock.schemas.errors import InvalidCursor, error_record_body
 from penstock.schemas.fold import Chunk, ResultFold, StatusFold, same_origin
 from penstock.schemas.ids import is_derived_id
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
@@ -19,6 +19,7 @@ Key = tuple[str, str]
 """(tenant, request_id)"""
 
 NOT_HASHED = "-"
+BLANKED = "erased"
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +62,11 @@ class Entry:
     @property
     def done(self) -> bool:
         return self.fold.terminal is not None
+
+    @property
+    def blanked(self) -> bool:
+        """Whether all that was said in it is gone; an erased one whose outcome is still to be read is not yet."""
+        return self.content == BLANKED
 
     @property
     def status_name(self) -> str:
@@ -122,11 +128,10 @@ class Entry:
             return []
         if not self.statuses.apply(event):
             return []
-        if self.status is not None and (self.status.status, self.status.position) == (event.status, event.position):
-            return []
-        self.status = event
+        before, self.status = self.status, event
         self.model = event.model or self.model
-        return [self.status_frame()]
+        same = before is not None and (before.status, before.position) == (event.status, event.position)
+        return [] if same else [self.status_frame()]
 
     # -- frames
 
@@ -195,6 +200,8 @@ class Entry:
     def _ending_after(self, after: Cursor | None) -> list[Frame]:
         event = self.fold.terminal
         text = event.output_text if event is not None else None
+        if event is not None and event.output_artifact is not None:
+            text = self.fold.text  # the outcome only refers to it
         if text is None or not self.stream:
             return []
         return self._text_after(after, text)
@@ -210,6 +217,11 @@ class Entry:
                 return [self.chunk_frame(text, 0)] if text else []
             return [self.restarted_frame(), *([self.chunk_frame(text, 0)] if text else [])]
         return [SnapshotFrame(request_id=self.request_id, cursor=self.cursor(), text=text)]
+
+    def check_cursor(self, after: Cursor | None) -> None:
+        """Raises InvalidCursor for one that was given out for another request."""
+        if after is not None and after.partition != self.partition:
+            raise InvalidCursor("this cursor is of another request", param="after")
 
     def is_behind(self, after: Cursor) -> bool:
         """Whether a cursor stands behind the outcome already: nothing is left to tell."""
@@ -284,6 +296,7 @@ def facts(entry: Entry) -> str:
             "content": entry.content,
             "origin": None if entry.origin is None else entry.origin.to_dict(),
             "status": None if entry.status is None else entry.status.to_dict(),
+            "results_origin": None if entry.fold.origin is None else entry.fold.origin.to_dict(),
             "fold": [entry.fold.epoch, entry.fold.attempt, entry.fold.offset, entry.fold.token_count],
             "terminal_offset": entry.terminal_offset,
         }
@@ -311,7 +324,7 @@ def restored(
         entry.status = StatusEvent.from_dict(found["status"])
         entry.statuses.apply(entry.status)
     epoch, attempt, offset, tokens = found["fold"]
-    origin = entry.origin if epoch >= 0 else None
+    origin = None if found["results_origin"] is None else Origin.from_dict(found["results_origin"])
     entry.fold.restore(origin=origin, epoch=epoch, attempt=attempt, text=text, token_count=tokens)
     entry.fold.offset = offset
     entry.terminal_offset = found["terminal_offset"]

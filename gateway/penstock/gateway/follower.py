@@ -214,6 +214,26 @@ class Follower:
             await asyncio.to_thread(self._reader.add_topics, new)
             self._topics.update(new)
             logger.info("follower.topics_added count=%d", len(new))
+        gone = self._topics - set(topics)
+        if gone and self._reader is not None:
+            self._forget(gone)
+
+    def _forget(self, gone: set[str]) -> None:
+        """Topics of a pool that was taken away: their ends cannot be asked for any more."""
+        reader = self._reader
+        assert reader is not None
+        dead = [tp for tp in self._view.offsets() if tp[0] in gone]
+
+        def drop() -> None:
+            for tp in dead:
+                reader.drop(tp)
+
+        reader.call(drop)
+        for tp in dead:
+            del self._view.offsets()[tp]
+            self._stuck.pop(tp, None)
+        self._topics -= gone
+        logger.info("follower.topics_gone count=%d", len(gone))
 
     def _begin_of(self, topics: Sequence[str]) -> dict[TP, int]:
         counts = admin.partition_counts(self._settings, topics)

@@ -23,6 +23,10 @@ class Gauges:
     oldest_age_s: Mapping[str, float] = field(default_factory=dict[str, float])
     inflight: int = 0
     ws_clients: int = 0
+    device_memory: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """Bytes by (device, kind), as workers tell; devices of one name are added up."""
+    running: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Requests that run, by model."""
 
 
 class GatewayMetrics:
@@ -36,6 +40,9 @@ class GatewayMetrics:
         self._requests = Counter("penstock_requests", "Outcomes seen.", ["task", "outcome"], registry=self.registry)
         self._tokens = Counter("penstock_tokens", "Tokens of outcomes seen.", ["kind"], registry=self.registry)
         self._retries = Counter("penstock_retries", "Attempts after the first, seen.", registry=self.registry)
+        # Counted by each worker for itself; here so that every name is known on every port.
+        for name, text in (("loads", "Models loaded, counted by workers."), ("unloads", "Models ended, likewise.")):
+            Counter(f"penstock_model_{name}", text, ["model"], registry=self.registry)
         self._dead = Counter("penstock_dlq", "Requests that ended dead-lettered, seen.", registry=self.registry)
         self._wait = self._histogram("penstock_wait_seconds", "From accepted to running.")
         self._run = self._histogram("penstock_run_seconds", "From running to the outcome.")
@@ -86,5 +93,15 @@ class _GaugeCollector(Collector):
             age.add_metric([name], age_s)
         yield depth
         yield age
+        memory = GaugeMetricFamily(
+            "penstock_device_memory_bytes", "Memory of all workers' devices.", labels=["device", "kind"]
+        )
+        for (device, kind), size in gauges.device_memory.items():
+            memory.add_metric([device, kind], size)
+        yield memory
+        batch = GaugeMetricFamily("penstock_batch_size", "Requests running, by model.", labels=["model"])
+        for model, count in gauges.running.items():
+            batch.add_metric([model], count)
+        yield batch
         yield GaugeMetricFamily("penstock_inflight", "Requests accepted and not done.", value=gauges.inflight)
         yield GaugeMetricFamily("penstock_ws_clients", "Open WebSockets.", value=gauges.ws_clients)

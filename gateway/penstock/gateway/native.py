@@ -15,7 +15,7 @@ from penstock.gateway.service import GatewayService
 from penstock.gateway.sse import events
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
-from penstock.schemas.ids import new_request_id
+from penstock.schemas.ids import check_conversation_id, new_request_id
 from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request
 
@@ -129,6 +129,7 @@ async def stream_events(
     await service.find(caller.tenant, request_id)
     await service.reach(cursor)
     entry = await service.find(caller.tenant, request_id)
+    entry.check_cursor(cursor)
     if cursor is not None and entry.is_behind(cursor):
         return Response(status_code=204)
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": request_id}
@@ -151,13 +152,16 @@ async def cancel_many(request: Request) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("cancel")
     body = await read_json(request)
-    if not isinstance(body, dict) or set(body) - {"ids", "status", "conversation_id"} or not body:
+    fields: dict[str, Any] = (
+        {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else {}
+    )
+    if not fields or set(fields) - {"ids", "status", "conversation_id"}:
         raise InvalidRequest("give ids, or a filter of status and conversation_id")
-    fields: dict[str, Any] = body
     service = service_of(request)
     ids: Any = fields.get("ids")
     if ids is None:
-        status, conversation_id = (_text_or_none(fields, name) for name in ("status", "conversation_id"))
+        status, named = _text_or_none(fields, "status"), fields.get("conversation_id")
+        conversation_id = None if named is None else check_conversation_id(named)
         cancelled = await service.cancel_where(caller.tenant, status=status, conversation_id=conversation_id)
     elif len(fields) > 1:
         raise InvalidRequest("give either ids or a filter", param="ids")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
@@ -96,34 +97,45 @@ def completed(frame: ResultFrame) -> Json:
 
 
 async def stream_events(
-    frames: AsyncIterator[Frame], writer: ChunkWriter, keepalive_s: float = KEEPALIVE_S
+    frames: AsyncIterator[Frame],
+    writer: ChunkWriter,
+    keepalive_s: float = KEEPALIVE_S,
+    *,
+    whole: Callable[[Json], Awaitable[Json]] | None = None,
 ) -> AsyncGenerator[bytes]:
-    """Server-sent events of one answer. Raises FinalFailure or StreamRestarted where it cannot be carried on."""
-    turn = _StreamTurn(writer)
+    """Server-sent events of one answer. Raises FinalFailure or StreamRestarted where it cannot be carried on.
+
+    `whole` fetches the output of a result that only refers to it.
+    """
+    turn = _StreamTurn(writer, whole)
+    told_at = time.monotonic()
     async with aclosing(with_keepalive(frames, keepalive_s)) as beats:
         async for frame in beats:
-            if frame is None:
-                yield _KEEPALIVE
-                continue
-            events = turn.on_frame(frame)
+            events = [] if frame is None else await turn.on_frame(frame)
             if turn.ended:
                 yield b"".join(map(sse_data, events)) + _DONE
                 return
             if events:
                 yield b"".join(map(sse_data, events))
+            elif time.monotonic() - told_at >= keepalive_s:  # frames came, but none that says something here
+                yield _KEEPALIVE
+            else:
+                continue
+            told_at = time.monotonic()
     raise InternalError("the subscription ended without an outcome")
 
 
 class _StreamTurn:
     """Frames in, chunk objects out."""
 
-    def __init__(self, writer: ChunkWriter) -> None:
+    def __init__(self, writer: ChunkWriter, whole: Callable[[Json], Awaitable[Json]] | None) -> None:
         self.ended = False
         self._writer = writer
+        self._whole = whole
         self._splice = StreamSplice()
         self._opened = False
 
-    def on_frame(self, frame: Frame) -> list[Json]:
+    async def on_frame(self, frame: Frame) -> list[Json]:
         match frame:
             case ChunkFrame():
                 return self._text(self._splice.chunk(frame.text, frame.offset))
@@ -133,9 +145,8 @@ class _StreamTurn:
                 self._splice.restart()
             case ResultFrame():
                 result = completed(frame)
-                if "artifact" in result:  # the stream has brought all of it
-                    self.ended = True
-                    return [*self._open(), *self._writer.ending(result)]
+                if "artifact" in result and self._whole is not None:
+                    result = await self._whole(result)
                 rest = self._text(self._splice.finish(result.get("text") or ""))
                 self.ended = True
                 return [*rest, *self._open(), *self._writer.ending(result)]

@@ -15,7 +15,7 @@ from penstock.gateway import openai_models as shapes
 from penstock.gateway.callers import caller_of
 from penstock.gateway.models import find_model, public_models
 from penstock.gateway.openai_chat import AnswerStream, ClientGone, cancel_abandoned, outcome, stream_events, unless_gone
-from penstock.gateway.service import GatewayService, Subscription
+from penstock.gateway.service import GatewayService, Stopping, Subscription
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import InferenceRequest
@@ -106,24 +106,29 @@ class Exchange:
         frames = self._subscribe()
         try:
             result = await unless_gone(self._request.receive, outcome(frames))
-            if "artifact" in result:
-                result |= await self._fetched(result["artifact"])
+            result = await self._whole(result)
         except ClientGone:
             self._abandoned()
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        except Stopping:  # told to come again, the client would send a new request
+            self._abandoned()
+            raise
         finally:
             frames.close()
         return JSONResponse(shape(result), headers={"x-request-id": self.request_id})
 
-    async def _fetched(self, artifact: dict[str, Any]) -> dict[str, Any]:
-        """A large output, which stock clients expect in the answer itself."""
+    async def _whole(self, result: shapes.Json) -> shapes.Json:
+        """The result with a large output in it, where stock clients expect it."""
+        artifact = result.get("artifact")
+        if artifact is None:
+            return result
         store: ArtifactStore = self._request.app.state.artifacts
         content = await asyncio.to_thread(store.get, self._tenant, artifact["artifact_id"], sha256=artifact["sha256"])
-        return json.loads(content)
+        return {**result, **json.loads(content)}
 
     def stream(self, writer: shapes.ChunkWriter) -> Response:
         frames = self._subscribe()
-        events = stream_events(frames, writer)
+        events = stream_events(frames, writer, whole=self._whole)
         return AnswerStream(events, self.request_id, abandoned=self._abandoned, close=frames.close)
 
     def _subscribe(self) -> Subscription:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.gateway.entries import Entry, Key
+from penstock.gateway.entries import Entry, Key, rfc3339
 from penstock.gateway.follower import Follower, Readiness
 from penstock.gateway.frames import Frame, ResultFrame
 from penstock.gateway.hub import Client, Gone, Hub
@@ -165,7 +165,24 @@ class GatewayService:
 
     def gauges(self) -> Gauges:
         depths, ages = self._view.queue_depths(_now_ms())
-        return Gauges(queue_depth=depths, oldest_age_s=ages, inflight=self._view.live_count, ws_clients=self.sockets)
+        memory: dict[tuple[str, str], int] = {}
+        for worker in self._view.workers.values():
+            for device in worker.devices:
+                sizes = {"total": device.total_bytes, "reserved": device.reserved_bytes, "used": device.used_bytes}
+                for kind, size in sizes.items():
+                    memory[(device.device, kind)] = memory.get((device.device, kind), 0) + size
+        running: dict[str, int] = {}
+        for entry in self._view.live_entries():
+            if entry.status_name == "running" and entry.model is not None:
+                running[entry.model] = running.get(entry.model, 0) + 1
+        return Gauges(
+            queue_depth=depths,
+            oldest_age_s=ages,
+            inflight=self._view.live_count,
+            ws_clients=self.sockets,
+            device_memory=memory,
+            running=running,
+        )
 
     def stats(self) -> dict[str, Any]:
         """What operators look at first. Rates are means over the last minute."""
@@ -186,8 +203,8 @@ class GatewayService:
                 "dropped_slow": self.hub.dropped_slow,
                 "sockets": self.sockets,
             },
-            "workers": [worker.to_dict() for worker in workers],
-            "models": [model.to_dict() for model in self.models()],
+            "workers": [_with_times(worker.to_dict()) for worker in workers],
+            "models": [_with_times(model.to_dict()) for model in self.models()],
         }
 
     # -- submit
@@ -231,7 +248,8 @@ class GatewayService:
             return Accepted(request_id)
         except BaseException as error:
             if not future.done():
-                future.set_exception(error)
+                given_up = BrokerUnavailable("the first request with this Idempotency-Key was given up; try again")
+                future.set_exception(given_up if isinstance(error, asyncio.CancelledError) else error)
                 future.exception()  # nobody else may be waiting: it was told
             raise
         finally:
@@ -328,6 +346,7 @@ class GatewayService:
             raise NotFound("there is no such request")
         if entry.erased:
             raise GoneError("this request was erased")
+        entry.check_cursor(after)
         self.hub.subscribe(subscription.client, ("request", tenant, request_id))
         subscription.push(entry.opening(after))
 
@@ -425,6 +444,11 @@ class GatewayService:
         key = f"{entry.request_id}/{kind}".encode()
         delivery = await self._transport.produce(self._names.control, self._codec.encode(command), key=key)
         return delivery.offset
+
+
+def _with_times(facts: dict[str, Any]) -> dict[str, Any]:
+    """A record's facts with its times as RFC 3339."""
+    return {name: rfc3339(value) if name.endswith("_at") else value for name, value in facts.items()}
 
 
 def _now_ms() -> int:

@@ -217,8 +217,8 @@ class Session:
         self._service.follow(self._subscription, self._caller.tenant, request_id, cursor)
 
     def _room_for_one_more(self) -> None:
-        if len(self._followed) >= MAX_SUBSCRIPTIONS:
-            raise InvalidRequest(f"a socket can follow {MAX_SUBSCRIPTIONS} requests at once")
+        if max(len(self._followed), len(self._subscription.client.subjects)) >= MAX_SUBSCRIPTIONS:
+            raise InvalidRequest(f"a socket can follow {MAX_SUBSCRIPTIONS} requests and conversations at once")
 
     async def _unsubscribe(self, frame: dict[str, Any]) -> None:
         if frame.get("conversation_id") is not None:

@@ -18,7 +18,7 @@ from penstock.schemas.records import ResultEvent
 logger = logging.getLogger(__name__)
 
 TP = tuple[str, int]
-VERSION = 1
+VERSION = 2
 MAX_WAITING = 4
 """Batches that wait for the writer."""
 RETRY_S = 1.0
@@ -105,10 +105,10 @@ class Store:
             entry.accepted_ms,
             entry.updated_ms,
             entry.status_name,
-            int(entry.done or entry.erased),
+            int(entry.done or entry.blanked),
             entry.conversation_id,
             facts(entry),
-            "" if entry.done else entry.fold.text,
+            "" if terminal is not None and terminal.output_artifact is None else entry.fold.text,
             None if terminal is None else self._codec.encode(terminal),
             int(entry.erased),
         )

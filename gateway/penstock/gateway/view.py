@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from penstock.gateway.entries import Entry, Key
+from penstock.gateway.entries import BLANKED, Entry, Key
 from penstock.gateway.frames import Frame, ResultFrame
 from penstock.gateway.hub import Hub
 from penstock.gateway.rates import Rate
@@ -208,8 +208,10 @@ class View:
         entry = self.entry((event.tenant, event.request_id))
         if entry.done or (entry.erased and entry.key not in self._live):
             return
+        before = (entry.fold.epoch, entry.fold.attempt)
         frames = entry.on_result(event, message.offset)
-        if frames or entry.done:
+        # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
+        if frames or entry.done or before != (entry.fold.epoch, entry.fold.attempt):
             self._touch(entry)
         if entry.done:
             self._on_outcome(event)
@@ -227,11 +229,17 @@ class View:
         entry = self.entry((event.tenant, event.request_id))
         if entry.erased:
             return
+        before = entry.status
         frames = entry.on_status(event)
-        if frames:
+        if entry.status is event:
             self._touch(entry)
-            self._on_status(event)
             self._tell(entry, frames)
+            if before is None or (before.attempt, before.epoch, before.status) != (
+                event.attempt,
+                event.epoch,
+                event.status,
+            ):
+                self._on_status(event)
 
     def _control(self, message: RawMessage) -> None:
         if message.value is None:
@@ -250,7 +258,7 @@ class View:
         """Blank what the caller said and was told; that there was a request stays known, for 410."""
         blank = Entry(entry.tenant, entry.request_id, entry.partition)
         blank.task, blank.accepted_ms, blank.erased, blank.origin = entry.task, entry.accepted_ms, True, entry.origin
-        blank.content = "erased"
+        blank.content = BLANKED
         self._touch(blank)
         self._end(blank)
 
@@ -305,7 +313,7 @@ class View:
             return False
         rows = [self._store.row(entry) for entry in self._dirty.values()]
         done = written or threading.Event()
-        self._store.submit(Batch(rows, {tp: self._offsets[tp] for tp in self._moved}, done))
+        self._store.submit(Batch(rows, {tp: self._offsets[tp] for tp in self._moved if tp in self._offsets}, done))
         self._writing.append((done, self._dirty))
         self._dirty = {}
         self._moved.clear()

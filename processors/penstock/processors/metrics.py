@@ -34,6 +34,8 @@ class Metrics:
         self.dead_letters = Counter("penstock_dlq", "Dead letters by reason", ["reason"], registry=registry)
         self.retries = Counter("penstock_retries", "Attempts after the first", registry=registry)
         self.rebalances = Gauge("penstock_rebalances", "Assignments seen by this worker", registry=registry)
+        # A worker has no sockets; the name is there so that every name is known on every port.
+        Gauge("penstock_ws_clients", "Open WebSockets: none on a worker", registry=registry)
         # Children are kept: looking one up by its labels costs more than counting.
         self.prompt_tokens = self.tokens.labels("prompt")
         self.completion_tokens = self.tokens.labels("completion")

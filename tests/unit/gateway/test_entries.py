@@ -10,7 +10,7 @@ import pytest
 from penstock.gateway.entries import Entry, facts, restored
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.schemas.cursor import Cursor, decode_cursor
-from penstock.schemas.errors import ExecutionTimeout, to_error_record
+from penstock.schemas.errors import ExecutionTimeout, InvalidCursor, to_error_record
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
 
 ORIGIN = Origin(topic="t", partition=0, offset=7, append_time_ms=1_000)
@@ -255,3 +255,11 @@ def test_the_first_origin_stays() -> None:
     other = replace(ORIGIN, offset=8)
     entry.on_request(replace(REQUEST, priority=1), other)
     assert (entry.priority, entry.content, entry.origin) == (5, content, ORIGIN)
+
+
+def test_a_cursor_of_another_request_is_refused() -> None:
+    entry = Entry("default", "r1", 3)
+    entry.check_cursor(None)
+    entry.check_cursor(Cursor(partition=3, offset=1, epoch=1, attempt=1, text_length=0))
+    with pytest.raises(InvalidCursor):
+        entry.check_cursor(Cursor(partition=2, offset=1, epoch=1, attempt=1, text_length=0))

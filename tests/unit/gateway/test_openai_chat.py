@@ -11,9 +11,9 @@ import pytest
 from starlette.types import Message
 
 from penstock.gateway.errors import FinalFailure
-from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
+from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.gateway.openai_chat import AnswerStream, ClientGone, stream_events, unless_gone, with_keepalive
-from penstock.gateway.openai_models import ChunkWriter
+from penstock.gateway.openai_models import ChunkWriter, Json
 from penstock.schemas.errors import InternalError, StreamRestarted
 
 
@@ -146,3 +146,29 @@ async def test_a_server_that_stops_cancels_no_work() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert calls == ["http.response.start", "http.response.body", "closed"]
+
+
+async def test_frames_that_say_nothing_here_do_not_silence_the_comments() -> None:
+    """A queued request whose position moves has news all the time, and none of it is an event of OpenAI's."""
+    waiting = [
+        StatusFrame(request_id="r1", cursor="c", status="queued", done=False, position=9 - number)
+        for number in range(8)
+    ]
+    events = [
+        event
+        async for event in stream_events(frames_of(*waiting, result("ab"), gap_s=0.02), writer(), keepalive_s=0.05)
+    ]
+    assert events[0] == b": waiting\n\n"
+    assert events.count(b": waiting\n\n") >= 2
+    assert events[-1].endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_large_output_is_fetched_and_completes_the_stream() -> None:
+    async def whole(found: Json) -> Json:
+        return {**found, "text": "abcd"}
+
+    large = result("")
+    large.result = {"artifact": {"artifact_id": "a"}, "finish_reason": "stop", "usage": None}
+    events = [event async for event in stream_events(frames_of(chunk("ab", 0), large), writer(), whole=whole)]
+    text = b"".join(events)
+    assert text.count(b'"content":"ab"') == text.count(b'"content":"cd"') == 1

@@ -40,7 +40,13 @@ class ChatSocket:
 
     def dial(self) -> ClientConnection:
         try:
-            return connect(self.url, additional_headers=self.headers, subprotocols=["penstock.v1"])  # type: ignore[list-item]
+            # A proxy of the environment is for the outside.
+            return connect(
+                self.url,
+                additional_headers=self.headers,
+                subprotocols=["penstock.v1"],  # type: ignore[list-item]
+                proxy=None,
+            )
         except (OSError, InvalidStatus) as error:
             raise CliFailure(
                 f"no gateway at {self.url} ({error}); start one with `penstock up` or name it with --url",
@@ -177,7 +183,6 @@ def chat(
                     "model": model,
                     "conversation_id": conversation,
                     "stream": True,
-                    "priority": 2,
                     "payload": payload,
                 },
             )

@@ -28,7 +28,7 @@ def list_conversations(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """The caller's conversations."""
+    """The caller's conversations. Example: penstock conversations list --json"""
     with Gateway(url, key) as gateway:
         found = list(gateway.pages("/v1/conversations", limit))
     if as_json:
@@ -51,7 +51,7 @@ def show(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """The turns, oldest first."""
+    """The turns, oldest first. Example: penstock conversations show trip"""
     with Gateway(url, key) as gateway:
         for item in gateway.pages(f"/v1/conversations/{conversation}/items", limit, order="asc"):
             if as_json:
@@ -67,8 +67,12 @@ def replay(
     from_offset: Annotated[int, typer.Option(min=0, help="Begin at this offset of the topic.")] = 0,
     url: Url = DEFAULT_URL,
     key: Key = None,
+    as_json: AsJson = True,
 ) -> None:
-    """Every record of the conversation's topic with its offset, one JSON line each."""
+    """Every record of the conversation's topic with its offset, one JSON line each.
+
+    Example: penstock conversations replay trip --from-offset 10
+    """
     with Gateway(url, key) as gateway:
         while True:
             page = gateway.call("GET", f"/v1/conversations/{conversation}/replay", from_offset=from_offset)

@@ -100,6 +100,7 @@ def show(
     bootstrap_servers: Bootstrap = None,
     topic_prefix: Prefix = None,
     config: Config = None,
+    json_lines: AsJson = True,
 ) -> None:
     """One dead letter with its original. Example: penstock dlq show 2/17 --raw > record.bin"""
     for message, letter in letters(bootstrap_servers, topic_prefix, config):

@@ -102,7 +102,10 @@ def submit(
     elif found["status"] == "completed":
         typer.echo(outcome_text(found))
     if found["status"] != "completed":
-        raise CliFailure(f"{request_id} {found['status']}: {(found.get('error') or {}).get('message', '')}")
+        raise CliFailure(
+            f"{request_id} {found['status']}: {(found.get('error') or {}).get('message', '')}",
+            exit_code=ExitCode.TIMED_OUT if found["status"] == "expired" else ExitCode.FAILED,
+        )
 
 
 def wait_for(gateway: Gateway, request_id: str, timeout_s: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, print_json, sse_frames
+from penstock.cli.commands.submit import outcome_text
 from penstock.cli.failures import CliFailure, ExitCode
 
 
@@ -23,11 +24,14 @@ def watch(
     """
     headers = {"last-event-id": after} if after else {}
     status: str | None = None
+    told = False
     with Gateway(url, key) as gateway:
         with gateway.stream("GET", f"/v1/requests/{request_id}/events", headers=headers) as answer:
             for frame in sse_frames(answer):
                 if frame["type"] == "result":
                     status = frame["status"]
+                    if not (as_json or told) and after is None and status == "completed":
+                        typer.echo(outcome_text(frame), nl=False)
                 if as_json:
                     print_json(frame)
                 elif frame["type"] == "status":
@@ -35,6 +39,7 @@ def watch(
                     typer.echo(f"[{frame['status']}{place}]", err=True)
                 elif frame["type"] in ("chunk", "snapshot"):
                     typer.echo(frame["text"], nl=False)
+                    told = True
                 elif frame["type"] == "restarted":
                     typer.echo(f"\n[began again, attempt {frame.get('attempt')}]", err=True)
         if status is None:  # already over, or the cursor stood behind everything
@@ -42,6 +47,8 @@ def watch(
             status = found["status"]
             if as_json:
                 print_json(found)
+            elif status == "completed" and after is None:
+                typer.echo(outcome_text(found), nl=False)
     if not as_json:
         typer.echo(f"\n[{status}]", err=True)
     if status != "completed":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 
 import typer
 
@@ -27,7 +28,7 @@ def list_workers(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = Fals
             ", ".join(f"{m['model']} ({m['state']})" for m in worker.get("models", [])),
             " ".join(f"{name}:{count}" for name, count in worker.get("queued", {}).items()),
             worker.get("running"),
-            f"{time.time() - worker['updated_at'] / 1000:.0f} s ago",
+            f"{time.time() - datetime.fromisoformat(worker['updated_at']).timestamp():.0f} s ago",
         ]
         for worker in found
     ]

@@ -1,0 +1,569 @@
+"""The view, record by record: what it knows, whom it tells, what it skips, and what outlives the process."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.gateway import store as store_module
+from penstock.gateway import view as view_module
+from penstock.gateway.entries import Entry, Key
+from penstock.gateway.frames import ChunkFrame, ResultFrame, StatusFrame
+from penstock.gateway.hub import Client, Hub
+from penstock.gateway.store import MAX_WAITING, TP, Store
+from penstock.gateway.view import View
+from penstock.producers.reader import RawMessage
+from penstock.schemas.codec import Codec, schema_text
+from penstock.schemas.errors import RegistryUnavailable
+from penstock.schemas.ids import derived_request_id
+from penstock.schemas.records import (
+    ControlCommand,
+    InferenceRequest,
+    ModelInfo,
+    Origin,
+    Record,
+    ResultEvent,
+    StatusEvent,
+    WorkerState,
+)
+from penstock.schemas.topics import CLASSES, HEADER_ORIGIN, TopicNames
+from support import wait_until
+
+NAMES = TopicNames("p-")
+REQUESTS: TP = (NAMES.request("text_generation", 5), 0)
+HIGH: TP = (NAMES.request("text_generation", 1), 0)
+RESULTS: TP = (NAMES.result, 0)
+STATUSES: TP = (NAMES.status, 0)
+CONTROL: TP = (NAMES.control, 0)
+KEY: Key = ("default", "r")
+SUBJECT = ("request", *KEY)
+CONVERSATION = ("conversation", "default", "c")
+
+ORIGIN = Origin(topic=REQUESTS[0], partition=REQUESTS[1], offset=0, append_time_ms=1_000)
+OTHER_ORIGIN = replace(ORIGIN, topic=HIGH[0])
+REQUEST = InferenceRequest(
+    request_id="r",
+    task="text_generation",
+    text_generation={"prompt": "secret"},
+    conversation_id="c",
+    stream=True,
+    created_at=900,
+    metadata={"note": "secret"},
+)
+CHUNK = ResultEvent(
+    request_id="r",
+    tenant="default",
+    kind="chunk",
+    origin=ORIGIN,
+    attempt=1,
+    epoch=1,
+    task="text_generation",
+    created_at=2_000,
+    worker_id="w",
+    text="sec",
+    text_offset=0,
+)
+TERMINAL = replace(CHUNK, kind="terminal", text=None, status="completed", text_generation={"text": "secret"})
+RUNNING = StatusEvent(
+    request_id="r",
+    tenant="default",
+    status="running",
+    done=False,
+    rank=40,
+    attempt=1,
+    epoch=1,
+    origin=ORIGIN,
+    worker_id="w",
+    created_at=1_500,
+)
+ERASE = ControlCommand(kind="erase", request_id="r", tenant="default", created_at=3_000)
+
+
+class Registry:
+    """Finds one schema, when it can be asked at all."""
+
+    SCHEMA_ID = 77
+
+    def __init__(self) -> None:
+        self.down = False
+
+    def schema_for(self, schema_id: int) -> str:
+        if self.down:
+            raise RegistryUnavailable("nobody answers")
+        assert schema_id == self.SCHEMA_ID
+        return schema_text("ResultEvent")
+
+
+class Gateway:
+    """A view with its file and its hub, fed as by the follower; `restart` is kill -9 and a new process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.registry = Registry()
+        self.codec = Codec(self.registry)
+        self.on_outcome: Callable[[ResultEvent], None] = lambda _: None
+        self.statuses: list[str] = []
+        self.next: dict[TP, int] = {}
+        self.start()
+
+    def start(self) -> None:
+        self.store = Store(self.path, "cluster", self.codec)
+        self.hub = Hub()
+        self.outcomes: list[str] = []
+        self.view = View(
+            self.store,
+            self.hub,
+            NAMES,
+            1,
+            on_outcome=self.note_outcome,
+            on_status=lambda event: self.statuses.append(event.status),
+            codec=self.codec,
+        )
+
+    def note_outcome(self, event: ResultEvent) -> None:
+        self.outcomes.append(event.request_id)
+        self.on_outcome(event)
+
+    def message(self, tp: TP, value: Record | bytes | None, **values: Any) -> RawMessage:
+        offset = self.next.get(tp, 0)
+        self.next[tp] = offset + 1
+        raw = self.codec.encode(value) if isinstance(value, Record) else value
+        return replace(RawMessage(*tp, offset, 1_000, None, raw), **values)
+
+    def read(self, tp: TP, *values: Record | bytes | None, **more: Any) -> None:
+        self.view.apply([self.message(tp, value, **more) for value in values])
+
+    def listen(self, *subjects: tuple[str, ...]) -> Client:
+        client = self.hub.connect(lambda: None)
+        for subject in subjects:
+            self.hub.subscribe(client, subject)
+        return client
+
+    def flush(self) -> None:
+        written = threading.Event()
+        assert self.view.flush(written)
+        assert written.wait(10)
+
+    def restart(self) -> None:
+        self.store.close()
+        self.start()
+
+    def found(self, key: Key = KEY) -> Entry:
+        entry = self.view.find(key)
+        assert entry is not None
+        return entry
+
+    def execute(self, script: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.path, isolation_level=None, timeout=10)) as connection:
+            return connection.execute(script).fetchall()
+
+    def stop_writing(self) -> None:
+        self.execute("CREATE TRIGGER full BEFORE INSERT ON offsets BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+
+    def go_on_writing(self) -> None:
+        self.execute("DROP TRIGGER full")
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    monkeypatch.setattr(store_module, "RETRY_S", 0.01)
+    found = Gateway(tmp_path / "view.sqlite")
+    yield found
+    found.store.close()
+
+
+def types(client: Client) -> list[type]:
+    return [type(frame) for frame in client.frames]
+
+
+# -- from acceptance to the outcome
+
+
+def test_from_acceptance_to_the_outcome(gateway: Gateway) -> None:
+    view, client = gateway.view, gateway.listen(SUBJECT)
+    outcome = gateway.listen(("outcome", *KEY))
+    assert view.find(KEY) is None
+    assert view.accepted(REQUEST) is gateway.found()
+    assert gateway.found().accepted_ms == 900
+    gateway.read(REQUESTS, REQUEST)
+    assert (gateway.found().accepted_ms, gateway.found().origin) == (1_000, ORIGIN)
+    gateway.read(STATUSES, RUNNING, RUNNING)
+    gateway.read(RESULTS, CHUNK, CHUNK)
+    assert (gateway.found().status_name, gateway.found().fold.text, view.live_count) == ("running", "sec", 1)
+    gateway.read(RESULTS, TERMINAL, TERMINAL, CHUNK)
+    gateway.read(STATUSES, replace(RUNNING, status="completed", done=True, rank=100), RUNNING)
+    assert gateway.found().terminal == TERMINAL
+    assert view.live_count == 0
+    assert types(client) == [StatusFrame, ChunkFrame, ChunkFrame, ResultFrame]
+    assert types(outcome) == [ResultFrame]
+    assert (gateway.outcomes, gateway.statuses, view.outcomes) == (["r"], ["running"], {"completed": 1})
+    assert view.arrivals.per_s(1_000) == view.endings.per_s(1_000) == 1 / 60
+    assert view.offsets() == {REQUESTS: 1, STATUSES: 4, RESULTS: 5}
+
+
+def test_results_before_their_request(gateway: Gateway) -> None:
+    gateway.read(RESULTS, CHUNK, TERMINAL)
+    assert gateway.found().origin == ORIGIN
+    gateway.read(REQUESTS, REQUEST)
+    entry = gateway.found()
+    assert (entry.status_name, entry.conversation_id, entry.metadata) == ("completed", "c", {"note": "secret"})
+    assert gateway.view.live_count == 0
+
+
+def test_who_follows_a_conversation_hears_of_a_request_that_is_read_late(gateway: Gateway) -> None:
+    follower, both = gateway.listen(CONVERSATION), gateway.listen(CONVERSATION, SUBJECT)
+    gateway.read(RESULTS, CHUNK)
+    assert types(follower) == []
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(RESULTS, TERMINAL)
+    assert types(follower) == [StatusFrame, ChunkFrame, ChunkFrame, ResultFrame]
+    assert types(both) == [ChunkFrame, ChunkFrame, ResultFrame], "what it had already was told again"
+
+
+def test_tenants_with_the_same_id(gateway: Gateway) -> None:
+    theirs = gateway.listen(("request", "other", "r"), ("conversation", "other", "c"))
+    gateway.read(REQUESTS, REQUEST, replace(REQUEST, tenant="other", metadata={}))
+    gateway.read(STATUSES, RUNNING)
+    gateway.read(RESULTS, TERMINAL)
+    other = gateway.found(("other", "r"))
+    assert (other.status_name, other.metadata) == ("accepted", {})
+    assert types(theirs) == []
+    gateway.flush()
+    for tenant in ("default", "other"):
+        page = gateway.view.page(tenant, limit=9, after=None, newest_first=True)
+        assert [entry.key for entry in page] == [(tenant, "r")]
+
+
+def test_how_many_wait(gateway: Gateway) -> None:
+    nothing = dict.fromkeys(CLASSES, 0)
+    assert gateway.view.queue_depths(0) == (nothing, nothing)
+    for priority, request_id in ((1, "h"), (5, "m1"), (5, "m2"), (9, "l"), (5, "r"), (5, "done")):
+        gateway.read(REQUESTS, replace(REQUEST, request_id=request_id, priority=priority))
+    gateway.read(STATUSES, RUNNING, replace(RUNNING, request_id="m1", status="queued", rank=10))
+    gateway.read(RESULTS, replace(TERMINAL, request_id="done"))
+    depths, ages = gateway.view.queue_depths(4_500)
+    assert depths == {"high": 1, "medium": 2, "low": 1}
+    assert ages == {"high": 3.5, "medium": 3.5, "low": 3.5}
+
+
+# -- other records
+
+
+def test_a_json_request_without_an_id(gateway: Gateway) -> None:
+    gateway.read(
+        REQUESTS, b'{"task": "text_generation", "payload": {"prompt": "a"}, "priority": 1}', timestamp_ms=5_000
+    )
+    entry = gateway.found(("default", derived_request_id(*REQUESTS, 0, 5_000)))
+    assert (entry.priority, entry.accepted_ms) == (1, 5_000)
+
+
+def test_a_request_that_is_published_again_is_not_another(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST, headers=((HEADER_ORIGIN, b"elsewhere"),))
+    assert gateway.view.find(KEY) is None
+    assert gateway.view.offsets() == {REQUESTS: 1}
+
+
+@pytest.mark.parametrize("tp", [REQUESTS, RESULTS, STATUSES, CONTROL, (NAMES.model, 0), (NAMES.worker, 0)])
+@pytest.mark.parametrize("value", [b"", b"\x00\x01", b"{", b"{}", b"\x00\xff\xff\xff\xffrest", ModelInfo, None])
+def test_one_bad_record_ends_nothing(gateway: Gateway, tp: TP, value: Any) -> None:
+    """Bytes that nobody can read, tombstones, and a good record where it does not belong."""
+    if value is ModelInfo:
+        value = TERMINAL if tp != RESULTS else RUNNING
+    gateway.read(tp, value)
+    gateway.read(RESULTS, TERMINAL)
+    assert gateway.found().done
+    assert gateway.view.offsets() == {tp: gateway.next[tp], RESULTS: gateway.next[RESULTS]}
+
+
+def test_a_failure_of_ours_ends_nothing(gateway: Gateway) -> None:
+    def fail(_: ResultEvent) -> None:
+        raise ZeroDivisionError
+
+    gateway.on_outcome = fail
+    gateway.read(RESULTS, TERMINAL, replace(TERMINAL, request_id="s"))
+    assert gateway.found(("default", "s")).done
+    assert gateway.view.offsets() == {RESULTS: 2}
+
+
+def test_a_registry_that_is_away_holds_the_view_where_it_is(gateway: Gateway) -> None:
+    """Not one record is skipped: reading goes on from there when somebody can tell the schema."""
+    ours = gateway.codec.encode(replace(TERMINAL, request_id="s"))
+    foreign = b"\x00" + Registry.SCHEMA_ID.to_bytes(4, "big") + ours[5:]
+    batch = [gateway.message(RESULTS, value) for value in (CHUNK, foreign, TERMINAL)]
+    gateway.registry.down = True
+    with pytest.raises(RegistryUnavailable):
+        gateway.view.apply(batch)
+    assert gateway.view.offsets() == {RESULTS: 1}
+    assert not gateway.found().done
+    assert not gateway.view.look_up(batch[1])
+    gateway.registry.down = False
+    assert gateway.view.look_up(batch[1])
+    gateway.view.apply(batch[1:])
+    assert gateway.found().done
+    assert gateway.found(("default", "s")).done
+    assert gateway.view.offsets() == {RESULTS: 3}
+
+
+def test_what_is_no_record_at_all_does_not_wait_for_the_registry(gateway: Gateway) -> None:
+    gateway.registry.down = True
+    assert gateway.view.look_up(gateway.message(RESULTS, b"poison"))
+    assert gateway.view.look_up(gateway.message(RESULTS, None))
+
+
+def test_models_and_workers_come_and_go(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    models, workers = (NAMES.model, 0), (NAMES.worker, 0)
+    model = ModelInfo(model="m", tasks=[], engine="noop", state="ready", updated_at=1, worker_id="w")
+    gateway.read(models, model, replace(model, pool="p"), replace(model, model="n"), replace(model, state="loading"))
+    assert {key: found.state for key, found in gateway.view.models.items()} == {
+        ("m", ""): "loading",
+        ("m", "p"): "ready",
+        ("n", ""): "ready",
+    }
+    gateway.read(models, None, key=b"m")
+    assert set(gateway.view.models) == {("n", "")}
+    worker = WorkerState(worker_id="w", state="ready", started_at=1, updated_at=40_000)
+    gateway.read(workers, worker, replace(worker, worker_id="x"), replace(worker, worker_id="y", updated_at=90_000))
+    gateway.read(workers, None, key=b"x")
+    gateway.read(workers, None, key=b"unknown")
+    assert set(gateway.view.workers) == {"w", "y"}
+    monkeypatch.setattr(view_module.time, "time", lambda: 100.0)
+    gateway.view.forget_stale_workers(60)
+    assert set(gateway.view.workers) == {"w", "y"}
+    gateway.view.forget_stale_workers(59)
+    assert set(gateway.view.workers) == {"y"}
+
+
+# -- the file
+
+
+def test_what_was_flushed_outlives_the_process(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="s"))
+    gateway.read(STATUSES, RUNNING)
+    gateway.read(RESULTS, CHUNK, replace(TERMINAL, request_id="s"))
+    before = [gateway.found(key).to_json() for key in (KEY, ("default", "s"))]
+    gateway.flush()
+    gateway.read(RESULTS, replace(CHUNK, text="ret", text_offset=3), TERMINAL)
+    gateway.restart()
+    assert [gateway.found(key).to_json() for key in (KEY, ("default", "s"))] == before
+    assert gateway.found().fold.text == "sec"
+    assert gateway.view.live_count == 1
+    assert gateway.store.offsets() == {REQUESTS: 2, STATUSES: 1, RESULTS: 2}
+    gateway.next[RESULTS] = 2
+    client = gateway.listen(SUBJECT)
+    gateway.read(RESULTS, replace(CHUNK, text="ret", text_offset=3), TERMINAL)
+    assert types(client) == [ChunkFrame, ResultFrame]
+    assert (gateway.found().done, gateway.outcomes) == (True, ["r"])
+
+
+def test_offsets_are_written_without_any_row(gateway: Gateway) -> None:
+    gateway.read(RESULTS, b"poison")
+    assert gateway.view.backlog == 0
+    gateway.flush()
+    assert gateway.store.offsets() == {RESULTS: 1}
+
+
+def test_nothing_new_is_not_written(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    gateway.flush()
+    gateway.stop_writing()
+    assert gateway.view.flush()
+    assert gateway.view.backlog == 0
+    gateway.flush()  # whoever asks with an event is told, though there is nothing to write
+    assert gateway.store.failure is None
+
+
+def test_what_is_on_its_way_to_the_disk_is_found(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended, pushed out of memory by others, and not in the file yet: changed, handed over, written."""
+    monkeypatch.setattr(view_module, "RECENT", 1)
+    gateway.read(REQUESTS, REQUEST)
+    gateway.flush()
+    gateway.read(RESULTS, TERMINAL, *(replace(TERMINAL, request_id=f"s{at}") for at in range(3)))
+    assert gateway.found().done
+    gateway.stop_writing()
+    assert gateway.view.flush()
+    wait_until(lambda: gateway.store.failure, describe="the writer is held up")
+    assert gateway.found().done
+    gateway.go_on_writing()
+    wait_until(lambda: gateway.store.failure is None, describe="the writer goes on")
+    assert gateway.found().done
+    gateway.flush()
+    assert gateway.view.flush()
+    assert gateway.found().done
+    assert gateway.found(("default", "s0")).done
+
+
+def test_a_writer_that_is_behind_loses_nothing(gateway: Gateway) -> None:
+    gateway.stop_writing()
+    gateway.read(RESULTS, CHUNK)
+    assert gateway.view.flush()
+    wait_until(lambda: gateway.store.failure, describe="the writer is held up")
+    for at in range(MAX_WAITING):
+        gateway.read(RESULTS, replace(CHUNK, request_id=f"s{at}"))
+        assert gateway.view.flush()
+    gateway.read(RESULTS, replace(CHUNK, request_id="late"))
+    assert not gateway.view.flush()
+    assert gateway.view.backlog == 1
+    gateway.go_on_writing()
+    wait_until(gateway.view.flush, describe="the writer has caught up")
+    assert gateway.view.backlog == 0
+    gateway.flush()
+    gateway.restart()
+    assert gateway.view.live_count == MAX_WAITING + 2
+    assert gateway.store.offsets() == {RESULTS: MAX_WAITING + 2}
+
+
+def test_prune_forgets_what_is_silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = 10_000
+    monkeypatch.setattr(view_module, "_now_ms", lambda: now_ms)
+    gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="silent"))
+    now_ms = 20_000
+    gateway.read(RESULTS, CHUNK)
+    gateway.flush()
+    assert gateway.view.flush()
+    assert gateway.store.prune(20_000) == 1
+    gateway.view.prune(20_000)
+    assert gateway.view.find(("default", "silent")) is None
+    assert gateway.found().fold.text == "sec"
+    gateway.restart()
+    assert gateway.view.find(("default", "silent")) is None
+    assert gateway.found().fold.text == "sec"
+
+
+def test_a_gateway_that_was_away_for_long_keeps_what_is_live(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has yet to read what happened meanwhile: silence begins with its start."""
+    now_ms = 10_000
+    monkeypatch.setattr(view_module, "_now_ms", lambda: now_ms)
+    gateway.read(RESULTS, CHUNK)
+    gateway.flush()
+    now_ms = 10_000_000
+    gateway.restart()
+    assert gateway.store.prune(9_000_000) == 1
+    gateway.view.prune(9_000_000)
+    gateway.read(RESULTS, replace(CHUNK, text="ret", text_offset=3))
+    gateway.flush()
+    gateway.restart()
+    assert gateway.found().fold.text == "secret"
+
+
+# -- erasing
+
+
+def secrets(gateway: Gateway) -> list[str]:
+    """The rows that still hold what the caller said or was told."""
+    gateway.flush()
+    rows = gateway.execute("SELECT facts, text, terminal FROM requests")
+    return [str(row) for row in rows if "sec" in str(row)]
+
+
+def test_an_ended_request_is_erased(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(RESULTS, CHUNK, TERMINAL)
+    assert len(secrets(gateway)) == 1
+    gateway.read(CONTROL, ERASE)
+    assert secrets(gateway) == []
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(RESULTS, TERMINAL)
+    gateway.read(STATUSES, RUNNING)
+    gateway.read(CONTROL, ERASE)
+    for _ in range(2):
+        entry = gateway.found()
+        assert (entry.erased, entry.metadata, entry.terminal, entry.fold.text) == (True, {}, None, "")
+        assert (entry.origin, entry.accepted_ms, entry.task) == (ORIGIN, 1_000, "text_generation")
+        assert gateway.view.live_count == 0
+        assert gateway.view.page("default", limit=9, after=None, newest_first=True) == []
+        assert secrets(gateway) == []
+        gateway.restart()
+
+
+def test_who_waits_for_an_erased_request_still_hears_its_outcome(gateway: Gateway) -> None:
+    """The command may be read before the outcome, or even before the request."""
+    early = replace(ERASE, request_id="early")
+    client = gateway.listen(SUBJECT, ("request", "default", "early"))
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(CONTROL, ERASE, early)
+    gateway.read(REQUESTS, replace(REQUEST, request_id="early"))
+    assert gateway.found().erased
+    gateway.read(RESULTS, TERMINAL, replace(TERMINAL, request_id="early"))
+    assert [frame.request_id for frame in client.frames if isinstance(frame, ResultFrame)] == ["r", "early"]
+    assert secrets(gateway) == []
+    assert gateway.view.live_count == 0
+
+
+def test_only_erase_erases_and_only_of_its_tenant(gateway: Gateway) -> None:
+    gateway.read(RESULTS, TERMINAL)
+    gateway.read(CONTROL, replace(ERASE, kind="cancel"), replace(ERASE, tenant="other"), None)
+    assert gateway.found().terminal == TERMINAL
+    assert not gateway.found().erased
+
+
+def test_erasing_goes_on_after_a_restart(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(RESULTS, CHUNK)
+    gateway.read(CONTROL, ERASE)
+    gateway.flush()
+    gateway.restart()
+    gateway.read(RESULTS, TERMINAL)
+    assert gateway.found().erased
+    assert secrets(gateway) == []
+
+
+# -- what a restart must not change
+
+
+def test_a_restart_keeps_to_the_origin_of_the_results(gateway: Gateway) -> None:
+    """A request stands on two topics; the one that the view reads first is not the one that was worked on."""
+    gateway.read(HIGH, REQUEST)
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(RESULTS, CHUNK)
+    assert gateway.found().origin == OTHER_ORIGIN
+    gateway.flush()
+    gateway.restart()
+    gateway.read(RESULTS, TERMINAL)
+    assert gateway.found().terminal == TERMINAL
+
+
+def test_a_restart_keeps_the_origin_of_results_without_their_request(gateway: Gateway) -> None:
+    gateway.read(RESULTS, CHUNK)
+    gateway.flush()
+    gateway.restart()
+    gateway.read(RESULTS, replace(TERMINAL, origin=OTHER_ORIGIN, epoch=2, status="failed", text_generation=None))
+    gateway.read(RESULTS, TERMINAL)
+    assert gateway.found().terminal == TERMINAL
+
+
+@pytest.mark.parametrize("first", [{"kind": "preview", "text": None}, {"text_offset": 3}])
+def test_a_restart_does_not_bring_zombies_back(gateway: Gateway, first: dict[str, Any]) -> None:
+    """A newer worker's preview, or its second chunk when the first never came."""
+    newer = replace(CHUNK, epoch=2, **first)
+    ours = replace(TERMINAL, epoch=2, text_generation={"text": "ours"})
+    gateway.read(REQUESTS, REQUEST)
+    gateway.flush()
+    gateway.read(RESULTS, newer)
+    gateway.flush()
+    gateway.restart()
+    gateway.read(RESULTS, TERMINAL, ours)
+    assert gateway.found().terminal == ours
+
+
+def test_the_latest_status_is_told_with_its_attempt(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(STATUSES, RUNNING, replace(RUNNING, attempt=2, detail="again"))
+    public = gateway.found().to_json()
+    assert (public["status"], public["attempt"], public["detail"]) == ("running", 2, "again")
+
+
+def test_a_restart_does_not_bring_zombies_statuses_back(gateway: Gateway) -> None:
+    gateway.read(STATUSES, RUNNING)
+    gateway.flush()
+    gateway.read(STATUSES, replace(RUNNING, epoch=2))
+    gateway.flush()
+    gateway.restart()
+    gateway.read(STATUSES, replace(RUNNING, status="retrying", rank=50))
+    assert gateway.found().status_name == "running"
