@@ -25,7 +25,7 @@ from penstock.gateway import (
 )
 from penstock.gateway.auth import AuthPolicy, UnsafeBind, check_bind
 from penstock.gateway.edge import EdgeLimits, install_edge
-from penstock.gateway.follower import Follower
+from penstock.gateway.follower import Follower, missing_topics
 from penstock.gateway.hub import Hub
 from penstock.gateway.keys import KeysFileError
 from penstock.gateway.limits import BodyLimits
@@ -181,11 +181,16 @@ async def run_gateway(settings: GatewaySettings) -> int:
     except (UnsafeBind, KeysFileError) as error:
         logger.error("gateway.cannot_start %s", error)
         return EXIT_FAILED
+    kafka = settings.kafka_settings()
     try:
-        await asyncio.to_thread(admin.broker_count, settings.kafka_settings(), 30)
+        await asyncio.to_thread(admin.broker_count, kafka, 30)
+        topics = await asyncio.to_thread(admin.partition_counts, kafka)
     except PenstockError as error:
         logger.error("gateway.cannot_start %s", error)
         return EXIT_UNREACHABLE
+    if missing := missing_topics(kafka.names, topics):
+        logger.error("gateway.cannot_start missing topics: %s; `penstock topics create` makes them", ", ".join(missing))
+        return EXIT_FAILED
     server = _Server(server_config(app, conf.host, conf.port, drain_s=conf.drain_s, access_log=conf.access_log))
     loop = asyncio.get_running_loop()
     failures: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ async def create(request: Request) -> dict[str, Any]:
             raise UnsupportedParameter(f"{name} is not supported", param=name)
     conversation_id = check_conversation_id(body.get("id") or f"conv_{uuid.uuid4().hex}")
     await asyncio.to_thread(_create, service_of(request).settings, caller.tenant, conversation_id)
-    return conversation_json(conversation_id)
+    return conversation_json(conversation_id, time.time_ns() // 1_000_000)
 
 
 def _create(settings: GatewaySettings, tenant: str, conversation_id: str) -> None:
@@ -66,7 +67,9 @@ async def list_conversations(
     topics = await asyncio.to_thread(admin.partition_counts, kafka)
     parsed = (kafka.names.parse_conversation(topic) for topic in topics)
     ids = sorted((found[1] for found in parsed if found and found[0] == caller.tenant), reverse=order == "desc")
-    return page_of([conversation_json(one) for one in ids], limit=limit, after=after).to_json()
+    if after is not None:  # by comparison: the one that it names may have been deleted meanwhile
+        ids = [one for one in ids if (one < after if order == "desc" else one > after)]
+    return page_of([conversation_json(one) for one in ids], limit=limit).to_json()
 
 
 @router.get("/{conversation_id}", summary="One conversation")
@@ -91,11 +94,21 @@ async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
 async def items(
     request: Request, conversation_id: str, after: After = None, limit: Limit = 20, order: Order = "desc"
 ) -> dict[str, Any]:
+    behind = None if after is None else _offset_of(after)
     turns = fold_messages(await _records(request, conversation_id))
-    found = [item_json(turn) for turn in turns]
     if order == "desc":
-        found.reverse()
-    return page_of(found, limit=limit, after=after).to_json()
+        turns = turns[::-1]
+    if behind is not None:
+        turns = [turn for turn in turns if (turn.offset < behind if order == "desc" else turn.offset > behind)]
+    return page_of([item_json(turn) for turn in turns], limit=limit).to_json()
+
+
+def _offset_of(item_id: str) -> int:
+    """Raises InvalidRequest for what is no item's id."""
+    number = item_id.removeprefix("msg_")
+    if number == item_id or not number.isdecimal():
+        raise InvalidRequest("after must be the id of an item", param="after")
+    return int(number)
 
 
 def item_json(turn: Turn) -> dict[str, Any]:
@@ -136,8 +149,9 @@ async def replay(
 
 
 def _record_json(record: ConversationRecord) -> dict[str, Any]:
-    message = None if record.message is None else record.message.to_dict()
-    return {"offset": record.offset, "key": record.key, "time": rfc3339(record.timestamp_ms), "message": message}
+    message = record.message
+    told = None if message is None else {**message.to_dict(), "created_at": rfc3339(message.created_at)}
+    return {"offset": record.offset, "key": record.key, "time": rfc3339(record.timestamp_ms), "message": told}
 
 
 async def _records(request: Request, conversation_id: str, from_offset: int = 0) -> list[ConversationRecord]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from penstock.producers import admin
 from penstock.producers.reader import BatchQueue, PartitionReader, RawMessage
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
+from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,15 @@ class Readiness:
 
     ready: bool
     reason: str | None = None
+
+
+def _always_read(names: TopicNames) -> tuple[str, ...]:
+    return (names.result, names.status, names.control, names.model, names.worker)
+
+
+def missing_topics(names: TopicNames, found: Container[str]) -> list[str]:
+    """The topics that a gateway needs and that are not there."""
+    return [topic for topic in (*_always_read(names), *names.request_topics()) if topic not in found]
 
 
 class Follower:
@@ -109,11 +119,9 @@ class Follower:
         """Every topic that the view reads: the fixed ones and the request topics of all pools."""
         names = self._settings.names
         found = admin.partition_counts(self._settings)
-        wanted = [names.result, names.status, names.control, names.model, names.worker]
-        missing = [topic for topic in (*wanted, *names.request_topics()) if topic not in found]
-        if missing:
+        if missing := missing_topics(names, found):
             raise BrokerUnavailable(f"the topic {missing[0]} does not exist; `penstock topics create` makes it")
-        return [*wanted, *(topic for topic in found if names.is_request_topic(topic))]
+        return [*_always_read(names), *(topic for topic in found if names.is_request_topic(topic))]
 
     def _where_to_begin(self, topics: Iterable[str]) -> dict[TP, int]:
         """The stored offset of each partition; for others, and what retention has passed, two horizons ago."""

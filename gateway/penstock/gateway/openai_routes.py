@@ -15,6 +15,7 @@ from penstock.gateway import openai_models as shapes
 from penstock.gateway.callers import caller_of
 from penstock.gateway.models import find_model, public_models
 from penstock.gateway.openai_chat import AnswerStream, ClientGone, cancel_abandoned, outcome, stream_events, unless_gone
+from penstock.gateway.paging import Page
 from penstock.gateway.service import GatewayService, Stopping, Subscription
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import ModelNotFound
@@ -49,7 +50,8 @@ async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Res
 
 @router.get("/models", summary="The models that workers offer")
 async def list_models(request: Request) -> dict[str, Any]:
-    return {"object": "list", "data": public_models(_service(request).models())}
+    models = public_models(_service(request).models())
+    return Page(models, has_more=False).to_json()
 
 
 @router.get("/models/{model_id:path}", summary="One model, by its id or an alias")

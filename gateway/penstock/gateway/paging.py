@@ -32,10 +32,6 @@ class Page:
         }
 
 
-def page_of(items: Sequence[dict[str, Any]], *, limit: int, after: str | None, id_field: str = "id") -> Page:
-    """A page out of a whole list that is in order already; an `after` that is not in it begins at the start."""
-    start = 0
-    if after is not None:
-        start = next((at + 1 for at, item in enumerate(items) if item.get(id_field) == after), 0)
-    chosen = items[start : start + limit]
-    return Page(chosen, start + limit < len(items), id_field)
+def page_of(items: Sequence[dict[str, Any]], *, limit: int) -> Page:
+    """The first page of what is left of a list, in order already."""
+    return Page(items[:limit], limit < len(items))

@@ -85,7 +85,9 @@ class Store:
                 # Of another version its columns may differ too.
                 connection.executescript("DROP TABLE IF EXISTS requests; DROP TABLE IF EXISTS offsets;")
             connection.executescript(_SCHEMA)
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise  # somebody else has it open: it is not ours to throw away
             logger.warning("view.unreadable: it is made anew from the topics")
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{self._path}{suffix}").unlink(missing_ok=True)

@@ -229,9 +229,10 @@ def test_who_follows_a_conversation_hears_of_a_request_that_is_read_late(gateway
 
 def test_tenants_with_the_same_id(gateway: Gateway) -> None:
     theirs = gateway.listen(("request", "other", "r"), ("conversation", "other", "c"))
-    gateway.read(REQUESTS, REQUEST, replace(REQUEST, tenant="other", metadata={}))
+    gateway.read(REQUESTS, replace(REQUEST, tenant="other", metadata={}), REQUEST)
     gateway.read(STATUSES, RUNNING)
     gateway.read(RESULTS, TERMINAL)
+    assert gateway.found().done
     other = gateway.found(("other", "r"))
     assert (other.status_name, other.metadata) == ("accepted", {})
     assert types(theirs) == []
@@ -430,6 +431,7 @@ def test_prune_forgets_what_is_silent(gateway: Gateway, monkeypatch: pytest.Monk
     assert gateway.store.prune(20_000) == 1
     gateway.view.prune(20_000)
     assert gateway.view.find(("default", "silent")) is None
+    assert [entry.key for entry in gateway.view.live_entries()] == [KEY]
     assert gateway.found().fold.text == "sec"
     gateway.restart()
     assert gateway.view.find(("default", "silent")) is None

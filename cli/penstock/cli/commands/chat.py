@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from typing import Annotated, Any
 
@@ -37,6 +38,19 @@ class ChatSocket:
         except ConnectionClosed:
             self.socket = self.dial()
             self.socket.send(json.dumps(frame))
+
+    def resume(self, frame: dict[str, Any], patience_s: float = 30) -> None:
+        """Dial until the gateway is back: an answer that was begun goes on at it."""
+        give_up = time.monotonic() + patience_s
+        while True:
+            try:
+                self.socket = self.dial()
+                self.socket.send(json.dumps(frame))
+                return
+            except (CliFailure, ConnectionClosed):
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.5)
 
     def dial(self) -> ClientConnection:
         try:
@@ -82,7 +96,7 @@ def answer(chat: ChatSocket, request: dict[str, Any]) -> None:
             except ConnectionClosed as error:
                 if request_id is None:
                     raise CliFailure(f"the gateway closed the socket: {error}") from error
-                chat.send({"type": "subscribe", "request_id": request_id, "after": cursor})
+                chat.resume({"type": "subscribe", "request_id": request_id, "after": cursor})
                 continue
             cursor = frame.get("cursor") or cursor
             request_id = frame.get("request_id") or request_id
