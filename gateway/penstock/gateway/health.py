@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
+from penstock.gateway.follower import Readiness
 from penstock.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from penstock.gateway.service import GatewayService
 
@@ -20,8 +21,8 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", summary="Caught up at start, and moving whenever there is lag", response_model=None)
 async def readyz(request: Request) -> Response:
-    service: GatewayService = request.app.state.service
-    readiness = service.readiness()
+    service: GatewayService | None = getattr(request.app.state, "service", None)
+    readiness = Readiness(False, request.app.state.connecting.reason) if service is None else service.readiness()
     body: dict[str, Any] = {"status": "ready" if readiness.ready else "not_ready", "reason": readiness.reason}
     return JSONResponse(body, 200 if readiness.ready else 503)
 

@@ -1,0 +1,131 @@
+"""The parts that need Kafka: made as soon as a broker answers, however late; until then callers hear 503."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from contextlib import AsyncExitStack
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.gateway.auth import is_public
+from penstock.gateway.errors import CLOSE_OVERLOADED, refuse
+from penstock.gateway.follower import Follower, missing_topics
+from penstock.gateway.hub import Hub
+from penstock.gateway.metrics import GatewayMetrics, Gauges
+from penstock.gateway.service import GatewayService
+from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.store import Store
+from penstock.gateway.view import View
+from penstock.producers import admin
+from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.transport import AsyncTransport, Transport
+from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.registry import registry_codec
+
+logger = logging.getLogger(__name__)
+
+ARTIFACT_BYTES = 64 * 2**20
+ASK_S = 5.0
+RETRY_S = 1.0
+
+
+class Connecting:
+    """Connects an app to its Kafka. `app.state.service` is there when that is done; `reason` says why it is not."""
+
+    def __init__(self, app: FastAPI, settings: GatewaySettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        self.reason = "the broker was not asked yet"
+        self.metrics = GatewayMetrics(self._gauges)
+
+    def _gauges(self) -> Gauges:
+        service: GatewayService | None = getattr(self._app.state, "service", None)
+        return Gauges() if service is None else service.gauges()
+
+    async def until_connected(self) -> None:
+        """Try until it works. What only a person can mend ends the gateway."""
+        while True:
+            try:
+                await self._connect()
+                return
+            except PenstockError as error:
+                if str(error) != self.reason:
+                    self.reason = str(error)
+                    logger.warning("gateway.waits reason=%s", error)
+            except Exception as error:
+                logger.exception("gateway.cannot_connect")
+                self._app.state.on_failure(f"{type(error).__name__} while the gateway was connected")
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _connect(self) -> None:
+        """Raises PenstockError, with nothing left open."""
+        settings, kafka, conf = self._settings, self._settings.kafka_settings(), self._settings.gateway
+        names = kafka.names
+        counts = await asyncio.to_thread(admin.partition_counts, kafka, None, ASK_S)
+        if missing := missing_topics(names, counts):
+            raise BrokerUnavailable(f"missing topics: {', '.join(missing)}; `penstock topics create` makes them")
+        identity = f"{kafka.topic_prefix} {await asyncio.to_thread(admin.topic_id, kafka, names.result) or 'none'}"
+        registry = settings.schema_registry
+        codec = await asyncio.to_thread(registry_codec, registry.url, write=registry.write)
+        async with AsyncExitStack() as stack:
+            store = await asyncio.to_thread(Store, conf.view_path, identity)
+            stack.push_async_callback(asyncio.to_thread, store.close)
+            transport = Transport(kafka, delivery_timeout_s=10)
+            stack.push_async_callback(asyncio.to_thread, transport.close, 5)
+            hub = Hub(client_frames=conf.client_queue_frames)
+            view = View(
+                store,
+                hub,
+                names,
+                counts[names.result],
+                on_outcome=self.metrics.on_outcome,
+                on_status=self.metrics.on_status,
+                codec=codec,
+            )
+            follower = Follower(
+                kafka,
+                view,
+                store,
+                horizon_ms=int(conf.horizon_h * 3_600_000),
+                rediscover_s=conf.rediscover_s,
+                on_failure=lambda reason: self._app.state.on_failure(reason),
+            )
+            artifacts = await asyncio.to_thread(ArtifactStore, conf.artifacts_dir, max_bytes=ARTIFACT_BYTES)
+            sender = AsyncTransport(transport, asyncio.get_running_loop())
+            service = GatewayService(settings, sender, view, follower, hub, codec, artifacts=artifacts)
+            await follower.start()
+            stack.push_async_callback(follower.stop)
+            self._stack = stack.pop_all()
+        self._app.state.artifacts = artifacts
+        self._app.state.service = service
+        # What has been made so far lives as long as the process: the collector need not look at it every few requests.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
+
+    async def close(self) -> None:
+        """Read nothing new, write what was read, send what was accepted."""
+        await self._stack.aclose()
+
+
+class WaitingMiddleware:
+    """503 `broker_unavailable`, or close code 1013, while the app is not connected to its Kafka."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or is_public(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        state = scope["app"].state
+        if hasattr(state, "service"):
+            await self._app(scope, receive, send)
+            return
+        error = BrokerUnavailable(f"the gateway waits for its broker: {state.connecting.reason}", retry_after_s=1)
+        await refuse(error, scope, receive, send, close_code=CLOSE_OVERLOADED)
