@@ -15,25 +15,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.processors.control import ControlBook, ControlFollower
+from penstock.processors.conversations.turns import KafkaLog, Turns
 from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.faults import Faults
 from penstock.processors.health import HealthServer
-from penstock.processors.intake import Intake
-from penstock.processors.journal import CrashJournal
+from penstock.processors.kafka.control import ControlBook, ControlFollower
+from penstock.processors.kafka.intake import Intake
+from penstock.processors.kafka.journal import CrashJournal
+from penstock.processors.kafka.membership import GroupSettings, Membership
+from penstock.processors.kafka.publisher import Publisher
+from penstock.processors.kafka.watchdog import StallWatch
 from penstock.processors.lanes import Lanes
-from penstock.processors.membership import GroupSettings, Membership
 from penstock.processors.metrics import Metrics
+from penstock.processors.models.serving import Serving
 from penstock.processors.outcomes import Outcomes, now_ms
 from penstock.processors.outputs import Outputs
-from penstock.processors.publisher import Publisher
 from penstock.processors.quiet import quiet_logs
 from penstock.processors.runs import Runs
-from penstock.processors.serving import Serving
 from penstock.processors.settings import WorkerSettings
-from penstock.processors.turns import KafkaLog, Turns
-from penstock.processors.watchdog import StallWatch
 from penstock.processors.worker import Rooms, Worker
 from penstock.producers import admin
 from penstock.producers.transport import AsyncTransport, Transport

@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock.processors.core.gate import CommitGate
 from penstock.processors.faults import Faults
+from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.metrics import Metrics
-from penstock.processors.publisher import Publisher
 from penstock.processors.work import Stage, Work
 from penstock.schemas.errors import BadAvro, InternalError, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import ArtifactRef, DeadLetter, Origin, ResultEvent, StatusEvent, Usage

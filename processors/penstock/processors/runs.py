@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from penstock.processors.conversations.turns import LostOwnership, Turns, TurnStart, answer_message
 from penstock.processors.core.retries import DeadLetter as GiveUp
 from penstock.processors.core.retries import Retry, decide
 from penstock.processors.engines.base import Delta, Engine, Finished, Prepared, RunFailed, RunSpec
@@ -21,7 +22,6 @@ from penstock.processors.lanes import Lane, Lanes
 from penstock.processors.metrics import Metrics
 from penstock.processors.outcomes import Outcomes, now_ms
 from penstock.processors.outputs import INLINE_BYTES, Outputs, size_of
-from penstock.processors.turns import LostOwnership, Turns, TurnStart, answer_message
 from penstock.processors.work import Stage, Work
 from penstock.schemas.errors import (
     BrokerUnavailable,

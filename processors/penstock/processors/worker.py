@@ -13,16 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.processors.control import ControlBook
 from penstock.processors.core.gate import Arrival, CommitGate
 from penstock.processors.core.scheduler import Decision, Item, Scheduler
-from penstock.processors.intake import Intake, Poison, Taken, origin_header
-from penstock.processors.journal import CrashJournal
+from penstock.processors.kafka.control import ControlBook
+from penstock.processors.kafka.intake import Intake, Poison, Taken, origin_header
+from penstock.processors.kafka.journal import CrashJournal
+from penstock.processors.kafka.membership import Assignment
+from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.lanes import Lanes
-from penstock.processors.membership import Assignment
 from penstock.processors.metrics import Metrics
 from penstock.processors.outcomes import Outcomes, now_ms
-from penstock.processors.publisher import Publisher
 from penstock.processors.runs import Runs
 from penstock.processors.work import Stage, Work, WorkKey
 from penstock.schemas.codec import Codec

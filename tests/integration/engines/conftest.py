@@ -12,7 +12,7 @@ import pytest
 
 from penstock.processors.engines.base import Delta, Engine, Finished, Prepared, RunFailed, RunSpec
 from penstock.processors.engines.host import ChildEngine
-from penstock.processors.models import ModelConfig, make_engine
+from penstock.processors.models.manager import ModelConfig, make_engine
 
 
 class Run:

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.processors.core.admission import DeviceCapacity, Ledger
 from penstock.processors.engines.base import EngineState
-from penstock.processors.models import Catalog, Lifecycle, ModelConfig, ModelManager
+from penstock.processors.models.manager import Catalog, Lifecycle, ModelConfig, ModelManager
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InvalidRequest
 
 from .conftest import StartEngine, changed_copy
@@ -102,7 +102,7 @@ async def test_memory_is_granted_before_and_given_back_after(tiny_lm: Path) -> N
 
 WORKER = """
     import asyncio, sys
-    from penstock.processors.models import ModelConfig, make_engine
+    from penstock.processors.models.manager import ModelConfig, make_engine
 
     async def main():
         engine = make_engine(ModelConfig(id="m", source=sys.argv[1], engine="text", options={"threads": 1}))

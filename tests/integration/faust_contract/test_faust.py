@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from penstock.processors.membership import Assignment, GroupSettings, Membership
+from penstock.processors.kafka.membership import Assignment, GroupSettings, Membership
 from penstock.producers.settings import KafkaSettings
 from support import wait_until_async
 

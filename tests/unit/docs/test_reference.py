@@ -81,7 +81,7 @@ def names_of(registry: CollectorRegistry) -> set[str]:
 
 def test_engine_options(reference: dict[str, Page]) -> None:
     sources = [*(ROOT / "processors/penstock/processors/engines").glob("*.py")]
-    sources += [ROOT / "processors/penstock/processors" / name for name in ("models.py", "serving.py")]
+    sources += [ROOT / "processors/penstock/processors" / name for name in ("models/manager.py", "models/serving.py")]
     code = "\n".join(source.read_text() for source in sources)
     read = set(re.findall(r"options(?:\.get\(\s*|\[)[\"'](\w+)[\"']", code)) - {"granted_bytes"}
     rows = re.findall(r"^\| (`[^|]*`) \|", reference["engine-options.md"].text, re.MULTILINE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.processors.control import ControlBook
+from penstock.processors.kafka.control import ControlBook
 from penstock.schemas.records import ControlCommand
 
 DAY_MS = 86_400_000

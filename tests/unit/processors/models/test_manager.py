@@ -10,7 +10,7 @@ import pytest
 from penstock.processors.core.admission import CannotLoad, DeviceCapacity, Ledger, MemoryShort
 from penstock.processors.engines.base import EngineState
 from penstock.processors.engines.noop import NoopEngine
-from penstock.processors.models import (
+from penstock.processors.models.manager import (
     Catalog,
     IllegalTransition,
     Lifecycle,

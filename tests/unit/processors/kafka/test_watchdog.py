@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.processors.membership import Progress
-from penstock.processors.watchdog import StallWatch
+from penstock.processors.kafka.membership import Progress
+from penstock.processors.kafka.watchdog import StallWatch
 
 TP = ("t", 0)
 

@@ -11,7 +11,7 @@ from penstock.processors.core.admission import Ledger
 from penstock.processors.engines.base import Engine, EngineInfo, EngineState
 from penstock.processors.hardware import cpu, nvml
 from penstock.processors.metrics import Metrics
-from penstock.processors.models import Catalog, Lifecycle, ModelConfig, ModelManager
+from penstock.processors.models.manager import Catalog, Lifecycle, ModelConfig, ModelManager
 from penstock.processors.settings import WorkerSettings
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import DeviceState, ModelInfo, ModelState, Record, Requirements

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.processors.journal import CrashJournal
+from penstock.processors.kafka.journal import CrashJournal
 
 KEY = ("topic", 0, 7)
 

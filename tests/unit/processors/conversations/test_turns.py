@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.processors.turns import LostOwnership, Turns, answer_message
+from penstock.processors.conversations.turns import LostOwnership, Turns, answer_message
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ConversationMessage, InferenceRequest
 from penstock.schemas.topics import TopicNames

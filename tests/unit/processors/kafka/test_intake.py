@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.intake import Intake, Poison, Taken, origin_header
+from penstock.processors.kafka.intake import Intake, Poison, Taken, origin_header
 from penstock.schemas.codec import default_codec
 from penstock.schemas.ids import derived_request_id
 from penstock.schemas.records import InferenceRequest, Origin, StatusEvent
@@ -171,7 +171,7 @@ def test_a_fault_of_ours_is_poison_and_not_the_end_of_the_worker(monkeypatch: py
     def broken(*_: Any) -> None:
         raise KeyError("a secret prompt")
 
-    monkeypatch.setattr("penstock.processors.intake.validate_request", broken)
+    monkeypatch.setattr("penstock.processors.kafka.intake.validate_request", broken)
     found = read(default_codec().encode(request()))
     assert isinstance(found, Poison)
     assert found.reason.code == "internal"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.publisher import Publisher
+from penstock.processors.kafka.publisher import Publisher
 from penstock.producers.transport import Delivery
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BadAvro, BrokerUnavailable, Overloaded, PenstockError, TooLarge

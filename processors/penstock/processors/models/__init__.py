@@ -1,0 +1,1 @@
+"""Which models there are, how they are loaded and what they need."""
