@@ -1,0 +1,38 @@
+"""What a record that was delivered turns out to be: a request, or a reason why it is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.records import InferenceRequest, Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A readable request. `error` is set when it can only fail at once (a task or field that is not built)."""
+
+    request: InferenceRequest
+    origin: Origin
+    klass: str
+    line: str | None
+    attempt: int
+    deadline_ms: int | None
+    error: PenstockError | None
+    belongs_on: int | None
+    """The partition where a conversation's record belongs, when that is another one."""
+    cost: int
+    """Estimated tokens, at least 1."""
+    size_bytes: int
+    """Of key, value and headers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poison:
+    """A record that no worker can run. `request_id` is known when the record was a readable object at least."""
+
+    reason: PenstockError
+    request_id: str | None
+    tenant: str | None
+    origin: Origin
+    attempt: int

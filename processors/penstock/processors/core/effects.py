@@ -1,0 +1,174 @@
+"""What the flow asks of the shells. Plain values; a shell does what they say, decides nothing, and reports back.
+
+Each says which event of the flow answers it. A work that was dropped or ended meanwhile ignores the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.processors.core.work import Work, WorkKey
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.records import ControlCommand, Origin
+
+TP = tuple[str, int]
+
+
+@dataclass(slots=True, frozen=True)
+class Prepare:
+    """Read the conversation (writing nothing) and count the prompt. → prepared, refused, answer_stands"""
+
+    work: Work
+    run_id: str
+
+
+@dataclass(slots=True, frozen=True)
+class Begin:
+    """Append the turn's own input: it was granted. → begun, log_moved, refused"""
+
+    work: Work
+    run_id: str
+
+
+@dataclass(slots=True, frozen=True)
+class Start:
+    """Run it on its lane's engine. → delta, finished, failed. The journal must hold it before the engine does."""
+
+    work: Work
+    run_id: str
+
+
+@dataclass(slots=True, frozen=True)
+class CancelRun:
+    """Stop a run, prepared or running; nothing more of it counts."""
+
+    lane: str
+    run_id: str
+
+
+@dataclass(slots=True, frozen=True)
+class Keep:
+    """Append the answer to its conversation, or keep a large output as an artifact, or both. → kept, keep_failed"""
+
+    work: Work
+    finished: Any
+    in_conversation: bool
+
+
+@dataclass(slots=True, frozen=True)
+class LookUp:
+    """Look whether the answer stands in the conversation already. → looked_up"""
+
+    work: Work
+
+
+@dataclass(slots=True, frozen=True)
+class Status:
+    """Say how far it is."""
+
+    work: Work
+    status: str
+    detail: str | None = None
+    done: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Chunk:
+    """Publish a piece of its stream. → chunk_refused when it can never be published"""
+
+    work: Work
+    text: str
+    token_ids: list[int]
+    first_token_index: int
+    text_offset: int
+
+
+@dataclass(slots=True, frozen=True)
+class Terminal:
+    """Publish its one outcome. → delivered"""
+
+    work: Work
+    status: str
+    at: float
+    error: PenstockError | None = None
+    finished: Any = None
+    artifact: Any = None
+
+
+@dataclass(slots=True, frozen=True)
+class Letter:
+    """Keep its record in the dead-letter topic. → lettered"""
+
+    work: Work
+    error: PenstockError
+    nameless: bool
+    """True for a record whose request_id could not be read: nobody waits for an outcome."""
+
+
+@dataclass(slots=True, frozen=True)
+class SendHome:
+    """Put the record on the partition of its conversation, with its id and origin. → moved, or poison"""
+
+    work: Work
+    partition: int
+    origin: Origin
+
+
+@dataclass(slots=True, frozen=True)
+class Load:
+    """Load the lane's model. → lane_up, load_failed"""
+
+    lane: str
+
+
+@dataclass(slots=True, frozen=True)
+class Fetch:
+    """Read these records again. → fetched, gone. `urgency`: lower first."""
+
+    tp: TP
+    offsets: tuple[int, ...]
+    urgency: int
+
+
+@dataclass(slots=True, frozen=True)
+class Ended:
+    """The journal's business: it ran here and has its outcome (or, `dropped`, was let go of without one)."""
+
+    key: WorkKey
+    request_id: str
+    dropped: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Erase:
+    """Tombstone an erased request's turns."""
+
+    command: ControlCommand
+
+
+@dataclass(slots=True, frozen=True)
+class Retried:
+    """An attempt more (a metric)."""
+
+    work: Work
+
+
+Effect = (
+    Prepare
+    | Begin
+    | Start
+    | CancelRun
+    | Keep
+    | LookUp
+    | Status
+    | Chunk
+    | Terminal
+    | Letter
+    | SendHome
+    | Load
+    | Fetch
+    | Ended
+    | Erase
+    | Retried
+)

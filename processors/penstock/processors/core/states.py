@@ -1,0 +1,139 @@
+"""The states of a request inside a worker, and every transition between them. What is not in the table is a fault.
+
+Each transition is named by the event that causes it. `penstock.processors.core.flow` is the only place that makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """Where a request is between its arrival and its commit."""
+
+    NEW = "new"  # its record was read a moment ago
+    QUEUED = "queued"  # in the scheduler, with its bytes
+    PARKED = "parked"  # in the scheduler as facts only: its bytes are read again when its turn is near
+    FETCHING = "fetching"  # in the scheduler; its bytes are being read again
+    PREPARING = "preparing"  # in the scheduler; its conversation is read and its prompt counted
+    READY = "ready"  # in the scheduler; its need is known
+    BEGINNING = "beginning"  # granted; its turn's input is being appended to the conversation
+    RUNNING = "running"  # granted; it is on the engine
+    RETRYING = "retrying"  # an attempt failed; the next one is not due yet
+    KEEPING = "keeping"  # it has finished; its answer or artifact is being kept
+    LOOKING = "looking"  # it shall end without having run; its conversation may hold its answer already
+    LETTERING = "lettering"  # its dead letter is under way to the broker
+    SETTLING = "settling"  # its terminal event is under way to the broker
+    MOVING = "moving"  # its record is being put on the partition where its conversation belongs
+    DONE = "done"  # the broker has what replaces it: its offset may be committed
+    DROPPED = "dropped"  # its partition went elsewhere, or the worker stops: nothing of it may be published
+
+
+IN_SCHEDULER = frozenset({Stage.QUEUED, Stage.PARKED, Stage.FETCHING, Stage.PREPARING, Stage.READY})
+"""Waiting for a grant."""
+
+ON_LANE = frozenset({Stage.BEGINNING, Stage.RUNNING})
+"""Holding a grant: a slot and tokens of a lane."""
+
+ENDING = frozenset({Stage.KEEPING, Stage.LOOKING, Stage.LETTERING, Stage.SETTLING, Stage.MOVING})
+"""Its end is decided: neither a cancel nor a timeout changes it."""
+
+OVER = frozenset({Stage.DONE, Stage.DROPPED})
+
+_S = Stage
+_END_WAITING: dict[str, tuple[Stage, ...]] = {
+    # An end without a run. A conversation is looked at first: a worker that died may have appended the answer.
+    "cancel": (_S.SETTLING, _S.LOOKING),
+    "expire": (_S.SETTLING, _S.LOOKING),
+    "lane_failed": (_S.SETTLING,),
+    "drop": (_S.DROPPED,),
+}
+
+TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
+    _S.NEW: {
+        "arrive": (_S.QUEUED, _S.PARKED),
+        "arrive_ended": (_S.SETTLING, _S.LOOKING),  # invalid, cancelled or expired before it was taken
+        "arrive_poison": (_S.LETTERING,),
+        "arrive_elsewhere": (_S.MOVING,),
+    },
+    _S.QUEUED: {
+        "prepare": (_S.PREPARING,),
+        "grant": (_S.RUNNING,),  # an engine that prepares as it begins
+        **_END_WAITING,
+    },
+    _S.PARKED: {
+        "fetch": (_S.FETCHING,),
+        "drop": (_S.DROPPED,),
+    },
+    _S.FETCHING: {
+        "fetched": (_S.QUEUED,),
+        "gone": (_S.LETTERING,),  # its record was deleted, or another stands in its place
+        "fetched_to_end": (_S.SETTLING, _S.LOOKING),  # it was cancelled, or expired, as a fact
+        "drop": (_S.DROPPED,),
+    },
+    _S.PREPARING: {
+        "prepared": (_S.READY,),
+        "refused": (_S.SETTLING, _S.LETTERING, _S.RETRYING),
+        "answer_stands": (_S.SETTLING, _S.KEEPING),
+        "lane_down": (_S.QUEUED, _S.LETTERING, _S.RETRYING),
+        **_END_WAITING,
+    },
+    _S.READY: {
+        "grant": (_S.BEGINNING, _S.RUNNING),
+        "lane_down": (_S.QUEUED,),
+        **_END_WAITING,
+    },
+    _S.BEGINNING: {
+        "begun": (_S.RUNNING,),
+        "log_moved": (_S.QUEUED,),
+        "refused": (_S.SETTLING, _S.LETTERING, _S.RETRYING),
+        "lane_down": (_S.QUEUED,),
+        "cancel": (_S.SETTLING,),
+        "drop": (_S.DROPPED,),
+    },
+    _S.RUNNING: {
+        "finished": (_S.SETTLING, _S.KEEPING),
+        "failed": (_S.SETTLING, _S.LETTERING, _S.RETRYING),
+        "lane_down": (_S.QUEUED, _S.LETTERING, _S.RETRYING),
+        "cancel": (_S.SETTLING,),
+        "timeout": (_S.SETTLING,),
+        "drop": (_S.DROPPED,),
+    },
+    _S.RETRYING: {
+        "due": (_S.QUEUED,),
+        "cancel": (_S.SETTLING,),
+        "expire": (_S.SETTLING,),
+        "lane_failed": (_S.SETTLING,),
+        "drop": (_S.DROPPED,),
+    },
+    _S.KEEPING: {"kept": (_S.SETTLING,), "drop": (_S.DROPPED,)},
+    _S.LOOKING: {"looked_up": (_S.SETTLING, _S.KEEPING), "drop": (_S.DROPPED,)},
+    _S.LETTERING: {"lettered": (_S.SETTLING, _S.DONE), "drop": (_S.DROPPED,)},
+    _S.SETTLING: {"delivered": (_S.DONE,), "drop": (_S.DROPPED,)},
+    _S.MOVING: {"moved": (_S.DONE,), "drop": (_S.DROPPED,)},
+    _S.DONE: {},
+    _S.DROPPED: {},
+}
+"""Stage → event → stages that may follow."""
+
+Transition = tuple[str, str, str]
+"""(stage, event, next stage)"""
+
+TRANSITIONS: frozenset[Transition] = frozenset(
+    (str(stage), event, str(after)) for stage, events in TABLE.items() for event, follow in events.items() for after in follow
+)
+
+_ALLOWED: frozenset[tuple[Stage, str, Stage]] = frozenset(
+    (stage, event, after) for stage, events in TABLE.items() for event, follow in events.items() for after in follow
+)
+
+
+class IllegalTransition(RuntimeError):
+    """An event met a request in a state where it cannot happen."""
+
+
+def check(stage: Stage, event: str, after: Stage) -> None:
+    """Raises IllegalTransition for what is not in the table."""
+    if (stage, event, after) not in _ALLOWED:
+        raise IllegalTransition(f"{event} cannot bring a request from {stage} to {after}")
