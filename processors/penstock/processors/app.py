@@ -12,41 +12,22 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.processors.conversations.turns import KafkaLog, Turns
-from penstock.processors.core.gate import CommitGate
-from penstock.processors.core.scheduler import Scheduler
-from penstock.processors.faults import Faults
-from penstock.processors.health import HealthServer
-from penstock.processors.kafka.control import ControlBook, ControlFollower
-from penstock.processors.kafka.intake import Intake
-from penstock.processors.kafka.journal import CrashJournal
-from penstock.processors.kafka.membership import GroupSettings, Membership
-from penstock.processors.kafka.publisher import Publisher
+from penstock.processors.assembly import Hooks, Parts, assemble
+from penstock.processors.kafka.outcomes import now_ms
 from penstock.processors.kafka.watchdog import StallWatch
-from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
-from penstock.processors.models.serving import Serving
-from penstock.processors.outcomes import Outcomes, now_ms
-from penstock.processors.outputs import Outputs
 from penstock.processors.quiet import quiet_logs
-from penstock.processors.runs import Runs
 from penstock.processors.settings import WorkerSettings
-from penstock.processors.worker import Rooms, Worker
 from penstock.producers import admin
-from penstock.producers.transport import AsyncTransport, Transport
-from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
-from penstock.schemas.records import ControlCommand, Origin, WorkerState
+from penstock.schemas.records import WorkerState
 from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
 
-DELIVERY_TIMEOUT_S = 86_400.0
 UNJOINED_S = 120.0
-ERASE_RETRY_S = 5.0
 EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
 
 
@@ -83,26 +64,6 @@ def main() -> None:
     sys.exit(asyncio.run(run_worker(settings)))
 
 
-@dataclass(slots=True)
-class _Parts:
-    """What has been started, in the order of starting; stopping goes through it backwards."""
-
-    health: HealthServer
-    transport: Transport
-    publisher: Publisher
-    turns: Turns
-    worker: Worker
-    runs: Runs
-    lanes: Lanes
-    serving: Serving
-    journal: CrashJournal
-    gate: CommitGate
-    scheduler: Scheduler
-    control: ControlFollower
-    membership: Membership
-    background: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
-
-
 class WorkerApp:
     """One worker process: `start`, `wait`, `stop`."""
 
@@ -113,9 +74,8 @@ class WorkerApp:
         self._metrics = Metrics()
         self._watch = StallWatch(settings.worker.stall_s)
         self._over: asyncio.Future[int] | None = None
-        self._parts: _Parts | None = None
+        self._parts: Parts | None = None
         self._state = "starting"
-        self._erasing: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     # -- starting
 
@@ -128,7 +88,8 @@ class WorkerApp:
         kafka = self.settings.kafka_settings()
         partitions = await asyncio.to_thread(verify_topics, self.settings)
         try:
-            parts = self._parts = self._make(loop, partitions)
+            hooks = Hooks(lambda: self._finish(EXIT_FAILED), self._not_ready, self._describe, self._refresh_gauges)
+            parts = self._parts = assemble(self.settings, partitions, self._metrics, hooks, loop)
         except RegistryUnavailable as error:
             raise CannotStart(str(error), EXIT_UNREACHABLE) from error
         try:
@@ -140,10 +101,12 @@ class WorkerApp:
             await parts.control.start(deadline_s=30)
         except PenstockError as error:
             raise CannotStart(f"{kafka.names.control} could not be read: {error}", EXIT_UNREACHABLE) from error
+        parts.refetcher.start()
         await parts.serving.start()
         await parts.membership.start()
         parts.background += [
             asyncio.create_task(self._guard(parts.worker.tick_forever()), name="ticker"),
+            asyncio.create_task(self._guard(parts.committer.run_forever()), name="committer"),
             asyncio.create_task(self._guard(self._watch_forever()), name="watchdog"),
             asyncio.create_task(self._guard(self._report_forever()), name="reporter"),
         ]
@@ -159,133 +122,7 @@ class WorkerApp:
         assert self._over is not None
         return await self._over
 
-    def _make(self, loop: asyncio.AbstractEventLoop, partitions: dict[str, int]) -> _Parts:
-        settings, conf = self.settings, self.settings.worker
-        kafka = settings.kafka_settings()
-        names = kafka.names
-        clock = time.monotonic
-        codec = make_codec(settings)
-        faults = Faults.from_env()
-        # A broker that is away is waited for: records leave in order when it is back, so that a stream has no gap.
-        transport = Transport(kafka, delivery_timeout_s=DELIVERY_TIMEOUT_S)
-        publisher = Publisher(AsyncTransport(transport, loop), codec, names)
-        log = KafkaLog(
-            kafka,
-            transport,
-            max_topics=settings.conversations.max_topics,
-            deadline_s=settings.conversations.read_deadline_s,
-            durability=settings.topics.durability,
-        )
-        turns = Turns(
-            log,
-            codec,
-            names.conversation,
-            threads=settings.conversations.threads,
-            cached=settings.conversations.cached,
-            after_append=lambda: faults.hit("after_answer_append"),
-        )
-        gate = CommitGate(
-            inflight_cap=settings.inflight_watermarks(),
-            commit_span=conf.commit_span,
-            classes={topic: names.class_of_topic(topic) or "medium" for topic in partitions},
-        )
-        scheduler = Scheduler(aging_s=conf.aging_s, aged_share=conf.aged_share, capacity=conf.inflight_cap + 65_536)
-        journal = CrashJournal(conf.data_dir / "journal")
-        worker = Worker(
-            clock=clock,
-            pause=lambda wanted: self._pause(wanted),
-            on_erase=self._erase,
-            on_broken=lambda: self._finish(EXIT_FAILED),
-        )
-        outcomes = Outcomes(
-            publisher,
-            gate,
-            self._metrics,
-            faults,
-            worker_id=settings.worker_id,
-            status_linger_s=conf.status_linger_ms / 1000,
-            clock=clock,
-            on_settled=worker.on_settled,
-            on_chunk_refused=worker.on_chunk_refused,
-        )
-        serving = Serving(
-            settings, self._metrics, publish=publisher.record, names=names, on_change=worker.kick, clock_ms=now_ms
-        )
-        lanes = Lanes(serving, worker.kick, worker.fail_lane, clock=clock)
-        runs = Runs(
-            lanes,
-            outcomes,
-            turns,
-            Outputs(conf.artifacts_dir),
-            self._metrics,
-            chunk_linger_s=conf.chunk_linger_ms / 1000,
-            max_execution_s=conf.max_execution_s,
-            retry_delay_s=conf.retry_delay_s,
-            clock=clock,
-            on_room=worker.kick,
-            dead_letter=worker.dead_letter,
-        )
-        book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
-        worker.connect(
-            Rooms(
-                intake=Intake(make_codec(settings, background=True), names, partitions),
-                gate=gate,
-                scheduler=scheduler,
-                lanes=lanes,
-                outcomes=outcomes,
-                runs=runs,
-                publisher=publisher,
-                control=book,
-                journal=journal,
-                metrics=self._metrics,
-                codec=codec,
-            )
-        )
-        self._book, self._turns = book, turns
-        group = GroupSettings(
-            group_id=conf.group_id,
-            client_id=settings.worker_id,
-            data_dir=conf.data_dir / "faust",
-            session_timeout_s=conf.session_timeout_s,
-            heartbeat_s=conf.heartbeat_s,
-            commit_interval_s=conf.commit_interval_s,
-            fetch_wait_ms=conf.fetch_wait_ms,
-        )
-        return _Parts(
-            health=HealthServer(
-                conf.health_host,
-                conf.health_port,
-                self._metrics,
-                readiness=self._not_ready,
-                describe=self._describe,
-                refresh=self._refresh_gauges,
-            ),
-            transport=transport,
-            publisher=publisher,
-            turns=turns,
-            worker=worker,
-            runs=runs,
-            lanes=lanes,
-            serving=serving,
-            journal=journal,
-            gate=gate,
-            scheduler=scheduler,
-            control=ControlFollower(kafka, codec, loop, worker.on_commands),
-            membership=Membership(
-                kafka,
-                group,
-                list(partitions),
-                on_event=worker.on_event,
-                on_assigned=worker.on_assigned,
-                stall=lambda: faults.due("fetch"),
-            ),
-        )
-
     # -- while it runs
-
-    def _pause(self, wanted: frozenset[tuple[str, int]]) -> None:
-        if self._parts is not None:
-            self._parts.membership.pause(wanted)
 
     def _finish(self, code: int) -> None:
         if self._over is not None and not self._over.done():
@@ -316,7 +153,7 @@ class WorkerApp:
                 logger.error("worker.control_reader_died: exiting to be restarted")
                 self._finish(EXIT_FAILED)
                 return
-            self._book.prune(now_ms())
+            parts.book.prune(now_ms())
             if not parts.membership.joined:
                 # Before the first assignment it may wait for the group; after it, what is fetched goes nowhere.
                 not_joined_since = not_joined_since or time.monotonic()
@@ -345,7 +182,7 @@ class WorkerApp:
         assert parts is not None
         rounds = 0
         while True:
-            await asyncio.to_thread(parts.serving.observe)
+            await parts.serving.observe()
             self._report()
             if rounds % 12 == 11:  # a gateway that starts late finds recent facts of every model
                 parts.serving.publish_models()
@@ -363,42 +200,14 @@ class WorkerApp:
             updated_at=now_ms(),
             pool=self.settings.worker.pool,
             assigned=sorted(f"{topic}/{partition}" for topic, partition in parts.membership.partitions),
-            queued={str(klass): depth for klass, depth in parts.scheduler.depths().items()},
-            running=parts.worker.running,
+            queued={str(klass): depth for klass, depth in parts.flow.scheduler.depths().items()},
+            running=parts.flow.running,
             models=parts.serving.model_states(),
             devices=parts.serving.device_states(),
             completed_total=self._metrics.completed_total,
             failed_total=self._metrics.failed_total,
         )
         parts.publisher.record(self.settings.kafka_settings().names.worker, self.settings.worker_id, state)
-
-    def _erase(self, command: ControlCommand) -> None:
-        """Tombstone an erased request's turns, if its origin partition is ours; else its owner does."""
-        parts = self._parts
-        origin = command.origin
-        if parts is None or origin is None or command.conversation_id is None:
-            self._book.erased(command)
-            return
-        subject = (command.tenant, command.request_id)
-        if subject in self._erasing or not parts.membership.owns(origin.topic, origin.partition):
-            return
-        task = asyncio.create_task(self._erase_turns(parts.membership, command, origin, command.conversation_id))
-        self._erasing[subject] = task
-        task.add_done_callback(lambda _: self._erasing.pop(subject, None))
-
-    async def _erase_turns(
-        self, membership: Membership, command: ControlCommand, origin: Origin, conversation_id: str
-    ) -> None:
-        while membership.owns(origin.topic, origin.partition):
-            try:
-                count = await self._turns.erase(command.tenant, conversation_id, command.request_id)
-            except Exception as error:
-                logger.warning("erase.failed request=%s error=%r: tried again", command.request_id, error)
-                await asyncio.sleep(ERASE_RETRY_S)
-            else:
-                self._book.erased(command)
-                logger.info("erase.done request=%s records=%d", command.request_id, count)
-                return
 
     # -- looked at from outside
 
@@ -429,15 +238,15 @@ class WorkerApp:
         if parts is None:
             return
         metrics = self._metrics
-        metrics.inflight.set(parts.gate.inflight)
-        metrics.running.set(parts.worker.running)
+        metrics.inflight.set(parts.flow.gate.inflight)
+        metrics.running.set(parts.flow.running)
         metrics.rebalances.set(parts.membership.rebalances)
-        ages = parts.scheduler.oldest_age(time.monotonic())
-        for klass, depth in parts.scheduler.depths().items():
+        ages = parts.flow.scheduler.oldest_age(time.monotonic())
+        for klass, depth in parts.flow.scheduler.depths().items():
             metrics.depth.labels(klass).set(depth)
             metrics.oldest.labels(klass).set(ages.get(klass, 0.0))
-        for model, size in parts.runs.batch_sizes().items():
-            metrics.batch.labels(model).set(size)
+        for lane in parts.flow.lanes.values():
+            metrics.batch.labels(lane.name).set(lane.running())
         for device in parts.serving.device_states():
             metrics.memory.labels(device.device, "total").set(device.total_bytes)
             metrics.memory.labels(device.device, "reserved").set(device.reserved_bytes)
@@ -453,52 +262,44 @@ class WorkerApp:
         self._state = "stopping"
         if not self.failed_start:
             await self._drain(parts)
-        for task in (*parts.background, *self._erasing.values()):
+        for task in parts.background:
             task.cancel()
         await asyncio.gather(*parts.background, return_exceptions=True)
+        await parts.erasing.close()
         if not self.failed_start:
             try:
                 await asyncio.wait_for(parts.membership.stop(), 15)
             except Exception as error:
                 logger.warning("worker.leave_failed error=%r", error)
-        await parts.runs.close()
-        await parts.lanes.close()
+        await parts.execution.close()
         await parts.serving.stop()
         self._state = "stopped"
         self._report()
         await parts.control.stop()
+        await parts.refetcher.stop()
         parts.turns.close()
         await asyncio.to_thread(parts.transport.close, 5.0)
         parts.journal.close(orderly=not parts.worker.broken)
         await parts.health.stop()
         logger.info("worker.stopped worker_id=%s", self.settings.worker_id)
 
-    async def _drain(self, parts: _Parts) -> None:
+    async def _drain(self, parts: Parts) -> None:
         """Let what runs finish within drain_s, then hand it back; wait for the broker's acks; commit."""
         give_up = time.monotonic() + self.settings.worker.drain_s
         parts.worker.stop_taking()
-        await _until(lambda: not parts.worker.unfinished() or parts.membership.crashed, give_up)
+        await _until(lambda: not parts.flow.unfinished() or parts.membership.crashed, give_up)
         parts.worker.hand_back()
         await _until(lambda: not (parts.publisher.backlog or parts.publisher.unacknowledged), time.monotonic() + 5)
         if parts.membership.joined and not parts.membership.crashed:
             try:
-                await asyncio.wait_for(parts.membership.commit(), 5)
-            except Exception as error:
-                logger.warning("worker.commit_failed error=%r: the work is done again elsewhere, seen once", error)
+                await asyncio.wait_for(parts.committer.commit_now(), 5)
+            except TimeoutError:
+                logger.warning("worker.commit_failed: the work is done again elsewhere, seen once")
 
 
 async def _until(condition: Callable[[], bool], give_up: float) -> None:
     while not condition() and time.monotonic() < give_up:
         await asyncio.sleep(0.02)
-
-
-def make_codec(settings: WorkerSettings, *, background: bool = False) -> Codec:
-    """The package's codec, with the registry beside it when one is configured. Raises RegistryUnavailable."""
-    if settings.schema_registry.url is None:
-        return default_codec()
-    from penstock.schemas.registry import registry_codec
-
-    return registry_codec(settings.schema_registry.url, write=settings.schema_registry.write, background=background)
 
 
 def verify_topics(settings: WorkerSettings) -> dict[str, int]:

@@ -54,10 +54,11 @@ class WorkerSection(_Section):
     health_port: int = 8001
     """The port of /healthz, /readyz and /metrics; each worker of a machine needs its own."""
 
-    inflight_cap: int = Field(default=256, ge=4)
-    """Requests queued and running at once; lower classes pause earlier, so that a flood leaves room for urgent work."""
-    commit_span: int = Field(default=4096, ge=16)
-    """Offsets between the oldest unfinished record of a partition and the newest taken."""
+    intake_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    """Memory for requests that wait: half for their bytes, of which each class of each model has its share, half for the
+    facts of those whose bytes are read again when their turn is near."""
+    commit_span: int = Field(default=50_000, ge=16)
+    """Offsets between the oldest unfinished record of a partition and the newest taken: so far the worker sees."""
     aging_s: float = Field(default=20.0, gt=0)
     """Seconds of waiting after which work is aged: it then has a share of the dispatches."""
     aged_share: int = Field(default=8, ge=2)
@@ -184,9 +185,3 @@ class WorkerSettings(BaseSettings):
             client_id=self.kafka.client_id,
             max_record_bytes=self.kafka.max_record_bytes,
         )
-
-    def inflight_watermarks(self) -> dict[str, tuple[int, int]]:
-        """(pause at, resume at) on all work in flight, per class: the lower the class, the earlier it pauses."""
-        cap = self.worker.inflight_cap
-        shares = {"high": cap, "medium": cap * 3 // 4, "low": cap // 2}
-        return {klass: (limit, max(1, limit * 3 // 4)) for klass, limit in shares.items()}

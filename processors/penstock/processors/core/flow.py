@@ -334,6 +334,7 @@ class Flow:
 
     def _enqueue(self, work: Work, now: float) -> None:
         lane = self.lane(work.lane)
+        work.counted = True
         self.budget.fact(work.tp)
         if self.budget.body(work.klass, work.lane, work.size_bytes):
             self._go(work, "arrive", Stage.QUEUED)
@@ -356,10 +357,10 @@ class Flow:
             self.gone(key, now)
             return
         work.body = body
+        self.budget.keep_body(work.klass, work.lane, work.size_bytes)
         if work.end_with is not None:
             self._end_unrun(work, "fetched_to_end", work.end_with, now)
             return
-        self.budget.keep_body(work.klass, work.lane, work.size_bytes)
         self._go(work, "fetched", Stage.QUEUED)
         self._touch(self.lane(work.lane))
 
@@ -448,6 +449,12 @@ class Flow:
         """A run ended without output. `again`: the same run may succeed on this worker."""
         if self._current(work, run_id, Stage.RUNNING) is not None:
             self._failed(work, "failed", error, now, again=again)
+
+    def not_started(self, work: Work, run_id: str, now: float) -> None:
+        """Its engine had gone when it was to start; `lane_down` follows, and it is not to blame for that."""
+        if self._current(work, run_id, Stage.RUNNING) is not None:
+            self.lane(work.lane).busy_until = float("inf")
+            self._requeue(work, "lane_down", now)
 
     def _failed(self, work: Work, event: str, error: PenstockError, now: float, *, again: bool) -> None:
         """Run it again in place, dead-letter it, or say that it failed."""
@@ -579,6 +586,11 @@ class Flow:
             self._go(work, "moved", Stage.DONE)
             self._complete(work)
 
+    def cannot_move(self, work: Work, error: PenstockError) -> None:
+        """Its record cannot be written again."""
+        if work.stage is Stage.MOVING:
+            self._letter(work, "unmovable", error)
+
     def lettered(self, work: Work, now: float) -> None:
         """The broker has its dead letter."""
         if work.stage is not Stage.LETTERING:
@@ -675,13 +687,13 @@ class Flow:
         subject = (work.tenant, work.request_id)
         if self._subjects.get(subject) is work:
             del self._subjects[subject]
-        if work.lane:
+        if work.counted:
             self.budget.drop_fact(work.tp)
             if work.body is not None:
                 self.budget.drop_body(work.klass, work.lane, work.size_bytes)
         acquit(work)
         if work.line is not None and work.lane:
-            self.scheduler.release_line(work.line, work)
+            self.scheduler.release_line(work.line)
             self._touch(self.lane(work.lane))
 
     def _stop_run(self, work: Work) -> None:

@@ -101,7 +101,7 @@ class Lane:
             self.load_span = (self.load_span[0], now)
         self.state = LaneState.UP
         self.slots, self.tokens, self.inline = slots, tokens, inline
-        self.failures, self.short = 0, False
+        self.failures, self.short, self.busy_until = 0, False, 0.0
 
     def down(self, now: float, *, with_work: bool) -> None:
         """Its engine died. With work on it the work is the first suspect, so it is started again at once."""

@@ -111,7 +111,11 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.LOOKING: {"looked_up": (_S.SETTLING, _S.KEEPING), "drop": (_S.DROPPED,)},
     _S.LETTERING: {"lettered": (_S.SETTLING, _S.DONE), "drop": (_S.DROPPED,)},
     _S.SETTLING: {"delivered": (_S.DONE,), "drop": (_S.DROPPED,)},
-    _S.MOVING: {"moved": (_S.DONE,), "drop": (_S.DROPPED,)},
+    _S.MOVING: {
+        "moved": (_S.DONE,),
+        "unmovable": (_S.LETTERING,),  # it cannot be written again
+        "drop": (_S.DROPPED,),
+    },
     _S.DONE: {},
     _S.DROPPED: {},
 }

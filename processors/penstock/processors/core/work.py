@@ -62,6 +62,7 @@ class Work:
         "blocked_at",
         "body",
         "cost",
+        "counted",
         "deadline",
         "deadline_ms",
         "deaths",
@@ -131,6 +132,8 @@ class Work:
         self.cost = cost
         self.seq = seq
         self.ticket = 0
+        self.counted = False
+        """Whether the budget counts it."""
         self.stage = Stage.NEW
         self.attempt = attempt
         """The number that events carry: a run whose words may have been published is never repeated under it."""

@@ -1,0 +1,204 @@
+"""The worker's parts and how they are joined. Making them does no I/O but for the registry, the journal and the devices."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.processors.committing import Committer
+from penstock.processors.conversations.kafka_log import KafkaLog
+from penstock.processors.conversations.turns import Turns
+from penstock.processors.core.flow import Flow, FlowSettings
+from penstock.processors.erasing import Erasing
+from penstock.processors.execution import Execution
+from penstock.processors.faults import Faults
+from penstock.processors.health import HealthServer
+from penstock.processors.kafka.broker_watch import BrokerWatch
+from penstock.processors.kafka.control import ControlBook, ControlFollower
+from penstock.processors.kafka.intake import Intake
+from penstock.processors.kafka.journal import CrashJournal
+from penstock.processors.kafka.membership import GroupSettings, Membership
+from penstock.processors.kafka.outcomes import Outcomes, now_ms
+from penstock.processors.kafka.publisher import Publisher
+from penstock.processors.kafka.refetch import Refetcher
+from penstock.processors.metrics import Metrics
+from penstock.processors.models.serving import Serving
+from penstock.processors.outputs import Outputs
+from penstock.processors.settings import WorkerSettings
+from penstock.processors.worker import Rooms, Worker
+from penstock.producers.transport import AsyncTransport, Transport
+from penstock.schemas.codec import Codec, default_codec
+from penstock.schemas.topics import CLASSES
+
+DELIVERY_TIMEOUT_S = 86_400.0
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a worker is made of."""
+
+    health: HealthServer
+    transport: Transport
+    publisher: Publisher
+    turns: Turns
+    worker: Worker
+    flow: Flow
+    execution: Execution
+    serving: Serving
+    journal: CrashJournal
+    book: ControlBook
+    control: ControlFollower
+    refetcher: Refetcher
+    membership: Membership
+    committer: Committer
+    erasing: Erasing
+    background: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+
+
+@dataclass(slots=True, frozen=True)
+class Hooks:
+    """What the parts ask of the app."""
+
+    broken: Callable[[], None]
+    not_ready: Callable[[], list[str]]
+    describe: Callable[[], dict[str, Any]]
+    refresh: Callable[[], None]
+
+
+def assemble(
+    settings: WorkerSettings, partitions: dict[str, int], metrics: Metrics, hooks: Hooks, loop: asyncio.AbstractEventLoop
+) -> Parts:
+    """Make and join the parts of a worker of these request topics. Raises RegistryUnavailable."""
+    conf, kafka = settings.worker, settings.kafka_settings()
+    names, clock = kafka.names, time.monotonic
+    codec, faults = make_codec(settings), Faults.from_env()
+    # A broker that is away is waited for: records leave in order when it is back, so that a stream has no gap.
+    transport = Transport(kafka, delivery_timeout_s=DELIVERY_TIMEOUT_S)
+    asynchronous = AsyncTransport(transport, loop)
+    publisher = Publisher(asynchronous, codec, names)
+    turns = _turns(settings, asynchronous, codec, faults)
+    journal = CrashJournal(conf.data_dir / "journal")
+    book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
+    serving = Serving(settings, metrics, publish=publisher.record, names=names, clock_ms=now_ms)
+    flow = Flow(flow_settings(settings), serving, book, deaths=journal.deaths)
+    urgencies = {topic: CLASSES.index(names.class_of_topic(topic) or "medium") for topic in partitions}
+
+    def urgency(topic: str) -> int:
+        return urgencies.get(topic, len(CLASSES))
+
+    worker = Worker(
+        clock=clock,
+        urgency=urgency,
+        hold=lambda wanted: membership.hold(wanted),
+        on_erase=lambda command: erasing.erase(command),
+        on_broken=hooks.broken,
+    )
+    serving.connect(flow, clock=clock, changed=worker.changed)
+    membership = Membership(
+        kafka,
+        _group(settings),
+        list(partitions),
+        urgency=urgency,
+        on_batch=worker.on_batch,
+        on_assigned=worker.on_assigned,
+        stall=lambda: faults.due("fetch"),
+    )
+    erasing = Erasing(turns, book, membership.owns)
+    execution = Execution(
+        flow, serving.engine, turns, Outputs(conf.artifacts_dir), metrics, clock=clock, changed=worker.changed
+    )
+    refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
+    worker.connect(
+        Rooms(
+            flow=flow,
+            intake=Intake(make_codec(settings, background=True), names, partitions),
+            execution=execution,
+            outcomes=Outcomes(publisher, codec, worker_id=settings.worker_id, told=serving.told),
+            publisher=publisher,
+            refetcher=refetcher,
+            serving=serving,
+            journal=journal,
+            metrics=metrics,
+            faults=faults,
+        )
+    )
+    health = HealthServer(
+        conf.health_host,
+        conf.health_port,
+        metrics,
+        readiness=hooks.not_ready,
+        describe=hooks.describe,
+        refresh=hooks.refresh,
+    )
+    return Parts(
+        health=health,
+        transport=transport,
+        publisher=publisher,
+        turns=turns,
+        worker=worker,
+        flow=flow,
+        execution=execution,
+        serving=serving,
+        journal=journal,
+        book=book,
+        control=ControlFollower(kafka, codec, loop, worker.on_commands),
+        refetcher=refetcher,
+        membership=membership,
+        committer=Committer(
+            flow.gate, membership.commit, lambda: membership.joined, interval_s=conf.commit_interval_s
+        ),
+        erasing=erasing,
+    )
+
+
+def flow_settings(settings: WorkerSettings) -> FlowSettings:
+    conf = settings.worker
+    return FlowSettings(
+        aging_s=conf.aging_s,
+        aged_share=conf.aged_share,
+        commit_span=conf.commit_span,
+        intake_bytes=conf.intake_bytes,
+        chunk_linger_s=conf.chunk_linger_ms / 1000,
+        status_linger_s=conf.status_linger_ms / 1000,
+        max_execution_s=conf.max_execution_s,
+        retry_delay_s=conf.retry_delay_s,
+    )
+
+
+def make_codec(settings: WorkerSettings, *, background: bool = False) -> Codec:
+    """The package's codec, with the registry beside it when one is configured. Raises RegistryUnavailable."""
+    if settings.schema_registry.url is None:
+        return default_codec()
+    from penstock.schemas.registry import registry_codec
+
+    return registry_codec(settings.schema_registry.url, write=settings.schema_registry.write, background=background)
+
+
+def _turns(settings: WorkerSettings, transport: AsyncTransport, codec: Codec, faults: Faults) -> Turns:
+    conf = settings.conversations
+    kafka = settings.kafka_settings()
+    log = KafkaLog(kafka, transport, max_topics=conf.max_topics, durability=settings.topics.durability)
+    return Turns(
+        log,
+        codec,
+        kafka.names.conversation,
+        threads=conf.threads,
+        cached_bytes=conf.cached_bytes,
+        watch=BrokerWatch(kafka),
+        after_append=lambda: faults.hit("after_answer_append"),
+    )
+
+
+def _group(settings: WorkerSettings) -> GroupSettings:
+    conf = settings.worker
+    return GroupSettings(
+        group_id=conf.group_id,
+        client_id=settings.worker_id,
+        data_dir=conf.data_dir / "faust",
+        session_timeout_s=conf.session_timeout_s,
+        heartbeat_s=conf.heartbeat_s,
+        fetch_wait_ms=conf.fetch_wait_ms,
+    )

@@ -1,0 +1,49 @@
+"""Commits what the flow's gate says may be committed: now and then, and once more at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from penstock.processors.core.gate import CommitGate
+
+logger = logging.getLogger(__name__)
+
+TP = tuple[str, int]
+Commit = Callable[[Mapping[TP, tuple[int, str]]], Awaitable[Mapping[TP, bool]]]
+
+
+class Committer:
+    """One commit at a time: the next one carries what has gathered since. `joined` says whether there is a group."""
+
+    def __init__(self, gate: CommitGate, commit: Commit, joined: Callable[[], bool], *, interval_s: float) -> None:
+        self._gate = gate
+        self._commit = commit
+        self._joined = joined
+        self._interval_s = interval_s
+        self._one_at_a_time = asyncio.Lock()
+
+    async def run_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            if self._joined():
+                await self.commit_now()
+
+    async def commit_now(self) -> None:
+        """Commit what may be committed. What is refused is tried again with the next commit."""
+        async with self._one_at_a_time:
+            generation = self._gate.generation
+            offsets = self._gate.commits()
+            if not offsets:
+                return
+            try:
+                answers = await self._commit(offsets)
+            except Exception as error:
+                logger.warning("commit.failed partitions=%d error=%r: tried again", len(offsets), error)
+                return
+            if self._gate.generation != generation:
+                return  # an assignment came in between and told what the broker has
+            for tp, taken in answers.items():
+                if taken:
+                    self._gate.committed(tp, *offsets[tp])

@@ -1,0 +1,56 @@
+"""Erasures: an erased request's turns are tombstoned by the worker that owns the partition it came from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from penstock.processors.conversations.turns import Turns
+from penstock.processors.kafka.control import ControlBook
+from penstock.schemas.records import ControlCommand, Origin
+
+logger = logging.getLogger(__name__)
+
+ERASE_RETRY_S = 5.0
+
+
+class Erasing:
+    """`owns` says whether a partition is this worker's."""
+
+    def __init__(self, turns: Turns, book: ControlBook, owns: Callable[[str, int], bool]) -> None:
+        self._turns = turns
+        self._book = book
+        self._owns = owns
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    def erase(self, command: ControlCommand) -> None:
+        """Do it, if its origin partition is ours; else its owner does. Tried again until it works."""
+        origin = command.origin
+        if origin is None or command.conversation_id is None:
+            self._book.erased(command)
+            return
+        subject = (command.tenant, command.request_id)
+        if subject in self._tasks or not self._owns(origin.topic, origin.partition):
+            return
+        task = asyncio.create_task(self._erase(command, origin, command.conversation_id))
+        self._tasks[subject] = task
+        task.add_done_callback(lambda _: self._tasks.pop(subject, None))
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _erase(self, command: ControlCommand, origin: Origin, conversation_id: str) -> None:
+        while self._owns(origin.topic, origin.partition):
+            try:
+                count = await self._turns.erase(command.tenant, conversation_id, command.request_id)
+            except Exception as error:
+                logger.warning("erase.failed request=%s error=%r: tried again", command.request_id, error)
+                await asyncio.sleep(ERASE_RETRY_S)
+            else:
+                self._book.erased(command)
+                logger.info("erase.done request=%s records=%d", command.request_id, count)
+                return

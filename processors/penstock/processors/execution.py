@@ -1,0 +1,296 @@
+"""Carrying out what the flow asks of engines and conversations, and telling it what came of it. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from penstock.processors.conversations.messages import answer_message
+from penstock.processors.conversations.turns import LostOwnership, Turns
+from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, Start
+from penstock.processors.core.flow import Flow
+from penstock.processors.core.states import OVER, Stage
+from penstock.processors.core.work import Run, Work
+from penstock.processors.engines.base import Delta, Engine, EngineGone, Finished, Prepared, RunFailed, RunSpec
+from penstock.processors.kafka.outcomes import now_ms, usage_of
+from penstock.processors.metrics import Metrics
+from penstock.processors.outputs import INLINE_BYTES, Outputs, size_of
+from penstock.schemas.errors import InternalError, PenstockError
+from penstock.schemas.records import ConversationMessage
+
+logger = logging.getLogger(__name__)
+
+_PARAMS = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "dimensions")
+
+
+class _Sink:
+    """What one run tells. The flow lets what belongs to an earlier run pass by."""
+
+    __slots__ = ("_execution", "_run_id", "_work")
+
+    def __init__(self, execution: Execution, work: Work, run_id: str) -> None:
+        self._execution, self._work, self._run_id = execution, work, run_id
+
+    def on_delta(self, delta: Delta) -> None:
+        self._execution.delta(self._work, self._run_id, delta)
+
+    def on_finished(self, finished: Finished) -> None:
+        self._execution.finished(self._work, self._run_id, finished)
+
+    def on_failed(self, failed: RunFailed) -> None:
+        self._execution.failed(self._work, self._run_id, failed.error, again=failed.retryable_here)
+
+
+class Execution:
+    """`changed` is called after each answer to the flow."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        engine: Callable[[str], Engine | None],
+        turns: Turns,
+        outputs: Outputs,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        self._flow = flow
+        self._engine = engine
+        self._turns = turns
+        self._outputs = outputs
+        self._metrics = metrics
+        self._clock = clock
+        self._changed = changed
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- effects
+
+    def prepare(self, effect: Prepare) -> None:
+        """Read the conversation, count the prompt."""
+        self._task(self._prepare(effect.work, effect.run_id))
+
+    async def _prepare(self, work: Work, run_id: str) -> None:
+        run = work.run
+        if run is None:
+            return
+        try:
+            mark, history = None, None
+            if work.line is not None:
+                turn = await self._turns.read(work.request, lambda: _goes_on(work, run))
+                if turn.answer is not None:
+                    finished = _standing(run_id, turn.answer)
+                    large = size_of(finished.output) > INLINE_BYTES
+                    self._flow.answer_stands(work, run_id, finished, self._clock(), large=large)
+                    return
+                mark, history = turn.mark, turn.history
+            engine = self._engine(work.lane)
+            if engine is None or not _goes_on(work, run):
+                return  # the lane is down: the flow has been told
+            run.spec = self._spec(work, run, history)
+            prepared = await engine.prepare(run.spec)
+            self._flow.prepared(work, run_id, prepared.need_tokens, prepared, self._clock(), mark)
+        except (LostOwnership, EngineGone):
+            return
+        except PenstockError as error:
+            self._flow.refused(work, run_id, error, self._clock(), again=True)
+        except Exception as error:
+            logger.exception("run.prepare_failed request=%s", work.request_id)
+            failure = InternalError(f"{type(error).__name__} while the run was prepared")
+            self._flow.refused(work, run_id, failure, self._clock(), again=True)
+        finally:
+            self._changed()
+
+    def begin(self, effect: Begin) -> None:
+        """Append the input of a turn that was granted."""
+        self._task(self._begin(effect.work, effect.run_id))
+
+    async def _begin(self, work: Work, run_id: str) -> None:
+        run = work.run
+        if run is None:
+            return
+        try:
+            request = work.request
+            agreed = await self._turns.begin(request, work.epoch, now_ms(), lambda: _goes_on(work, run), run.mark)
+            if agreed:
+                self._flow.begun(work, run_id, self._clock())
+            else:
+                self._flow.log_moved(work, run_id, self._clock())
+        except LostOwnership:
+            return
+        except PenstockError as error:
+            self._flow.refused(work, run_id, error, self._clock(), again=False)
+        except Exception as error:
+            logger.exception("turn.begin_failed request=%s", work.request_id)
+            failure = InternalError(f"{type(error).__name__} while the turn began")
+            self._flow.refused(work, run_id, failure, self._clock(), again=False)
+        finally:
+            self._changed()
+
+    def start(self, effect: Start) -> None:
+        """Run it. An engine that prepares as it begins is asked to, here and now."""
+        work, run = effect.work, effect.work.run
+        if run is None or run.run_id != effect.run_id or work.stage is not Stage.RUNNING:
+            return
+        try:
+            engine = self._engine(work.lane)
+            if engine is None:
+                raise EngineGone(f"{work.lane} has no engine")
+            if run.prepared is None:
+                run.spec = self._spec(work, run, None)
+                run.prepared = _at_once(engine.prepare(run.spec))
+            engine.run(run.spec, run.prepared, _Sink(self, work, run.run_id))
+        except EngineGone:
+            self._flow.not_started(work, run.run_id, self._clock())
+        except PenstockError as error:
+            self._flow.failed(work, run.run_id, error, self._clock(), again=False)
+        except Exception as error:
+            logger.exception("run.start_failed request=%s", work.request_id)
+            failure = InternalError(f"{type(error).__name__} while the run was started")
+            self._flow.failed(work, run.run_id, failure, self._clock(), again=False)
+
+    def cancel(self, lane: str, run_id: str) -> None:
+        engine = self._engine(lane)
+        if engine is not None:
+            engine.cancel(run_id)
+
+    def keep(self, effect: Keep) -> None:
+        """Put the output where it belongs; whatever goes wrong, the request gets an outcome."""
+        self._task(self._keep(effect))
+
+    async def _keep(self, effect: Keep) -> None:
+        work, finished = effect.work, effect.finished
+        try:
+            if effect.in_conversation:
+                finished = await self._append_answer(work, finished)
+            large = size_of(finished.output) > INLINE_BYTES
+            artifact = await self._outputs.keep(work, finished.output) if large else None
+            self._flow.kept(work, finished, artifact, self._clock())
+        except LostOwnership:
+            return
+        except PenstockError as error:
+            self._flow.keep_failed(work, error, self._clock())
+        except Exception as error:
+            logger.exception("run.keep_failed request=%s", work.request_id)
+            failure = InternalError(f"{type(error).__name__} while the output was kept")
+            self._flow.keep_failed(work, failure, self._clock())
+        finally:
+            self._changed()
+
+    async def _append_answer(self, work: Work, finished: Finished) -> Finished:
+        """What counts in the log is the outcome."""
+        usage = usage_of(finished)
+        answer = answer_message(
+            work.request,
+            str(finished.output["text"]),
+            epoch=work.epoch,
+            attempt=work.attempt,
+            model=work.lane,
+            finish_reason=finished.finish_reason,
+            usage=usage,
+            now_ms=now_ms(),
+        )
+        winner = await self._turns.finish(answer, lambda: work.stage is Stage.KEEPING)
+        if winner is answer or winner.content == answer.content:
+            return finished
+        return _standing(finished.run_id, winner)
+
+    def look_up(self, effect: LookUp) -> None:
+        """Whether the answer of a request that shall end unrun stands in its conversation."""
+        self._task(self._look_up(effect.work))
+
+    async def _look_up(self, work: Work) -> None:
+        finished = None
+        try:
+            answer = await self._turns.answer(work.request, lambda: work.stage is Stage.LOOKING)
+            if answer is not None:
+                finished = _standing("", answer)
+        except LostOwnership:
+            return
+        except Exception:
+            logger.exception("turn.look_up_failed request=%s", work.request_id)
+        large = finished is not None and size_of(finished.output) > INLINE_BYTES
+        self._flow.looked_up(work, finished, self._clock(), large=large)
+        self._changed()
+
+    # -- what a run tells
+
+    def delta(self, work: Work, run_id: str, delta: Delta) -> None:
+        now, run = self._clock(), work.run
+        if run is not None and run.first_token_at is None:
+            self._metrics.first_token.observe(now - work.arrived_at)
+        self._flow.delta(work, run_id, delta.text, delta.token_ids, now)
+        self._changed()
+
+    def finished(self, work: Work, run_id: str, finished: Finished) -> None:
+        self._metrics.prompt_tokens.inc(finished.prompt_tokens)
+        self._metrics.completion_tokens.inc(finished.completion_tokens)
+        large = size_of(finished.output) > INLINE_BYTES
+        self._flow.finished(work, run_id, finished, self._clock(), large=large)
+        self._changed()
+
+    def failed(self, work: Work, run_id: str, error: PenstockError, *, again: bool) -> None:
+        self._flow.failed(work, run_id, error, self._clock(), again=again)
+        self._changed()
+
+    # -- inside
+
+    def _spec(self, work: Work, run: Run, history: list[dict[str, Any]] | None) -> RunSpec:
+        """What the engine is asked for. Its run id is this attempt's own: late words of another are not heard."""
+        request = work.request
+        payload = request.payload
+        inputs = payload.get("input")
+        return RunSpec(
+            run_id=run.run_id,
+            task=request.task,
+            model=work.lane,
+            messages=payload.get("messages"),
+            history=history,
+            prompt=payload.get("prompt"),
+            inputs=[inputs] if isinstance(inputs, str) else inputs,
+            params={name: payload[name] for name in _PARAMS if payload.get(name) is not None},
+            context=request.context,
+            stream=request.stream,
+            extra=request.extra,
+            timeout_s=self._flow.starter.time_limit_s(work),
+        )
+
+    def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _goes_on(work: Work, run: Run) -> bool:
+    return work.run is run and work.stage not in OVER
+
+
+def _at_once(coroutine: Coroutine[Any, Any, Prepared]) -> Prepared:
+    """The result of an engine that prepares without waiting: it costs no task per request."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    coroutine.close()
+    raise RuntimeError("an inline engine's prepare waits")
+
+
+def _standing(run_id: str, answer: ConversationMessage) -> Finished:
+    """An answer that stands in a conversation, as the engine's output that it once was."""
+    usage = None if answer.usage is None else dataclasses.asdict(answer.usage)
+    return Finished(
+        run_id=run_id,
+        output={"text": answer.content},
+        finish_reason=answer.finish_reason,
+        usage=None if usage is None else {name: count for name, count in usage.items() if count is not None},
+    )
+
+

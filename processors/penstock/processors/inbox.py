@@ -1,0 +1,65 @@
+"""Batches that were delivered and not taken yet: the more urgent topics first, each partition in its order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.processors.kafka.membership import Batch
+
+
+@dataclass(slots=True)
+class Place:
+    """A batch, and how many of its records were taken."""
+
+    batch: Batch
+    urgency: int
+    at: int = 0
+    announced: bool = False
+    """Whether the commit gate knows of it."""
+
+    @property
+    def tp(self) -> tuple[str, int]:
+        return (self.batch.topic, self.batch.partition)
+
+
+class Inbox:
+    """`urgency` of a topic: lower comes first. What is taken to the end gives its room back to the consumer."""
+
+    def __init__(self, urgency: Callable[[str], int]) -> None:
+        self._urgency = urgency
+        self._queues: dict[int, deque[Place]] = {}
+
+    def put(self, batch: Batch) -> None:
+        urgency = self._urgency(batch.topic)
+        queue = self._queues.get(urgency)
+        if queue is None:
+            queue = self._queues[urgency] = deque()
+            self._queues = dict(sorted(self._queues.items()))
+        queue.append(Place(batch, urgency))
+
+    def first(self) -> Place | None:
+        """The most urgent batch that is not taken to its end."""
+        for queue in self._queues.values():
+            if queue:
+                return queue[0]
+        return None
+
+    def done(self, place: Place) -> None:
+        """All records of the most urgent batch were taken."""
+        self._queues[place.urgency].popleft()
+        place.batch.taken()
+
+    def clear(self) -> int:
+        """Forget all; how many records had not been taken."""
+        untaken = 0
+        for queue in self._queues.values():
+            for place in queue:
+                untaken += len(place.batch.records) - place.at
+                place.batch.taken()
+            queue.clear()
+        return untaken
+
+    def __bool__(self) -> bool:
+        return any(self._queues.values())

@@ -1,0 +1,169 @@
+"""What is said of a request, as records on Kafka: statuses, chunks, the one terminal event, dead letters."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.processors.core.effects import Chunk, Letter, SendHome, Status, Terminal
+from penstock.processors.core.work import Work
+from penstock.processors.engines.base import Finished
+from penstock.processors.kafka.intake import origin_header
+from penstock.processors.kafka.publisher import Publisher
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import BadAvro, PenstockError, TooLarge, to_error_record
+from penstock.schemas.records import STATUS_RANKS, DeadLetter, ResultEvent, StatusEvent, Usage
+
+logger = logging.getLogger(__name__)
+
+Told = Callable[[Work], tuple[str | None, int | None]]
+"""Device and measured bytes of the engine that runs a work."""
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+class Outcomes:
+    """Builds the events of effects and hands them to the publisher."""
+
+    def __init__(self, publisher: Publisher, codec: Codec, *, worker_id: str, told: Told) -> None:
+        self._publisher = publisher
+        self._codec = codec
+        self._worker_id = worker_id
+        self._told = told
+
+    def status(self, effect: Status) -> None:
+        work = effect.work
+        self._publisher.status(
+            StatusEvent(
+                request_id=work.request_id,
+                tenant=work.tenant,
+                status=effect.status,
+                done=effect.done,
+                rank=STATUS_RANKS[effect.status],
+                attempt=work.attempt,
+                epoch=work.epoch,
+                origin=work.origin,
+                worker_id=self._worker_id,
+                created_at=now_ms(),
+                detail=effect.detail,
+                position=work.position if effect.status == "queued" else None,
+                model=work.lane or None,
+            )
+        )
+
+    def chunk(self, effect: Chunk, acknowledged: Callable[[], None] | None) -> bool:
+        """Publish a piece of a stream; False when it can never be published."""
+        work = effect.work
+        event = ResultEvent(
+            request_id=work.request_id,
+            tenant=work.tenant,
+            kind="chunk",
+            origin=work.origin,
+            attempt=work.attempt,
+            epoch=work.epoch,
+            task=work.task,
+            created_at=now_ms(),
+            worker_id=self._worker_id,
+            text=effect.text,
+            token_ids=effect.token_ids,
+            first_token_index=effect.first_token_index,
+            text_offset=effect.text_offset,
+            metadata={},
+        )
+        try:
+            self._publisher.chunk(event, acknowledged)
+        except (BadAvro, TooLarge) as error:
+            logger.error("chunk.refused request=%s error=%s", work.request_id, error.code)
+            return False
+        return True
+
+    def terminal(self, effect: Terminal, done: Callable[[str], None]) -> None:
+        """Publish the outcome; `done` is told its status when the broker has it."""
+        work, finished = effect.work, effect.finished
+        output: dict[str, Any] = {}
+        device = measured = None
+        if finished is not None:
+            device, measured = self._told(work)
+            if effect.artifact is None:
+                output[work.task] = dict(finished.output)
+        event = ResultEvent(
+            request_id=work.request_id,
+            tenant=work.tenant,
+            kind="terminal",
+            origin=work.origin,
+            attempt=work.attempt,
+            epoch=work.epoch,
+            task=work.task,
+            created_at=now_ms(),
+            worker_id=self._worker_id,
+            status=effect.status,
+            output_artifact=effect.artifact,
+            finish_reason=None if finished is None else finished.finish_reason,
+            usage=None if finished is None else usage_of(finished),
+            timings=work.timings(effect.at),
+            model=work.lane or None,
+            device=device,
+            measured_memory_bytes=measured,
+            error=None if effect.error is None else to_error_record(effect.error),
+            metadata=work.request.metadata,
+            **output,
+        )
+        self._publisher.result(event, lambda failure: done(effect.status if failure is None else "failed"))
+
+    def letter(self, effect: Letter, done: Callable[[], None]) -> None:
+        """Keep the record in the dead-letter topic, with its bytes."""
+        work, error = effect.work, effect.error
+        origin, body = work.origin, work.body
+        logger.warning(
+            "dlq.letter topic=%s partition=%d offset=%d reason=%s",
+            origin.topic,
+            origin.partition,
+            origin.offset,
+            error.code,
+        )
+        letter = DeadLetter(
+            request_id=work.request_id or None,
+            tenant=None if effect.nameless else work.tenant,
+            reason_code=error.code,
+            reason=str(error),
+            original=b"" if body is None else body.value,
+            original_key=None if body is None else body.record_key,
+            original_headers={} if body is None else {name: value or b"" for name, value in body.headers},
+            origin=origin,
+            worker_id=self._worker_id,
+            attempts=work.attempt,
+            created_at=now_ms(),
+        )
+        self._publisher.dead_letter(letter, done)
+
+    def send_home(self, effect: SendHome, done: Callable[[], None]) -> None:
+        """Put a conversation's record on the partition of its line, with its id and origin. Raises BadAvro."""
+        work, body = effect.work, effect.work.body
+        assert body is not None
+        name, value = origin_header(effect.origin)
+        kept = [(header, content or b"") for header, content in body.headers if header != name]
+        self._publisher.republish(
+            work.key[0],
+            self._codec.encode(body.request),
+            key=(work.line or "").encode(),
+            headers=[*kept, (name, value)],
+            partition=effect.partition,
+            done=done,
+        )
+
+
+def usage_of(finished: Finished) -> Usage:
+    """Token counts as the engine tells them, else as it counted them."""
+    usage = finished.usage or {}
+    prompt = int(usage.get("prompt_tokens", finished.prompt_tokens))
+    completion = int(usage.get("completion_tokens", finished.completion_tokens))
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=int(usage.get("total_tokens", prompt + completion)),
+        pixels=None,
+    )

@@ -1,0 +1,275 @@
+"""A flow with a small world around it: time stands still until it is moved, and every answer is given by hand or at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.processors.core import effects as ask
+from penstock.processors.core.arrivals import Poison, Taken
+from penstock.processors.core.flow import Flow, FlowSettings
+from penstock.processors.core.work import Body, Work
+from penstock.schemas.errors import ModelNotFound, PenstockError
+from penstock.schemas.records import ControlCommand, InferenceRequest, Origin
+
+HIGH, MEDIUM, LOW, EMBEDDING = "high", "medium", "low", "embedding"
+PRIORITY = {"high": 2, "medium": 5, "low": 8}
+
+
+@dataclass
+class Finished:
+    """What an engine gives; the flow passes it on untouched."""
+
+    output: dict[str, Any] = field(default_factory=lambda: {"text": "done"})
+
+
+class Models:
+    """The catalog: every name that was given is a lane."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.unfit: PenstockError | None = None
+
+    def resolve(self, task: str, model: str | None) -> str:
+        if model is None:
+            return self.names[0]
+        if model not in self.names:
+            raise ModelNotFound(f"the model {model} is not served here", param="model")
+        return model
+
+    def check_fits(self, lane: str, requirements: Any) -> None:
+        if self.unfit is not None:
+            raise self.unfit
+
+
+class Book:
+    """The control topic, remembered for ever."""
+
+    def __init__(self) -> None:
+        self.cancels: dict[tuple[str, str], ControlCommand] = {}
+        self.priorities: dict[tuple[str, str], int] = {}
+
+    def apply(self, command: ControlCommand, now_ms: int) -> bool:
+        if command.kind == "cancel":
+            self.cancels[(command.tenant, command.request_id)] = command
+        return True
+
+    def cancelled(self, tenant: str, request_id: str) -> ControlCommand | None:
+        return self.cancels.get((tenant, request_id))
+
+    def priority(self, tenant: str, request_id: str) -> int | None:
+        return self.priorities.get((tenant, request_id))
+
+    def erasures(self) -> list[ControlCommand]:
+        return []
+
+
+class World:
+    """`auto` answers what the shells answer at once; runs end only when a test says so."""
+
+    def __init__(self, *lanes: str, **settings: Any) -> None:
+        self.models, self.book = Models(*(lanes or ("m",))), Book()
+        self.flow = Flow(FlowSettings(**settings), self.models, self.book)
+        self.flow.transitions = set()
+        self.now = 100.0
+        self.wall_ms = 1_000_000
+        self.seen: list[ask.Effect] = []
+        self.running: dict[str, Work] = {}
+        self.started: list[str] = []
+        self.ended: list[tuple[str, str]] = []
+        self.letters: list[str] = []
+        self.chunks: list[ask.Chunk] = []
+        self.asked: list[Any] = []
+        self.loads: list[str] = []
+        self.need: Callable[[Work], int] = lambda work: 0
+        self.hold_answers: set[type] = set()
+        self.offsets: dict[tuple[str, int], int] = {}
+        self.bodies: dict[tuple[str, int, int], tuple[Taken, Body]] = {}
+        self.flow.assigned({(topic, 0): (0, "") for topic in (HIGH, MEDIUM, LOW, EMBEDDING)}, 1, fenced=False, now=self.now)
+        self.settle()
+
+    # -- in
+
+    def submit(
+        self,
+        request_id: str,
+        klass: str = MEDIUM,
+        *,
+        topic: str | None = None,
+        model: str | None = None,
+        tenant: str = "default",
+        line: str | None = None,
+        ttl_ms: int | None = 3_600_000,
+        cost: int = 1,
+        stream: bool = False,
+        size: int = 100,
+        max_attempts: int = 3,
+        error: PenstockError | None = None,
+        belongs_on: int | None = None,
+        execution_timeout_ms: int | None = None,
+        settle: bool = True,
+    ) -> Work | None:
+        tp = (topic or klass, 0)
+        offset = self.offsets.get(tp, 0)
+        self.offsets[tp] = offset + 1
+        request = InferenceRequest(
+            request_id=request_id,
+            tenant=tenant,
+            task="text_generation",
+            priority=PRIORITY[klass],
+            model=model,
+            conversation_id=line,
+            text_generation={"prompt": request_id},
+            stream=stream,
+            created_at=self.wall_ms,
+            max_attempts=max_attempts,
+            execution_timeout_ms=execution_timeout_ms,
+        )
+        read = Taken(
+            request=request,
+            origin=Origin(topic=tp[0], partition=0, offset=offset, append_time_ms=self.wall_ms),
+            klass=klass,
+            line=line,
+            attempt=1,
+            deadline_ms=None if ttl_ms is None else self.wall_ms + ttl_ms,
+            error=error,
+            belongs_on=belongs_on,
+            cost=cost,
+            size_bytes=size,
+        )
+        self.bodies[(*tp, offset)] = (read, Body(request, b"value", (), None, size))
+        self.flow.delivered_range(tp, offset, offset + 1, [offset])
+        work = self.flow.arrived(tp, offset, read, b"value", (), None, self.now, self.wall_ms)
+        if settle:
+            self.settle()
+        return work
+
+    def poison(self, reason: PenstockError, request_id: str | None = None) -> Work | None:
+        tp = (MEDIUM, 0)
+        offset = self.offsets.get(tp, 0)
+        self.offsets[tp] = offset + 1
+        origin = Origin(topic=MEDIUM, partition=0, offset=offset, append_time_ms=self.wall_ms)
+        read = Poison(reason=reason, request_id=request_id, tenant=None, origin=origin, attempt=1)
+        self.flow.delivered_range(tp, offset, offset + 1, [offset])
+        work = self.flow.arrived(tp, offset, read, b"bad", (), None, self.now, self.wall_ms)
+        self.settle()
+        return work
+
+    def up(self, lane: str = "m", slots: int = 1, tokens: int | None = None, *, inline: bool = False) -> None:
+        self.flow.lane_up(lane, slots, tokens, self.now, inline=inline)
+        self.settle()
+
+    def die(self, lane: str = "m") -> None:
+        """The lane's engine dies with what runs on it."""
+        for request_id in [r for r, work in self.running.items() if work.lane == lane]:
+            del self.running[request_id]
+        self.flow.lane_down(lane, self.now)
+        self.settle()
+
+    def finish(self, request_id: str, *, large: bool = False) -> None:
+        work = self.running.pop(request_id)
+        assert work.run is not None
+        self.flow.finished(work, work.run.run_id, Finished(), self.now, large=large)
+        self.settle()
+
+    def fail(self, request_id: str, error: PenstockError, *, again: bool = True) -> None:
+        work = self.running.pop(request_id)
+        assert work.run is not None
+        self.flow.failed(work, work.run.run_id, error, self.now, again=again)
+        self.settle()
+
+    def delta(self, request_id: str, text: str) -> None:
+        work = self.running[request_id]
+        assert work.run is not None
+        self.flow.delta(work, work.run.run_id, text, [1], self.now)
+        self.settle()
+
+    def cancel(self, request_id: str, tenant: str = "default") -> None:
+        command = ControlCommand(kind="cancel", request_id=request_id, tenant=tenant, created_at=self.wall_ms)
+        self.flow.command(command, self.now, self.wall_ms)
+        self.settle()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall_ms += round(seconds * 1000)
+        self.flow.tick(self.now, self.wall_ms)
+        self.flow.check_timeouts(self.now)
+        self.settle()
+
+    # -- out
+
+    def settle(self) -> None:
+        """Carry out what the flow asks until it asks nothing more."""
+        while True:
+            self.flow.step(self.now)
+            effects = self.flow.take_effects()
+            if not effects:
+                return
+            for effect in effects:
+                self.seen.append(effect)
+                if type(effect) in self.hold_answers:
+                    self.asked.append(effect)
+                else:
+                    self.answer(effect)
+
+    def release(self, kind: type) -> None:
+        """Answer what was held back, from now on at once."""
+        self.hold_answers.discard(kind)
+        asked, self.asked = [e for e in self.asked if isinstance(e, kind)], [e for e in self.asked if not isinstance(e, kind)]
+        for effect in asked:
+            self.answer(effect)
+        self.settle()
+
+    def answer(self, effect: Any) -> None:
+        flow = self.flow
+        match effect:
+            case ask.Prepare(work, run_id):
+                flow.prepared(work, run_id, self.need(work), None, self.now)
+            case ask.Begin(work, run_id):
+                flow.begun(work, run_id, self.now)
+            case ask.Start(work, _):
+                self.running[work.request_id] = work
+                self.started.append(work.request_id)
+            case ask.CancelRun(_, run_id):
+                for request_id, work in list(self.running.items()):
+                    if work.run is not None and work.run.run_id == run_id:
+                        del self.running[request_id]
+            case ask.Keep(work, finished, _):
+                flow.kept(work, finished, None, self.now)
+            case ask.LookUp(work):
+                flow.looked_up(work, None, self.now)
+            case ask.Terminal(work, status):
+                self.ended.append((work.request_id, status))
+                flow.delivered(work, status)
+            case ask.Letter(work):
+                self.letters.append(work.request_id)
+                flow.lettered(work, self.now)
+            case ask.SendHome(work):
+                flow.moved(work)
+            case ask.Fetch(tp, offsets):
+                for offset in offsets:
+                    read, body = self.bodies[(*tp, offset)]
+                    flow.fetched((*tp, offset), read, body, self.now)
+            case ask.Load(lane):
+                self.loads.append(lane)
+            case ask.Chunk():
+                self.chunks.append(effect)
+            case _:
+                pass
+
+    def status_of(self, request_id: str) -> str | None:
+        return dict(self.ended).get(request_id)
+
+    def committed(self, topic: str = MEDIUM) -> int:
+        """The offset that would be committed for partition 0 of the topic."""
+        for tp, (offset, metadata) in self.flow.gate.commits().items():
+            self.flow.gate.committed(tp, offset, metadata)
+            self._committed[tp] = offset
+        return self._committed.get((topic, 0), 0)
+
+    @property
+    def _committed(self) -> dict[tuple[str, int], int]:
+        if not hasattr(self, "_commits"):
+            self._commits: dict[tuple[str, int], int] = {}
+        return self._commits

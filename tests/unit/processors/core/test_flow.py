@@ -1,0 +1,421 @@
+"""The flow, event by event: each defect that was found in the old heart is one test here."""
+
+from __future__ import annotations
+
+import pytest
+
+from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.admission import MemoryShort
+from penstock.processors.core.states import Stage
+from penstock.schemas.errors import BadAvro, EngineFailed, InvalidRequest, Overloaded
+
+
+def ids(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}{n}" for n in range(count)]
+
+
+def test_a_request_goes_all_the_way() -> None:
+    world = World()
+    work = world.submit("r")
+    assert work is not None
+    assert world.loads == ["m"]
+    world.up()
+    assert work.stage is Stage.RUNNING
+    assert world.committed() == 0
+    world.finish("r")
+    assert world.ended == [("r", "completed")]
+    assert world.committed() == 1
+    assert not world.flow.works
+
+
+def test_the_offset_waits_for_the_acknowledged_outcome() -> None:
+    world = World()
+    world.up()
+    world.submit("r")
+    world.hold_answers = {ask.Terminal}
+    world.finish("r")
+    assert world.committed() == 0
+    world.release(ask.Terminal)
+    assert world.committed() == 1
+
+
+def test_another_model_is_not_starved_by_sustained_high_load() -> None:
+    """Defect 2: 30 s of slow high text gave 0 of 20 embeddings."""
+    world = World("slow", "other")
+    world.up("slow", slots=2, inline=True)
+    world.up("other", slots=4, inline=True)
+    for name in ids("h", 500):
+        world.submit(name, HIGH, model="slow", settle=False)
+    world.settle()
+    for name in ids("e", 4):
+        world.submit(name, MEDIUM, topic=EMBEDDING, model="other")
+    assert set(ids("e", 4)) <= set(world.running)
+
+
+def test_low_work_has_its_share_once_it_is_aged() -> None:
+    """Defect 2: 0 of 20 low under sustained high load, with aging at 5 s."""
+    world = World(aging_s=5.0, aged_share=8)
+    world.up(slots=1, inline=True)
+    for name in ids("l", 20):
+        world.submit(name, LOW, settle=False)
+    for name in ids("h", 400):
+        world.submit(name, HIGH, settle=False)
+    world.settle()
+    world.pass_time(6.0)
+    world.started.clear()
+    for _ in range(80):
+        (running,) = world.running
+        world.finish(running)
+    low = sum(name.startswith("l") for name in world.started)
+    assert 9 <= low <= 11
+
+
+def test_a_high_request_starts_before_low_ones_that_do_not_run() -> None:
+    """Defect 4: 64 slots, room for 8 runs: a high request ended after 64 low ones."""
+    world = World()
+    world.need = lambda work: 100
+    world.up(slots=64, tokens=800)
+    for name in ids("l", 64):
+        world.submit(name, LOW)
+    assert len(world.running) == 8
+    world.submit("h", HIGH)
+    world.finish(next(iter(world.running)))
+    assert world.started[-1] == "h"
+
+
+def test_what_fits_passes_what_does_not_until_room_is_kept_for_it() -> None:
+    world = World()
+    world.need = lambda work: 900 if work.request_id == "big" else 100
+    world.up(slots=64, tokens=1000)
+    for name in ids("s", 5):
+        world.submit(name)
+    world.submit("big")
+    world.submit("small")
+    assert "small" in world.running, "it fits and need not wait"
+    world.pass_time(1.5)
+    world.submit("late")
+    for name in ids("s", 5):
+        world.finish(name)
+    assert "late" not in world.running, "room is kept for the big one now"
+    world.finish("small")
+    assert "big" in world.running
+
+
+def test_a_poisonous_prompt_takes_no_other_along() -> None:
+    """Defect 3: 63 good requests beside 1 poison one, three deaths: 64 dead letters."""
+    world = World()
+    world.up(slots=64, inline=True)
+    names = [*ids("good", 40), "poison", *ids("fine", 23)]
+    for name in names:
+        world.submit(name, settle=False)
+    world.settle()
+    deaths = 0
+    for _ in range(400):
+        if "poison" in world.running:
+            deaths += 1
+            world.die()
+            world.up(slots=64, inline=True)
+        elif world.running:
+            world.finish(next(iter(world.running)))
+        elif world.flow.works:
+            world.pass_time(1.0)
+        else:
+            break
+    assert world.letters == ["poison"]
+    outcomes = dict(world.ended)
+    assert outcomes.pop("poison") == "dead_lettered"
+    assert set(outcomes.values()) == {"completed"}
+    assert len(outcomes) == 63
+    assert deaths <= 8, "halves, not one by one"
+
+
+def test_an_engine_that_dies_alone_with_a_run_spends_its_attempts() -> None:
+    world = World()
+    world.up(inline=True)
+    work = world.submit("r")
+    assert work is not None
+    for attempt in (1, 2, 3):
+        assert work.spent == attempt
+        world.die()
+        world.up(inline=True)
+        world.pass_time(10.0)
+    assert world.letters == ["r"]
+    assert world.status_of("r") == "dead_lettered"
+
+
+def test_innocents_do_not_spend_attempts_but_published_words_get_a_new_number() -> None:
+    world = World()
+    world.up(slots=2, inline=True)
+    streaming = world.submit("a", stream=True)
+    quiet = world.submit("b")
+    assert streaming is not None
+    assert quiet is not None
+    world.delta("a", "some words")
+    world.die()
+    assert (streaming.spent, quiet.spent) == (1, 1)
+    assert (streaming.attempt, quiet.attempt) == (2, 1)
+
+
+def test_a_retry_starts_when_it_is_due_and_before_newer_work() -> None:
+    """Defect 6: due after 0.1 s, ended after 1.2 s, since it polled for a slot and lost to newer work."""
+    world = World()
+    world.up(inline=True)
+    world.submit("old")
+    world.submit("new1")
+    world.submit("new2")
+    world.fail("old", EngineFailed("broken"))
+    assert list(world.running) == ["new1"]
+    due = world.flow.next_due()
+    assert due is not None
+    assert due - world.now <= 0.11
+    world.pass_time(0.1)
+    world.finish("new1")
+    assert list(world.running) == ["old"]
+
+
+def test_a_turn_that_is_retried_keeps_its_conversation_waiting() -> None:
+    world = World()
+    world.up(slots=4, inline=True)
+    world.submit("first", line="c")
+    world.submit("second", line="c")
+    world.submit("other")
+    world.fail("first", Overloaded("busy"))
+    assert list(world.running) == ["other"]
+    world.pass_time(1.0)
+    assert set(world.running) == {"other", "first"}
+    world.finish("first")
+    assert "second" in world.running
+
+
+def test_a_model_that_cannot_be_loaded_fails_what_waits_and_is_tried_again() -> None:
+    """Defect 8: an engine that could not be restarted was tried for ever while all was told to be well."""
+    world = World()
+    world.up(inline=True)
+    world.submit("runs")
+    world.die()
+    world.pass_time(0.01)
+    assert world.loads == ["m"]
+    for _ in range(3):
+        world.flow.load_failed("m", EngineFailed("its process dies at the start"), world.now)
+        world.settle()
+        world.pass_time(5.0)
+    assert world.status_of("runs") == "failed"
+    world.submit("later")
+    assert world.status_of("later") is None, "the next one starts another try"
+    world.pass_time(30.0)
+    assert world.loads[-1] == "m"
+    world.up(inline=True)
+    assert "later" in world.running
+
+
+def test_memory_short_now_is_waited_for() -> None:
+    world = World()
+    world.submit("r")
+    for _ in range(10):
+        world.flow.load_failed("m", MemoryShort("not now"), world.now)
+        world.settle()
+        world.pass_time(1.1)
+    assert world.status_of("r") is None
+    assert len(world.loads) > 5
+    world.up()
+    assert "r" in world.running
+
+
+def test_a_failed_lane_touches_only_what_waits() -> None:
+    """Defect 12: it could settle work whose dead letter was not acknowledged yet, and overrule a standing answer."""
+    world = World()
+    world.hold_answers = {ask.Letter, ask.LookUp}
+    letter = world.poison(BadAvro("no"), "named")
+    world.submit("turn", line="c")
+    world.cancel("turn")
+    world.flow.load_failed("m", InvalidRequest("never"), world.now)
+    world.settle()
+    assert letter is not None
+    assert letter.stage is Stage.LETTERING
+    assert world.ended == []
+    world.release(ask.Letter)
+    world.release(ask.LookUp)
+    assert sorted(world.ended) == [("named", "dead_lettered"), ("turn", "cancelled")]
+
+
+@pytest.mark.parametrize("stage", ["queued", "preparing", "ready", "beginning", "running", "retrying", "keeping"])
+def test_a_cancel_ends_it_at_every_stage_but_after_its_end(stage: str) -> None:
+    world = World()
+    if stage != "queued":
+        world.up(slots=0 if stage == "ready" else 1)
+    held = {"preparing": ask.Prepare, "beginning": ask.Begin, "keeping": ask.Keep}.get(stage)
+    world.hold_answers = set() if held is None else {held}
+    work = world.submit("r", line="c")
+    assert work is not None
+    world.pass_time(0.02)
+    if stage == "retrying":
+        world.fail("r", EngineFailed("broken"))
+    elif stage == "keeping":
+        world.finish("r")
+    assert work.stage.value == stage
+    world.cancel("r")
+    if stage == "keeping":
+        world.release(ask.Keep)
+        assert world.ended == [("r", "completed")]
+    else:
+        assert world.ended == [("r", "cancelled")]
+    assert not world.flow.works
+    assert world.flow.lane("m").free_slots == world.flow.lane("m").slots
+    follower = world.submit("next", line="c")
+    if stage not in ("queued", "ready"):
+        if held is not None:
+            world.release(held)
+        assert follower is not None
+        assert follower.stage is Stage.RUNNING
+
+
+def test_deadlines_end_what_waits_and_not_what_runs() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("runs", ttl_ms=1000)
+    world.submit("waits", ttl_ms=1000)
+    world.pass_time(2.0)
+    assert world.ended == [("waits", "expired")]
+    assert "runs" in world.running
+
+
+def test_a_run_that_takes_too_long_is_ended() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r", execution_timeout_ms=500)
+    world.pass_time(1.0)
+    assert world.ended == [("r", "failed")]
+    assert not world.running
+
+
+def test_far_requests_are_parked_and_read_again_in_order() -> None:
+    world = World(intake_bytes=1 << 20)
+    for name in ids("r", 200):
+        world.submit(name, size=20_000, settle=False)
+    parked = [w for w in world.flow.works.values() if w.stage is Stage.PARKED]
+    assert len(parked) > 100
+    assert all(work.body is None for work in parked)
+    world.up(inline=True)
+    for _ in range(200):
+        (running,) = world.running
+        world.finish(running)
+    assert world.started == ids("r", 200)
+    assert world.committed() == 200
+
+
+def test_a_dead_model_does_not_hide_another_in_the_same_partition() -> None:
+    """Defect 2, the other half: a model that is dead filled the cap for all."""
+    world = World("dead", "alive", intake_bytes=4 << 20)
+    world.up("alive", inline=True)
+    for name in ids("d", 3000):
+        world.submit(name, model="dead", size=2000, settle=False)
+    world.settle()
+    world.submit("quick", model="alive", size=2000)
+    assert "quick" in world.running
+
+
+def test_a_parked_request_that_is_gone_becomes_a_dead_letter() -> None:
+    world = World(intake_bytes=1 << 20)
+    world.hold_answers = {ask.Fetch}
+    for name in ids("r", 60):
+        world.submit(name, size=20_000)
+    world.up(inline=True)
+    for _ in range(60):
+        if world.running:
+            world.finish(next(iter(world.running)))
+    (fetch,) = [e for e in world.asked if isinstance(e, ask.Fetch)][:1]
+    for offset in fetch.offsets:
+        world.flow.gone((*fetch.tp, offset), world.now)
+    world.settle()
+    assert set(world.letters) == {f"r{offset}" for offset in fetch.offsets}
+    assert {world.status_of(name) for name in world.letters} == {"dead_lettered"}
+
+
+def test_a_parked_request_that_is_cancelled_echoes_its_metadata() -> None:
+    world = World(intake_bytes=1 << 20)
+    for name in ids("r", 60):
+        world.submit(name, size=20_000)
+    parked = next(w for w in world.flow.works.values() if w.stage is Stage.PARKED)
+    world.cancel(parked.request_id)
+    terminal = next(e for e in world.seen if isinstance(e, ask.Terminal))
+    assert terminal.status == "cancelled"
+    assert terminal.work.body is not None, "its bytes were read again for its outcome"
+
+
+def test_a_flood_of_dead_letters_pauses_its_partition_alone() -> None:
+    world = World()
+    world.hold_answers = {ask.Letter}
+    for _ in range(600):
+        world.poison(BadAvro("no"))
+    assert world.flow.pauses() == {(MEDIUM, 0)}
+    world.release(ask.Letter)
+    assert world.flow.pauses() == frozenset()
+
+
+def test_what_two_workers_died_of_runs_alone() -> None:
+    world = World()
+    world.flow._deaths = lambda key, request_id: 2 if request_id == "bad" else 0
+    world.up(slots=4, inline=True)
+    world.submit("before")
+    world.submit("bad", max_attempts=5)
+    world.submit("after")
+    assert list(world.running) == ["before"]
+    world.finish("before")
+    assert list(world.running) == ["bad"]
+    world.finish("bad")
+    assert list(world.running) == ["after"]
+
+
+def test_a_lost_partition_is_let_go_of_silently() -> None:
+    world = World()
+    world.up(slots=1, inline=True)
+    world.submit("runs")
+    world.submit("waits")
+    world.flow.assigned({(HIGH, 0): (0, "")}, 2, fenced=False, now=world.now)
+    world.settle()
+    assert world.ended == []
+    assert not world.flow.works
+    assert world.running == {}
+
+
+def test_running_work_is_kept_over_an_orderly_rebalance_and_not_over_a_fence() -> None:
+    world = World()
+    world.up(slots=1, inline=True)
+    world.submit("runs")
+    parts = {(topic, 0): (0, "") for topic in (HIGH, MEDIUM, LOW, EMBEDDING)}
+    world.flow.assigned(parts, 2, fenced=False, now=world.now)
+    world.settle()
+    assert "runs" in world.running
+    assert world.running["runs"].epoch == 1
+    world.flow.assigned(parts, 5, fenced=False, now=world.now)
+    world.settle()
+    assert not world.running
+    assert not world.flow.works
+
+
+def test_an_orderly_stop_hands_back_what_waits_and_finishes_what_runs() -> None:
+    world = World()
+    world.up(slots=1, inline=True)
+    world.submit("runs")
+    world.submit("waits")
+    world.flow.stop_taking()
+    world.settle()
+    assert [work.request_id for work in world.flow.unfinished()] == ["runs"]
+    world.finish("runs")
+    assert world.ended == [("runs", "completed")]
+    assert world.committed() == 1
+
+
+def test_streams_go_out_at_once_and_then_gathered() -> None:
+    world = World()
+    world.up(slots=1, inline=True)
+    world.submit("r", stream=True)
+    for word in ("a ", "b ", "c "):
+        world.delta("r", word)
+    assert [chunk.text for chunk in world.chunks] == ["a "]
+    world.pass_time(0.05)
+    world.delta("r", "d")
+    world.finish("r")
+    assert [chunk.text for chunk in world.chunks] == ["a ", "b c ", "d"]
+    assert [chunk.text_offset for chunk in world.chunks] == [0, 2, 6]
