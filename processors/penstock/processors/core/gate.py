@@ -1,16 +1,19 @@
-"""The commit gate: which offsets may be acknowledged, which arrivals are repeats, which partitions should pause.
+"""The commit gate: which offset may be committed, which arrivals are repeats, which partitions are full.
 
-Work finishes out of order, offsets must be committed in order. The gate holds every delivered offset and releases
-handles only from the unfinished head of each partition. `docs/decisions/0001` tells why Faust's own bookkeeping cannot
-be used for that.
+Work finishes out of order, offsets are committed in order. The gate knows every delivered offset of the partitions it
+owns. It names the unfinished head of each one as the offset to commit, and says in the commit's metadata what is done
+above it (`donemap`). `docs/decisions/0001` tells why Faust's own bookkeeping cannot be used for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+
+from penstock.processors.core.span import GapInDelivery, Span, mark_of
+
+__all__ = ["TP", "Arrival", "CommitGate", "GapInDelivery", "GateStats", "Revocation", "WorkKey"]
 
 TP = tuple[str, int]
 WorkKey = tuple[str, int, int]
@@ -20,8 +23,8 @@ class Arrival(Enum):
     """What a delivered record is to this worker."""
 
     NEW = auto()  # to be worked on
-    HELD = auto()  # redelivery of what is in flight here: the newer handle replaced the held one
-    FINISHED = auto()  # its outcome is durable already: nothing to do but `take_acks`
+    HELD = auto()  # redelivery of what is in flight here
+    FINISHED = auto()  # its outcome is durable already: nothing to do
     DUPLICATE = auto()  # the same request at another offset while the first is held: ends silently with it
     FOREIGN = auto()  # of a partition that is not assigned: to be ignored
 
@@ -36,198 +39,191 @@ class Revocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateStats:
-    """A snapshot. `held` counts entries of the commit span, finished or not."""
+    """A snapshot. `held`: unfinished records, duplicates too. `span`: offsets from the heads to what was delivered."""
 
     generation: int
     inflight: int
     held: int
+    span: int
     partitions: int
-    paused: int
+    full: int
 
 
 class _Entry:
-    __slots__ = ("done", "duplicates", "epoch", "first", "handle", "request_id")
+    """An unfinished record."""
 
-    def __init__(self, handle: Any, request_id: str, epoch: int) -> None:
-        self.handle = handle
+    __slots__ = ("duplicates", "epoch", "first", "key", "mark", "request_id")
+
+    def __init__(self, key: WorkKey, request_id: str, mark: int, epoch: int, first: _Entry | None) -> None:
+        self.key = key
         self.request_id = request_id
+        self.mark = mark
         self.epoch = epoch
-        self.done = False
-        self.first: WorkKey | None = None  # set on a duplicate: the work that it waits for
-        self.duplicates: list[WorkKey] = []
+        self.first = first  # set on a duplicate: the work that it waits for
+        self.duplicates: list[_Entry] | None = None
 
 
 class _Partition:
-    __slots__ = ("entries", "finished", "last")
+    """`committed` and `metadata` are what the broker has; `proposed` is what it should have, None when not computed."""
 
-    def __init__(self) -> None:
-        self.entries: dict[int, _Entry] = {}  # in offset order
-        self.finished: dict[int, str] = {}  # offset → request id of durable outcomes, oldest first, bounded
-        self.last = -1
+    __slots__ = ("committed", "entries", "metadata", "proposed", "span")
+
+    def __init__(self, committed: int, metadata: str) -> None:
+        self.committed = committed
+        self.metadata = metadata
+        self.span = Span(committed, metadata)
+        self.entries: dict[int, _Entry] = {}  # unfinished, by offset
+        self.proposed: tuple[int, str] | None = None
+
+    def propose(self) -> tuple[int, str]:
+        if self.proposed is None:
+            self.proposed = (self.span.head, self.span.done_map())
+        return self.proposed
 
 
 class CommitGate:
-    """One worker's offsets.
+    """One worker's offsets. `commit_span` bounds how far deliveries may run ahead of a partition's unfinished head."""
 
-    `inflight_cap` gives each class (pause at, resume at) on all work in flight, so that lower classes can stop earlier;
-    `commit_span` bounds the held entries of one partition; `classes` maps topics to classes.
-    """
-
-    def __init__(
-        self,
-        *,
-        inflight_cap: Mapping[str, tuple[int, int]],
-        commit_span: int,
-        classes: Mapping[str, str],
-    ) -> None:
-        if any(resume > pause for pause, resume in inflight_cap.values()):
-            raise ValueError("a class must resume at or below the count at which it pauses")
-        self._caps = dict(inflight_cap)
-        self._span = commit_span
-        self._classes = dict(classes)
+    def __init__(self, *, commit_span: int) -> None:
+        self._commit_span = commit_span
         self._partitions: dict[TP, _Partition] = {}
-        self._by_request: dict[str, WorkKey] = {}
-        self._ready: list[Any] = []
-        self._paused: frozenset[TP] = frozenset()
+        self._by_request: dict[str, _Entry] = {}
+        self._changed: set[TP] = set()  # partitions whose commit may be due
         self.generation = -1
         self.inflight = 0
 
-    def assign(self, tps: Collection[TP], generation: int, *, fenced: bool = False) -> Revocation:
-        """A new assignment under a new generation of the group.
+    def assign(self, committed: Mapping[TP, tuple[int, str]], generation: int, *, fenced: bool = False) -> Revocation:
+        """A new assignment in a new generation of the group, with the broker's offset and metadata of each partition.
 
-        Unfinished entries of partitions that are gone are dropped. When the member was fenced, or generations are
-        missing between the old and the new one, others may have owned any partition meanwhile and begun what was
-        finished here under a higher epoch: all is dropped, and finished work is forgotten.
+        Unfinished work of partitions that are gone is dropped. When the member was fenced, or generations are missing
+        between the old and the new one, others may have owned any partition meanwhile and begun what was finished here
+        under a higher epoch: all is dropped, and only what the broker's done maps say is known to be finished.
         """
-        first = self.generation < 0
-        restart_all = not first and (fenced or generation != self.generation + 1)
+        restart_all = self.generation >= 0 and (fenced or generation != self.generation + 1)
         self.generation = generation
         kept: dict[TP, _Partition] = {}
-        dropped: list[WorkKey] = []
+        dropped: list[_Entry] = []
         for tp, partition in self._partitions.items():
-            if tp in tps and not restart_all:
+            if tp in committed and not restart_all:
                 kept[tp] = partition
-                continue
-            for offset, entry in partition.entries.items():
-                if not entry.done and entry.first is None:
-                    dropped.append((*tp, offset))
-                    self.inflight -= 1
-                    self._by_request.pop(entry.request_id, None)
-        self._partitions = {tp: kept.get(tp) or _Partition() for tp in tps}
-        self._ready.clear()
-        self._paused = frozenset()  # pause flags of the consumer die with the assignment
-        for key in dropped if not restart_all else ():
-            self._release_orphans(key)
-        return Revocation(dropped=tuple(dropped), restart_all=restart_all)
+            else:
+                dropped += (entry for _, entry in sorted(partition.entries.items()) if entry.first is None)
+        self._partitions = {tp: _kept(kept.get(tp), offset, text) for tp, (offset, text) in committed.items()}
+        self._changed = set(kept)
+        for entry in dropped:
+            self._drop(entry)
+        return Revocation(dropped=tuple(entry.key for entry in dropped), restart_all=restart_all)
 
-    def _release_orphans(self, gone: WorkKey) -> None:
-        """Duplicates of work that moved away end silently: its new owner writes the outcome."""
-        for tp, partition in self._partitions.items():
-            for entry in partition.entries.values():
-                if entry.first == gone:
-                    entry.done = True
-            self._ready += self._drain(partition, tp)
+    def _drop(self, entry: _Entry) -> None:
+        """The work ends without an outcome of ours. Its duplicates end silently: its new owner writes the outcome."""
+        self.inflight -= 1
+        del self._by_request[entry.request_id]
+        self._end_duplicates(entry)
 
-    def arrive(self, tp: TP, offset: int, request_id: str, handle: Any) -> Arrival:
+    def _end_duplicates(self, entry: _Entry) -> None:
+        for twin in entry.duplicates or ():
+            tp = twin.key[:2]
+            partition = self._partitions.get(tp)
+            if partition is not None and partition.entries.get(twin.key[2]) is twin:
+                self._finish(tp, partition, twin)
+
+    def _finish(self, tp: TP, partition: _Partition, entry: _Entry) -> None:
+        offset = entry.key[2]
+        del partition.entries[offset]
+        partition.span.finish(offset, entry.mark)
+        partition.proposed = None
+        self._changed.add(tp)
+
+    def batch(self, tp: TP, start: int, end: int, offsets: Sequence[int]) -> None:
+        """The consumer has delivered [start, end), with records at these offsets, ascending; it comes before `arrive`.
+
+        Offsets between them have no record (markers of transactions, compaction) and count as done. A record that was
+        delivered holds the commit back until it has arrived and is complete, however late it arrives. `start` is the
+        consumer's position before the delivery. Raises GapInDelivery when that is beyond the end of the last delivery,
+        or below what the broker had at the assignment.
+        """
+        partition = self._partitions.get(tp)
+        if partition is None:
+            return
+        span = partition.span
+        redelivered = start < span.end
+        span.deliver(start, end, offsets)
+        if redelivered and len(offsets) != end - start:
+            for offset in partition.entries:  # work goes on though its record is gone from the log
+                if start <= offset < end:
+                    span.reopen(offset)
+        span.forget(partition.committed, self._commit_span)
+        partition.proposed = None
+        self._changed.add(tp)
+
+    def arrive(self, tp: TP, offset: int, request_id: str) -> Arrival:
         """A delivered record. `request_id` must name the request within all tenants."""
         partition = self._partitions.get(tp)
         if partition is None:
             return Arrival.FOREIGN
+        mark = mark_of(request_id)
+        if partition.span.finished(offset, mark):
+            return Arrival.FINISHED
         entry = partition.entries.get(offset)
-        if entry is not None and entry.request_id == request_id:
-            entry.handle = handle
-            return Arrival.DUPLICATE if entry.first is not None and not entry.done else Arrival.HELD
-        if partition.finished.get(offset) == request_id:
-            return self._finished_again(tp, partition, offset, request_id, handle)
-        if entry is not None:  # the topic was made anew: another record stands at this offset now
-            self._forget(tp, offset, entry)
-        return self._hold(tp, partition, offset, request_id, handle)
+        if entry is not None:
+            if entry.request_id == request_id:
+                return Arrival.HELD if entry.first is None else Arrival.DUPLICATE
+            del partition.entries[offset]  # the topic was made anew: another record stands at this offset now
+            if entry.first is None:
+                self._drop(entry)
+        return self._hold(tp, partition, offset, request_id, mark)
 
-    def _hold(self, tp: TP, partition: _Partition, offset: int, request_id: str, handle: Any) -> Arrival:
-        entry = _Entry(handle, request_id, self.generation)
-        self._insert(partition, offset, entry)
-        partition.finished.pop(offset, None)
-        key = (*tp, offset)
+    def _hold(self, tp: TP, partition: _Partition, offset: int, request_id: str, mark: int) -> Arrival:
         first = self._by_request.get(request_id)
-        if first is not None and first != key:
-            entry.first = first
-            self._partitions[first[:2]].entries[first[2]].duplicates.append(key)
-            return Arrival.DUPLICATE
-        self._by_request[request_id] = key
-        self.inflight += 1
-        return Arrival.NEW
-
-    def _finished_again(self, tp: TP, partition: _Partition, offset: int, request_id: str, handle: Any) -> Arrival:
-        """The commit of a durable outcome was lost in a rebalance: acknowledge again, in order."""
-        head = next(iter(partition.entries), None)
-        if head is None or offset < head:
-            self._ready.append(handle)
-        else:
-            entry = _Entry(handle, request_id, self.generation)
-            entry.done = True
-            self._insert(partition, offset, entry)
-        return Arrival.FINISHED
-
-    @staticmethod
-    def _insert(partition: _Partition, offset: int, entry: _Entry) -> None:
-        behind = next(reversed(partition.entries), -1)
+        entry = _Entry((tp[0], tp[1], offset), request_id, mark, self.generation, first)
         partition.entries[offset] = entry
-        if offset < behind:
-            partition.entries = dict(sorted(partition.entries.items()))
+        partition.span.reopen(offset)
+        if first is None:
+            self._by_request[request_id] = entry
+            self.inflight += 1
+            return Arrival.NEW
+        if first.duplicates is None:
+            first.duplicates = []
+        first.duplicates.append(entry)
+        return Arrival.DUPLICATE
 
-    def _forget(self, tp: TP, offset: int, entry: _Entry) -> None:
-        if not entry.done and entry.first is None:
-            self.inflight -= 1
-            self._by_request.pop(entry.request_id, None)
-            self._release_orphans((*tp, offset))
-        self._partitions[tp].entries.pop(offset, None)
-
-    def complete(self, tp: TP, offset: int) -> list[Any]:
-        """The outcome is durable. Handles to acknowledge now, in offset order per partition; none if not owned."""
+    def complete(self, tp: TP, offset: int) -> None:
+        """The outcome is durable. Nothing happens for what is not held here, or is a duplicate."""
         partition = self._partitions.get(tp)
         entry = None if partition is None else partition.entries.get(offset)
-        if partition is None or entry is None or entry.done or entry.first is not None:
-            return []
-        entry.done = True
+        if partition is None or entry is None or entry.first is not None:
+            return
         self.inflight -= 1
-        self._by_request.pop(entry.request_id, None)
-        touched = {tp: partition}
-        for topic, number, at in entry.duplicates:
-            other = self._partitions.get((topic, number))
-            twin = None if other is None else other.entries.get(at)
-            if other is not None and twin is not None and twin.first == (*tp, offset):
-                twin.done = True
-                touched[(topic, number)] = other
-        acks: list[Any] = []
-        for where, owned in touched.items():
-            acks += self._drain(owned, where)
-        return acks
+        del self._by_request[entry.request_id]
+        self._finish(tp, partition, entry)
+        if entry.duplicates is not None:
+            self._end_duplicates(entry)
 
-    def _drain(self, partition: _Partition, tp: TP) -> list[Any]:
-        """Handles of the finished head, which leave the commit span."""
-        acks: list[Any] = []
-        entries = partition.entries
-        while entries:
-            offset = next(iter(entries))
-            entry = entries[offset]
-            if not entry.done:
-                break
-            del entries[offset]
-            acks.append(entry.handle)
-            partition.finished[offset] = entry.request_id
-            if len(partition.finished) > self._span:
-                del partition.finished[next(iter(partition.finished))]
-        return acks
+    def commits(self) -> dict[TP, tuple[int, str]]:
+        """What the broker should have and has not: the offset of the unfinished head and the done map above it.
 
-    def take_acks(self) -> list[Any]:
-        """Handles that an arrival or an assignment made ready (redelivered finished work, orphans), once."""
-        if not self._ready:
-            return []
-        ready, self._ready = self._ready, []
-        return ready
+        It says the same again until `committed` is called. An offset below what the broker has is never among it.
+        """
+        due: dict[TP, tuple[int, str]] = {}
+        for tp in list(self._changed):
+            partition = self._partitions[tp]
+            offset, text = partition.propose()
+            if offset < partition.committed or (offset, text) == (partition.committed, partition.metadata):
+                self._changed.discard(tp)
+            else:
+                due[tp] = (offset, text)
+        return due
+
+    def committed(self, tp: TP, offset: int, metadata: str) -> None:
+        """The broker has it. What is below is not delivered again, so it need not be known any more."""
+        partition = self._partitions.get(tp)
+        if partition is None or offset < partition.committed:
+            return
+        partition.committed, partition.metadata = offset, metadata
+        partition.span.forget(offset, self._commit_span)
 
     def epoch_of(self, tp: TP, offset: int) -> int | None:
-        """The generation in which a held record arrived as new; None when it is not held."""
+        """The generation in which an unfinished record arrived as new; None when it is not held."""
         partition = self._partitions.get(tp)
         entry = None if partition is None else partition.entries.get(offset)
         return None if entry is None else entry.epoch
@@ -236,27 +232,40 @@ class CommitGate:
         return tp in self._partitions
 
     def held(self, tp: TP) -> int:
-        """Entries of a partition between its unfinished head and the newest arrival."""
+        """Unfinished records of a partition, duplicates too."""
         partition = self._partitions.get(tp)
         return 0 if partition is None else len(partition.entries)
 
-    def pauses(self) -> frozenset[TP]:
-        """The partitions that should be paused now; two watermarks keep it from flapping."""
-        found: set[TP] = set()
-        for tp, partition in self._partitions.items():
-            pause_at, resume_at = self._caps[self._classes.get(tp[0], "medium")]
-            paused = tp in self._paused
-            span_limit = self._span * 3 // 4 if paused else self._span
-            if self.inflight >= (resume_at if paused else pause_at) or len(partition.entries) >= span_limit:
-                found.add(tp)
-        self._paused = frozenset(found)
-        return self._paused
+    def span(self, tp: TP) -> int:
+        """Offsets from the unfinished head of a partition to the end of what was delivered."""
+        partition = self._partitions.get(tp)
+        return 0 if partition is None else partition.span.end - partition.span.head
+
+    def full(self, tp: TP) -> bool:
+        """Whether the partition should deliver no more for now."""
+        return self.span(tp) >= self._commit_span
+
+    def remembered(self) -> int:
+        """Offsets whose state is kept, nine bytes each."""
+        return sum(len(partition.span) for partition in self._partitions.values())
 
     def stats(self) -> GateStats:
         return GateStats(
             generation=self.generation,
             inflight=self.inflight,
             held=sum(len(partition.entries) for partition in self._partitions.values()),
+            span=sum(self.span(tp) for tp in self._partitions),
             partitions=len(self._partitions),
-            paused=len(self._paused),
+            full=sum(self.full(tp) for tp in self._partitions),
         )
+
+
+def _kept(partition: _Partition | None, committed: int, metadata: str) -> _Partition:
+    """A partition that stays keeps what is known of it; the broker's offset never falls in our view."""
+    if partition is None:
+        return _Partition(committed, metadata)
+    if committed >= partition.committed:
+        partition.committed, partition.metadata = committed, metadata
+    partition.span.resume(committed)
+    partition.proposed = None
+    return partition
