@@ -526,7 +526,7 @@ class Flow:
     def lane_unloaded(self, name: str, now: float) -> None:
         """The lane's model was taken away on purpose: nobody is to blame."""
         lane = self.lane(name)
-        lane.state = LaneState.ABSENT
+        lane.state, lane.wanted = LaneState.ABSENT, False
         lane.exclusive = None
         for work in [*lane.holders, *lane.ahead]:
             self._requeue(work, "lane_down", now)
@@ -770,7 +770,7 @@ class Flow:
             return
         if lane.state is LaneState.UP:
             self.starter.fill(lane, now)
-        elif lane.name in self.scheduler.lanes():
+        elif lane.wanted or lane.name in self.scheduler.lanes():
             if lane.state is LaneState.ABSENT and now >= lane.not_before:
                 lane.load(now)
                 self._emit(Load(lane.name))

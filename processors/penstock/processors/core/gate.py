@@ -7,7 +7,7 @@ above it (`donemap`). `docs/decisions/0001` tells why Faust's own bookkeeping ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -227,6 +227,10 @@ class CommitGate:
         partition = self._partitions.get(tp)
         entry = None if partition is None else partition.entries.get(offset)
         return None if entry is None else entry.epoch
+
+    def partitions(self) -> Collection[TP]:
+        """The assigned partitions."""
+        return self._partitions.keys()
 
     def owns(self, tp: TP) -> bool:
         return tp in self._partitions

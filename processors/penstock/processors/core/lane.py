@@ -33,6 +33,8 @@ class Lane:
     def __init__(self, name: str) -> None:
         self.name = name
         self.state = LaneState.ABSENT
+        self.wanted = False
+        """It was up: it is loaded again when its engine dies, whether somebody waits or not."""
         self.slots = 0
         self.tokens: int | None = None
         self.inline = False
@@ -99,7 +101,7 @@ class Lane:
     def up(self, slots: int, tokens: int | None, *, inline: bool, now: float) -> None:
         if self.state is LaneState.LOADING:
             self.load_span = (self.load_span[0], now)
-        self.state = LaneState.UP
+        self.state, self.wanted = LaneState.UP, True
         self.slots, self.tokens, self.inline = slots, tokens, inline
         self.failures, self.short, self.busy_until = 0, False, 0.0
 
