@@ -505,6 +505,12 @@ class Flow:
         lane.up(slots, tokens, inline=inline, now=now)
         self._touch(lane)
 
+    def want(self, name: str) -> None:
+        """Load the lane's model, whether somebody waits for it or not."""
+        lane = self.lane(name)
+        lane.wanted = True
+        self._touch(lane)
+
     def lane_down(self, name: str, now: float) -> None:
         """The lane's engine died, or was unloaded. What ran on it runs again; who killed it is found by halves."""
         lane = self.lane(name)
@@ -544,6 +550,7 @@ class Flow:
         known = lane.load_failed(error, now)
         if known is not None:
             lane.fail_error, lane.fail_through = known, next(self._seq)
+            lane.wanted = False
         self._unset_alone(name)
         self._touch(lane)
 
