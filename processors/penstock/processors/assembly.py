@@ -71,7 +71,11 @@ class Hooks:
 
 
 def assemble(
-    settings: WorkerSettings, partitions: dict[str, int], metrics: Metrics, hooks: Hooks, loop: asyncio.AbstractEventLoop
+    settings: WorkerSettings,
+    partitions: dict[str, int],
+    metrics: Metrics,
+    hooks: Hooks,
+    loop: asyncio.AbstractEventLoop,
 ) -> Parts:
     """Make and join the parts of a worker of these request topics. Raises RegistryUnavailable."""
     conf, kafka = settings.worker, settings.kafka_settings()
@@ -153,9 +157,7 @@ def assemble(
         control=ControlFollower(kafka, codec, loop, worker.on_commands),
         refetcher=refetcher,
         membership=membership,
-        committer=Committer(
-            flow.gate, membership.commit, lambda: membership.joined, interval_s=conf.commit_interval_s
-        ),
+        committer=Committer(flow.gate, membership.commit, lambda: membership.joined, interval_s=conf.commit_interval_s),
         erasing=erasing,
     )
 

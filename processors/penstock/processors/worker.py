@@ -123,9 +123,7 @@ class Worker:
         gone = self._inbox.clear()
         kept = self._r.flow.gate.partitions()
         self._held = frozenset()
-        self._r.flow.assigned(
-            assignment.committed, assignment.generation, fenced=assignment.fenced, now=self._clock()
-        )
+        self._r.flow.assigned(assignment.committed, assignment.generation, fenced=assignment.fenced, now=self._clock())
         for tp in set(kept) - set(assignment.committed):
             self._r.refetcher.cancel(tp)
         logger.info("worker.assigned generation=%d untaken=%d", assignment.generation, gone)
@@ -355,6 +353,3 @@ def _body(read: Any, record: Delivered) -> Body:
     request = None if isinstance(read, Poison) else read.request
     size = len(record.value or b"")
     return Body(request, record.value or b"", record.headers, record.key, size)  # pyright: ignore[reportArgumentType]
-
-
-
