@@ -3,6 +3,8 @@
 `read` looks and writes nothing, so that a turn can be prepared before it is granted. `begin` writes the turn's own
 input and says whether the log in front of it is still what `read` saw. Reading runs in a small pool of threads; the
 event loop only awaits. Calls for one conversation run one after the other.
+
+A Kafka that is away is waited for, in short attempts that the broker watch wakes, as long as the work is ours.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -19,11 +21,15 @@ from weakref import WeakValueDictionary
 from penstock.processors.conversations.cache import LogCache
 from penstock.processors.conversations.log import ConversationLog, Mark
 from penstock.processors.conversations.messages import as_chat, input_messages
+from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import DecodeError
+from penstock.schemas.errors import BrokerUnavailable, DecodeError, Overloaded, RegistryUnavailable
 from penstock.schemas.records import ConversationMessage, InferenceRequest, conversation_message_key
 
 logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 0.5
+"""While something is waited for: how often to look whether the work is still ours."""
 
 T = TypeVar("T")
 TopicRecord = tuple[int, bytes, bytes | None]
@@ -74,6 +80,7 @@ class Turns:
         *,
         threads: int,
         cached_bytes: int,
+        watch: BrokerWatch,
         after_append: Callable[[], None] = lambda: None,
     ) -> None:
         self._log = log
@@ -83,13 +90,16 @@ class Turns:
         self._cache = LogCache(cached_bytes)
         self._cache_lock = threading.Lock()
         self._order: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._watch = watch
         self._after_append = after_append
+        self._closed = False
 
     async def read(self, request: InferenceRequest, mine: Callable[[], bool]) -> TurnStart:
         """The answer or the history, as the log has them now. Writes nothing and makes no topic."""
         topic = self._topic(request)
-        async with self._in_order(topic):
-            return await self._run(lambda: self._turn_start(topic, request.request_id))
+        return await self._patiently(
+            topic, mine, lambda: self._run(lambda: self._turn_start(topic, request.request_id))
+        )
 
     async def begin(
         self, request: InferenceRequest, epoch: int, now_ms: int, mine: Callable[[], bool], mark: Mark
@@ -99,10 +109,10 @@ class Turns:
         False when the log in front of it is not what `read` saw (or the answer stands there by now): the turn must be
         read and prepared again. Raises LostOwnership.
         """
-        topic = self._topic(request)
-        async with self._in_order(topic):
+        topic, request_id = self._topic(request), request.request_id
+
+        async def attempt() -> bool:
             log = await self._run(lambda: self._refreshed(topic, make=True))
-            request_id = request.request_id
             if log.answer(request_id) is not None or not log.agrees(mark, request_id):
                 return False
             own = log.inputs(request_id)
@@ -111,19 +121,31 @@ class Turns:
                 await self._append(topic, log, missing, mine)
             return log.agrees(mark, request_id)
 
+        return await self._patiently(topic, mine, attempt)
+
     async def answer(self, request: InferenceRequest, mine: Callable[[], bool]) -> ConversationMessage | None:
         """The answer that stands already, appending nothing and making no topic."""
         return (await self.read(request, mine)).answer
 
     async def finish(self, answer: ConversationMessage, mine: Callable[[], bool]) -> ConversationMessage:
-        """Append the answer, read back, and return the one that counts. Raises LostOwnership."""
+        """Append the answer unless one stands there, and return the one that counts. Raises LostOwnership."""
         topic = self._topic_of(answer.tenant, answer.conversation_id)
         request_id = answer.request_id or ""
-        async with self._in_order(topic):
-            log = self._cached(topic) or await self._run(lambda: self._refreshed(topic, make=True))
-            await self._append(topic, log, [answer], mine)
-            self._after_append()
+
+        tried = False
+
+        async def attempt() -> ConversationMessage:
+            nonlocal tried
+            # After a failure the log is read to its end, where what was appended without an answer is found.
+            log = None if tried else self._cached(topic)
+            tried = True
+            log = log or await self._run(lambda: self._refreshed(topic, make=True))
+            if log.answer(request_id) is None:
+                await self._append(topic, log, [answer], mine)
+                self._after_append()
             return log.answer(request_id) or answer
+
+        return await self._patiently(topic, mine, attempt)
 
     async def erase(self, tenant: str, conversation_id: str, request_id: str) -> int:
         """Write tombstones for all of a request's messages; how many."""
@@ -136,6 +158,8 @@ class Turns:
             return len(keys)
 
     def close(self) -> None:
+        """Let all who wait go, with LostOwnership."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _topic(self, request: InferenceRequest) -> str:
@@ -148,8 +172,33 @@ class Turns:
             lock = self._order[topic] = asyncio.Lock()
         return lock
 
+    async def _patiently(self, topic: str, mine: Callable[[], bool], attempt: Callable[[], Awaitable[T]]) -> T:
+        """Attempts until one gets through; between two, wait for Kafka. Raises LostOwnership."""
+        while not self._closed and mine():
+            if self._watch.away:  # the threads are for those who may be answered
+                await self._watch.wait(LOOK_AGAIN_S)
+                continue
+            try:
+                async with self._in_order(topic):
+                    outcome = await attempt()
+            except (BrokerUnavailable, Overloaded) as error:
+                logger.info("turns.wait_for_kafka topic=%s error=%s", topic, error)
+                await self._watch.wait(LOOK_AGAIN_S)
+            except RegistryUnavailable as error:
+                logger.warning("turns.wait_for_registry topic=%s error=%s", topic, error)
+                await asyncio.sleep(LOOK_AGAIN_S)
+            else:
+                self._watch.answered()
+                return outcome
+        raise LostOwnership
+
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        running = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})  # the conversation's lock is held until the thread has left its log
+            raise
 
     async def _append(
         self, topic: str, log: ConversationLog, messages: list[ConversationMessage], mine: Callable[[], bool]
@@ -158,13 +207,25 @@ class Turns:
         if not mine():
             raise LostOwnership
         records = [(conversation_message_key(message).encode(), self._codec.encode(message)) for message in messages]
-        offsets = await self._log.append(topic, records)
+        offsets = await self._appended(topic, records, mine)
         if offsets == list(range(log.next_offset, log.next_offset + len(offsets))):
             for offset, (key, value), message in zip(offsets, records, messages, strict=True):
                 log.apply(offset, key, message, len(value))
             self._remember(topic, log)
         else:
             await self._run(lambda: self._extend(topic, log))
+
+    async def _appended(
+        self, topic: str, records: Sequence[tuple[bytes, bytes | None]], mine: Callable[[], bool]
+    ) -> list[int]:
+        """The offsets. What was sent cannot be called back: work that is lost meanwhile leaves it to the broker."""
+        appending = asyncio.ensure_future(self._log.append(topic, records))
+        while not appending.done():
+            await asyncio.wait({appending}, timeout=LOOK_AGAIN_S)
+            if not appending.done() and (self._closed or not mine()):
+                appending.add_done_callback(lambda late: late.cancelled() or late.exception())
+                raise LostOwnership
+        return appending.result()
 
     # -- in the pool's threads
 

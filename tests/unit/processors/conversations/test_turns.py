@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
 
 from penstock.processors.conversations.messages import answer_message, input_messages
 from penstock.processors.conversations.turns import LostOwnership, Turns, TurnStart
+from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.records import ConversationMessage, InferenceRequest
 from penstock.schemas.topics import TopicNames
 
@@ -25,11 +29,19 @@ class MemoryLog:
         self.made = False
         self.reads: list[int] = []
         self.rival: list[tuple[bytes, bytes | None]] = []
+        self.away = False
+        self.lose_answers = 0
 
     def find(self, topic: str) -> str | None:
+        self.raise_if_away()
         return self.topic_id if self.made else None
 
+    def raise_if_away(self) -> None:
+        if self.away:
+            raise BrokerUnavailable("away")
+
     def open(self, topic: str) -> str:
+        self.raise_if_away()
         self.made = True
         return self.topic_id
 
@@ -45,14 +57,18 @@ class MemoryLog:
         for key, value in records:
             offsets.append(len(self.records))
             self.records.append((len(self.records), key, value))
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise BrokerUnavailable("appended, but nobody said so")
         return offsets
 
     def keys(self) -> list[str]:
         return [key.decode() for _, key, _ in self.records]
 
 
-def make(log: MemoryLog) -> Turns:
-    return Turns(log, CODEC, TopicNames().conversation, threads=1, cached_bytes=1 << 20)
+def make(log: MemoryLog, cached_bytes: int = 1 << 20) -> Turns:
+    watch = BrokerWatch(lambda _: not log.away)
+    return Turns(log, CODEC, TopicNames().conversation, threads=1, cached_bytes=cached_bytes, watch=watch)
 
 
 def request(request_id: str, *texts: str) -> InferenceRequest:
@@ -218,7 +234,7 @@ async def test_only_the_tail_is_read_again() -> None:
 
 async def test_the_cache_is_bounded_by_bytes() -> None:
     log = MemoryLog()
-    small = Turns(log, CODEC, TopicNames().conversation, threads=1, cached_bytes=10_000)
+    small = make(log, cached_bytes=10_000)
     asked = request("r1", "x" * 9_000)
     await take(small, asked)
     log.reads.clear()
@@ -281,3 +297,83 @@ async def test_erasing_makes_no_topic() -> None:
     log = MemoryLog()
     assert await make(log).erase("default", "c1", "r1") == 0
     assert not log.made
+
+
+async def test_turns_wait_for_kafka_and_go_on_when_it_is_back() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    log.away = True
+    reading = [asyncio.create_task(turns.read(request(f"r{n}", "a"), mine)) for n in range(3)]
+    await asyncio.sleep(0.3)
+    assert not any(task.done() for task in reading)
+    log.away = False
+    starts = await asyncio.wait_for(asyncio.gather(*reading), 2)
+    assert [start.history for start in starts] == [[], [], []]
+
+
+async def test_who_waits_for_kafka_lets_go_when_the_work_is_lost() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    asked = request("r1", "a")
+    start = await turns.read(asked, mine)
+    log.away, ours = True, True
+    waiting = [
+        asyncio.create_task(turns.read(asked, lambda: ours)),
+        asyncio.create_task(turns.begin(asked, 1, 0, lambda: ours, start.mark)),
+        asyncio.create_task(turns.finish(answer(asked, "A"), lambda: ours)),
+        asyncio.create_task(turns.answer(asked, lambda: ours)),
+    ]
+    await asyncio.sleep(0.1)
+    ours = False
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [type(outcome) for outcome in outcomes] == [LostOwnership] * 4
+
+
+async def test_closing_lets_all_go() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    log.away = True
+    waiting = asyncio.create_task(turns.read(request("r1", "a"), mine))
+    await asyncio.sleep(0.1)
+    turns.close()
+    with pytest.raises(LostOwnership):
+        await asyncio.wait_for(waiting, 5)
+
+
+@pytest.mark.parametrize("step", ["begin", "finish"])
+async def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(step: str) -> None:
+    log = MemoryLog()
+    turns = make(log)
+    asked = request("r1", "a")
+    start = await turns.read(asked, mine)
+    log.lose_answers = step == "begin"
+    assert await turns.begin(asked, 1, 0, mine, start.mark)
+    log.lose_answers = step == "finish"
+    assert (await turns.finish(answer(asked, "A"), mine)).content == "A"
+    assert log.keys() == ["r1/in/0/1", "r1/out/1"]
+
+
+async def test_calls_of_one_conversation_follow_each_other_and_a_cancelled_one_leaves_no_thread_behind() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    inside, gate = threading.Event(), threading.Event()
+    read = log.read
+
+    def slow(topic: str, from_offset: int) -> list[tuple[int, bytes, bytes | None]]:
+        inside.set()
+        gate.wait(5)
+        return read(topic, from_offset)
+
+    await take(turns, request("r1", "a"))
+    log.read = slow
+    first = asyncio.create_task(turns.read(request("r2", "b"), mine))
+    await asyncio.to_thread(inside.wait, 5)
+    second = asyncio.create_task(turns.read(request("r3", "c"), mine))
+    first.cancel()
+    inside.clear()
+    await asyncio.sleep(0.05)
+    assert not inside.is_set(), "the second must not be in the log while the first one's thread is"
+    gate.set()
+    assert contents((await asyncio.wait_for(second, 5)).history) == ["a"]
+    with pytest.raises(asyncio.CancelledError):
+        await first
