@@ -168,9 +168,10 @@ class Worker:
             self._turn()
         except Exception:  # a fault of ours: go on half alive and every request waits for ever
             logger.exception("worker.turn_failed")
-            self._break()
+            self.break_down()
 
-    def _break(self) -> None:
+    def break_down(self) -> None:
+        """A fault of ours: nothing more is taken or started, and what ran counts as having died with this worker."""
         self._broken = True
         self._on_broken()
 

@@ -113,7 +113,7 @@ class Endings(Board):
             self._emit(LookUp(work))
 
     def _end_waiting(self, work: Work, event: str, error: PenstockError, now: float) -> None:
-        """End what waits in the scheduler, or for a retry; what is parked is read again, for what its outcome echoes."""
+        """End what waits in the scheduler, or for a retry; what is parked is read again for its outcome."""
         if work.stage is Stage.FETCHING:
             work.end_with = work.end_with or error
             self.scheduler.remove(work)
