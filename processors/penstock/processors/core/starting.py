@@ -99,7 +99,7 @@ class Starter:
 
     def _in_order(self, lane: Lane, now: float) -> Work | None:
         room = self._room(lane)
-        seen = dict.fromkeys(CLASSES, 0)
+        seen: dict[str, int] = dict.fromkeys(CLASSES, 0)
         for walked, work in enumerate(self._scheduler.candidates(lane.name, now)):
             if walked >= WALK:
                 return None
