@@ -122,6 +122,7 @@ def assemble(
         urgency=urgency,
         on_batch=worker.on_batch,
         on_assigned=worker.on_assigned,
+        on_revoking=lambda: flow.gate.commits(),
         stall=lambda: faults.due("fetch"),
     )
     erasing = Erasing(turns, book, membership.owns)
