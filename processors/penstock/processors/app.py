@@ -187,7 +187,6 @@ class WorkerApp:
         rounds = 0
         while True:
             await parts.serving.observe()
-        parts.serving.publish_models()
             self._report()
             if rounds % 12 == 11:  # a gateway that starts late finds recent facts of every model
                 parts.serving.publish_models()
