@@ -66,7 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.returned: set[Work] = set()  # queued again, and holding their lines
         self.now = 0.0
         self.number = 0
-        self.not_aged = dict.fromkeys(LANES, 0)  # starts since an aged item was passed over
+        self.not_aged: dict[str, int] = dict.fromkeys(LANES, 0)  # starts since an aged item was passed over
 
     # -- the model
 
