@@ -250,6 +250,15 @@ class Scheduler(Generic[ItemT]):
         """Lanes that have eligible items."""
         return [name for name, lane in self._lanes.items() if lane.strict() is not None]
 
+    def open_lines(self) -> int:
+        """Lines that have an item queued or started."""
+        return len(self._lines)
+
+    def kept(self) -> int:
+        """Entries of all times, those of items that have left too: how much is kept for what is not queued."""
+        times = (*self._by_arrival.values(), self._by_deadline)
+        return sum(map(len, times)) + sum(len(one) for lane in self._lanes.values() for one in lane.arrivals.values())
+
     def depths(self) -> dict[str, int]:
         """Queued items by class, those behind their line included."""
         return dict(self._depths)
