@@ -116,7 +116,10 @@ class Runs(Endings):
         while self._retries and self._retries[0][0] <= now:
             _, _, work = heapq.heappop(self._retries)
             if work.stage is Stage.RETRYING:
-                self.scheduler.put_back(work)
+                if work.line is None or work.holds_line:
+                    self.scheduler.put_back(work)
+                else:
+                    self.scheduler.add(work)
                 self._go(work, "due", Stage.QUEUED)
                 self._touch(self.lane(work.lane))
 

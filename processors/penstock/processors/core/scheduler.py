@@ -246,6 +246,11 @@ class Scheduler(Generic[ItemT]):
         """Queued items whose deadline has passed; they stay until `remove`."""
         return [place.item for place in self._by_deadline.up_to(now)]
 
+    def eligible(self, item: ItemT) -> bool:
+        """Whether it is queued and no other turn of its conversation stands before it."""
+        place = self._place(item)
+        return place is not None and place.entry is not None
+
     def lanes(self) -> list[str]:
         """Lanes that have eligible items."""
         return [name for name, lane in self._lanes.items() if lane.strict() is not None]
