@@ -20,6 +20,7 @@ from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.faults import Faults
 from penstock.processors.health import HealthServer
+from penstock.processors.kafka.adapter import EventAcks, commit_forever, commit_now
 from penstock.processors.kafka.control import ControlBook, ControlFollower
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
@@ -40,7 +41,7 @@ from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand, Origin, WorkerState
-from penstock.schemas.topics import TopicNames
+from penstock.schemas.topics import CLASSES, TopicNames
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class _Parts:
     scheduler: Scheduler
     control: ControlFollower
     membership: Membership
+    acks: EventAcks
     background: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
 
@@ -144,6 +146,10 @@ class WorkerApp:
         await parts.membership.start()
         parts.background += [
             asyncio.create_task(self._guard(parts.worker.tick_forever()), name="ticker"),
+            asyncio.create_task(
+                self._guard(commit_forever(parts.membership, parts.acks, self.settings.worker.commit_interval_s)),
+                name="commits",
+            ),
             asyncio.create_task(self._guard(self._watch_forever()), name="watchdog"),
             asyncio.create_task(self._guard(self._report_forever()), name="reporter"),
         ]
@@ -242,13 +248,13 @@ class WorkerApp:
             )
         )
         self._book, self._turns = book, turns
+        acks = EventAcks(worker.on_event, worker.on_assigned)
         group = GroupSettings(
             group_id=conf.group_id,
             client_id=settings.worker_id,
             data_dir=conf.data_dir / "faust",
             session_timeout_s=conf.session_timeout_s,
             heartbeat_s=conf.heartbeat_s,
-            commit_interval_s=conf.commit_interval_s,
             fetch_wait_ms=conf.fetch_wait_ms,
         )
         return _Parts(
@@ -270,13 +276,16 @@ class WorkerApp:
             journal=journal,
             gate=gate,
             scheduler=scheduler,
+            acks=acks,
             control=ControlFollower(kafka, codec, loop, worker.on_commands),
             membership=Membership(
                 kafka,
                 group,
                 list(partitions),
-                on_event=worker.on_event,
-                on_assigned=worker.on_assigned,
+                on_batch=acks.on_batch,
+                on_assigned=acks.on_assigned,
+                on_revoking=acks.commits,
+                urgency=lambda topic: CLASSES.index(names.class_of_topic(topic) or "medium"),
                 stall=lambda: faults.due("fetch"),
             ),
         )
@@ -285,7 +294,7 @@ class WorkerApp:
 
     def _pause(self, wanted: frozenset[tuple[str, int]]) -> None:
         if self._parts is not None:
-            self._parts.membership.pause(wanted)
+            self._parts.membership.hold(wanted)
 
     def _finish(self, code: int) -> None:
         if self._over is not None and not self._over.done():
@@ -482,7 +491,7 @@ class WorkerApp:
         await _until(lambda: not (parts.publisher.backlog or parts.publisher.unacknowledged), time.monotonic() + 5)
         if parts.membership.joined and not parts.membership.crashed:
             try:
-                await asyncio.wait_for(parts.membership.commit(), 5)
+                await asyncio.wait_for(commit_now(parts.membership, parts.acks), 5)
             except Exception as error:
                 logger.warning("worker.commit_failed error=%r: the work is done again elsewhere, seen once", error)
 
