@@ -85,3 +85,13 @@ class HangingText(TextBackend):
     def run(self, spec: RunSpec, prompt: Any) -> None:
         self.hang = spec.params.get("max_tokens") == int(self._options["hang_at"])
         super().run(spec, prompt)
+
+
+class PoisonedText(TextBackend):
+    """A text engine whose batching loop dies of a run with this many tokens."""
+
+    def run(self, spec: RunSpec, prompt: Any) -> None:
+        super().run(spec, prompt)
+        if spec.params.get("max_tokens") == int(self._options["dies_at"]):
+            out_of_vocabulary = [10**6]
+            self._batching.add_request(out_of_vocabulary, request_id="poison", max_new_tokens=2, eos_token_id=[-1])
