@@ -1,4 +1,7 @@
-"""The pure core, operation by operation, beside a loop that puts a key into a dictionary and takes it out again."""
+"""The pure core, operation by operation, beside a loop that puts a key into a dictionary and takes it out again.
+
+The codec stands beside fastavro instead.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from penstock.gateway.hub import Hub
 from penstock.processors.core.admission import DeviceCapacity, Ledger
 from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.scheduler import CLASSES, Scheduler
-from penstock.schemas.codec import default_codec
+from penstock.schemas.codec import default_codec, schema_text
+from penstock.schemas.compiled import reference
 from penstock.schemas.fold import ResultFold
-from penstock.schemas.records import Origin, ResultEvent
+from penstock.schemas.records import Origin, Record, ResultEvent, Timings, Usage
 from penstock.schemas.requests import parse_request
 
 ENOUGH_S = 0.2
@@ -50,6 +54,20 @@ CHUNK = ResultEvent(
     token_ids=[1],
     first_token_index=0,
     text_offset=0,
+)
+END = replace(
+    CHUNK,
+    kind="terminal",
+    text=None,
+    token_ids=None,
+    first_token_index=None,
+    text_offset=None,
+    status="completed",
+    text_generation={"text": "word " * 16},
+    finish_reason="stop",
+    usage=Usage(prompt_tokens=20, completion_tokens=16, total_tokens=36),
+    timings=Timings(queued_ms=3, run_ms=20, first_token_ms=5),
+    model="tiny-lm",
 )
 
 
@@ -231,16 +249,36 @@ def cases() -> dict[str, Callable[[], Work]]:
         "scheduler: the same, 10,000 tenants, 100,000 queued": partial(scheduler, 100_000, tenants=10_000),
         "scheduler: the same, 10,000 turns of one conversation": partial(scheduler, 10_000, lanes=1, lines=1),
         f"fold: a chunk of a stream of {CHUNKS:,}": fold,
-        f"codec: encode a request ({len(request)} bytes)": partial(repeated, lambda: CODEC.encode(REQUEST)),
-        "codec: decode a request": partial(repeated, lambda: CODEC.decode_any(request)),
-        f"codec: encode a chunk ({len(chunk)} bytes)": partial(repeated, lambda: CODEC.encode(CHUNK)),
-        "codec: decode a chunk": partial(repeated, lambda: CODEC.decode_any(chunk)),
         f"hub: a frame to {CLIENTS} clients": hub,
     }
 
 
+def codec_cases() -> dict[str, tuple[Work, Work]]:
+    """The generated code, and fastavro with dictionaries beside it."""
+    found: dict[str, tuple[Work, Work]] = {}
+    samples: dict[str, Record] = {"request": REQUEST, "chunk": CHUNK, "terminal event": END}
+    for name, record in samples.items():
+        kind, encoded = type(record), CODEC.encode(record)
+        text = schema_text(kind.__name__)
+        by_fastavro = reference.make_encoder(text, kind, encoded[: reference.HEADER_SIZE])
+        from_fastavro = reference.make_decoder(text, text, kind)
+        found[f"codec: encode a {name} ({len(encoded)} bytes), beside fastavro"] = (
+            repeated(partial(CODEC.encode, record)),
+            repeated(partial(by_fastavro, record)),
+        )
+        found[f"codec: decode a {name}, beside fastavro"] = (
+            repeated(partial(CODEC.decode_any, encoded)),
+            repeated(partial(from_fastavro, encoded)),
+        )
+    return found
+
+
 def main(rounds: int = 7) -> None:
     rows: list[Row] = []
+    for name, (work, other) in codec_cases().items():
+        ours, floors, steals = interleave(rounds, partial(rate, work), partial(rate, other))
+        print(f"{name}: {1e6 / median(ours['rate']):.2f} µs, fastavro {1e6 / median(floors['rate']):.2f} µs", flush=True)
+        rows.append(Row(name, "operations/s", ours["rate"], floors["rate"], steals, "reported"))
     for name, make in cases().items():
         work = make()
         ours, floors, steals = interleave(rounds, lambda work=work: rate(work), lambda: rate(dictionary))
