@@ -102,24 +102,6 @@ def test_a_record_of_900_kb(system: System, tmp_path: Path, codec: str) -> None:
     wait_outcomes(system, [path.stem])
 
 
-def test_a_header_name_that_is_not_utf8(system: System) -> None:
-    """`kcat -H $'\\xff=1'`: the request has one outcome, the next record too, and the gateway knows both."""
-    alive(system)
-    odd, after = new_id("odd"), new_id("after-odd")
-    command = [tool("kcat"), "-P", "-b", system.bootstrap, "-t", topic_of(system), "-p", "0", "-H", b"\xff=1"]
-    subprocess.run([*command, "-H", b"good=\xff\xfe"], input=json.dumps(body(odd)).encode(), check=True, timeout=30)
-    send_json(system, after, partition=0)
-    wait_outcomes(system, [after])
-    wait_until(lambda: odd in system.outcomes(), OUTCOME_S, "an outcome of the record with the odd header")
-    gateway = system.processes[1]
-    for request_id in (odd, after):
-        answer = httpx.get(f"{gateway.url}/v1/requests/{request_id}", params={"wait": 10}, timeout=15)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["done"], answer.text
-    assert httpx.get(gateway.url + "/readyz", timeout=5).status_code == 200
-    alive(system)
-
-
 EMPTY: list[tuple[str, bytes | None, bytes | None]] = [
     ("a null value", None, None),
     ("an empty value", None, b""),
@@ -167,6 +149,24 @@ def test_transactions_committed_and_aborted(system: System) -> None:
     wait_outcomes(system, [*kept, *after])
     system.wait_drained(20)
     assert set(given_up).isdisjoint(system.outcomes()), "aborted requests ran"
+
+
+def test_a_header_name_that_is_not_utf8(system: System) -> None:
+    """`kcat -H $'\\xff=1'`: the request has one outcome, the next record too, and the gateway knows both."""
+    alive(system)
+    odd, after = new_id("odd"), new_id("after-odd")
+    command = [tool("kcat"), "-P", "-b", system.bootstrap, "-t", topic_of(system), "-p", "0", "-H", b"\xff=1"]
+    subprocess.run([*command, "-H", b"good=\xff\xfe"], input=json.dumps(body(odd)).encode(), check=True, timeout=30)
+    send_json(system, after, partition=0)
+    wait_outcomes(system, [after])
+    wait_until(lambda: odd in system.outcomes(), OUTCOME_S, "an outcome of the record with the odd header")
+    gateway = system.processes[1]
+    for request_id in (odd, after):
+        answer = httpx.get(f"{gateway.url}/v1/requests/{request_id}", params={"wait": 10}, timeout=15)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["done"], answer.text
+    assert httpx.get(gateway.url + "/readyz", timeout=5).status_code == 200
+    alive(system)
 
 
 def test_nothing_is_left_behind(system: System) -> None:
