@@ -169,3 +169,38 @@ def rerun_ratio(events: Sequence[ResultEvent], *, killed_at_ms: float, commit_in
         running += bool(before) and not ends
         recent += any(end > horizon_ms for end in ends)
     return {"ratio": again / max(1, running + recent), "again": again, "running": running, "recent": recent}
+
+
+KILL_OPTIONS = {"tokens": 1_000, "delay_ms": 25, "slots": 24}
+COMMIT_INTERVAL_S = 0.3
+
+
+def kill_under_load(system: System, *, finished: int = 2_000, long_tokens: int = 500) -> dict[str, float]:
+    """Kill -9 of a worker whose partitions each have a long run at their head and much that is done behind it.
+
+    The system's model is the no-op engine with KILL_OPTIONS. A second worker takes over and ends all of it; what is
+    given back is `rerun_ratio`'s.
+    """
+    first = system.worker("w1").wait_ready()
+    heads = [f"head-{number}" for number in range(4)]
+    for partition, request_id in enumerate(heads):
+        request = {"request_id": request_id, "stream": True, "payload": {"prompt": "x", "max_tokens": long_tokens}}
+        produce_all(system, [request], partition=partition)
+    short = [f"short-{number}" for number in range(finished + 1_000)]
+    produce_all(
+        system,
+        (
+            {"request_id": i, "stream": True, "payload": {"prompt": "x", "max_tokens": 1 + number % 4}}
+            for number, i in enumerate(short)
+        ),
+    )
+    with Follower(system) as seen:
+        wait_until(lambda: len(seen.update().terminals) >= finished, 60, first.tail)
+        assert not set(heads) & set(seen.terminals), "a long run ended before the kill: nothing was held back"
+        killed_at_ms = time.time() * 1000
+        first.kill9()
+        second = system.worker("w2").wait_ready()
+        seen.wait([*heads, *short], 120, second.tail)
+        system.wait_drained(60)
+        seen.update(0.5)
+        return rerun_ratio(seen.events, killed_at_ms=killed_at_ms, commit_interval_s=COMMIT_INTERVAL_S)
