@@ -16,24 +16,24 @@ from support import wait_until
 from system import System, eventually
 from worker_requests import engine
 
-PAUSE_S = float(os.environ.get("PENSTOCK_TEST_PAUSE_S", "25"))
-COUNT = 12_000
+PAUSE_S = float(os.environ.get("PENSTOCK_TEST_PAUSE_S", "40"))
+COUNT = 30_000
 
 
 @pytest.mark.slow
 def test_committed_offsets_never_fall_after_a_broker_pause(make_system: Callable[..., System], kafka: Any) -> None:
-    """The broker's process is stopped for PAUSE_S in the midst of 12,000 requests, then goes on. No committed offset is
+    """The broker's process is stopped for PAUSE_S in the midst of 30,000 requests, then goes on. No committed offset is
     ever lower than before, and nothing that was committed at the pause runs again.
     """
     process = getattr(kafka, "process", None)
     if process is None:
         pytest.skip("this test stops the broker, and PENSTOCK_TEST_KAFKA names one that is not ours")
-    system = make_system(models=[engine(tokens=1, delay_ms=20, slots=8)])
+    system = make_system(models=[engine(tokens=1, delay_ms=20, slots=64)])
     worker = system.worker().wait_ready()
     ids = [f"r{number}" for number in range(COUNT)]
     produce_all(system, ({"request_id": i, "priority": (1, 5, 9)[n % 3]} for n, i in enumerate(ids)))
     with Follower(system) as seen:
-        wait_until(lambda: len(seen.update().terminals) > 2_000, 60, worker.tail)
+        wait_until(lambda: len(seen.update().terminals) > 5_000, 60, worker.tail)
         eventually(lambda: sum(system.committed().values()) > 1_000, 30, worker.tail)
         committed = highest = system.committed()
         process.send_signal(signal.SIGSTOP)

@@ -90,24 +90,21 @@ def test_a_retry_that_is_due_takes_the_next_slot(make_system: Make) -> None:
 
 @pytest.mark.slow
 def test_a_flood_of_poison_delays_high_work_little(make_system: Make) -> None:
-    """50,000 undecodable records in one partition of medium: high requests have their outcomes soon all the same (#15)."""
+    """Behind 50,000 undecodable records on medium, sent just before, high requests have their outcomes soon (#15)."""
     system = make_system()
     worker = system.worker().wait_ready()
     producer = Producer({"bootstrap.servers": system.bootstrap, **FAST})
     for number in range(POISON):
-        producer.produce(
-            system.names.request("text_generation", 5), b'{"task": "text_generation" %d' % number, partition=0
-        )
+        producer.produce(system.names.request("text_generation", 5), b"\x07garbage %d" % number)
         if number % 1_000 == 0:
             producer.poll(0)
     assert producer.flush(60) == 0
+    high = Trickle(system, lambda n: {"request_id": f"high-{n}", "priority": 0}, rate=20, count=20)
+    high.join()
 
     def letters() -> int:
         return sum(system.ends([system.names.dlq]).values())
 
-    eventually(lambda: letters() > 0, 30, worker.tail)
-    high = Trickle(system, lambda n: {"request_id": f"high-{n}", "priority": 0}, rate=20, count=10)
-    high.join()
     still = letters()
     with Follower(system) as seen:
         seen.wait(high.ids, 40, worker.tail)
@@ -119,7 +116,7 @@ def test_a_flood_of_poison_delays_high_work_little(make_system: Make) -> None:
 
 
 def answers(process: Process) -> bool:
-    assert process.alive(), process.tail()
+    assert process.alive(), f"{process.name} exited with {process.popen.returncode}:\n{process.tail()}"
     try:
         return httpx.get(process.url + "/healthz", timeout=2).status_code == 200
     except httpx.HTTPError:
@@ -128,7 +125,7 @@ def answers(process: Process) -> bool:
 
 @pytest.mark.slow
 def test_sigterm_while_a_model_loads_does_not_wait_for_the_load(make_system: Make, tiny_lm: Path) -> None:
-    """SIGTERM while the first model loads: exit code 0 within five seconds, and the request waits for the next (#16)."""
+    """SIGTERM while the first model loads: exit code 0 within five seconds, the request is left to others (#16)."""
     model = {"id": "tiny", "source": str(tiny_lm), "engine": "text", "tasks": ["text_generation"]}
     system = make_system(models=[model])
     send(system, {"request_id": "r1", "payload": {"prompt": "hi", "max_tokens": 2}})
@@ -152,13 +149,13 @@ def test_a_worker_that_stood_still_is_not_stalled(make_system: Make) -> None:
     joins again and works; it does not exit as stalled (#18).
     """
     system = make_system(
-        models=[engine(tokens=1, delay_ms=10, slots=8)],
+        models=[engine(tokens=1)],
         worker_options={"session_timeout_s": 6, "heartbeat_s": 1, "stall_s": STOPPED_S / 3},
     )
     first, second = system.worker("w1").wait_ready(), system.worker("w2").wait_ready()
     eventually(lambda: assigned(first) == assigned(second) == 10, 30, first.tail)
-    produce_all(system, ({"request_id": f"before-{n}"} for n in range(4_000)))
-    eventually(lambda: sum(system.ends([system.names.result]).values()) > 500, 30, first.tail)
+    produce_all(system, ({"request_id": f"before-{n}"} for n in range(20_000)))
+    eventually(lambda: sum(system.ends([system.names.result]).values()) > 1_000, 30, first.tail)
     first.popen.send_signal(signal.SIGSTOP)
     stopped_at = time.monotonic()
     try:
@@ -170,8 +167,7 @@ def test_a_worker_that_stood_still_is_not_stalled(make_system: Make) -> None:
         first.popen.send_signal(signal.SIGCONT)
 
     def works_again() -> bool:
-        assert first.alive(), f"it exited with {first.popen.returncode}:\n{first.tail(60)}"
-        return assigned(first) == 10 and assigned(second) == 10
+        return answers(first) and assigned(first) == 10 and assigned(second) == 10
 
     wait_until(works_again, 60, first.tail, poll_s=0.2)
     with Follower(system) as seen:
