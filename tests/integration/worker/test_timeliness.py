@@ -25,7 +25,7 @@ from worker_requests import engine, outcome, send, statuses
 Make = Callable[..., System]
 
 POISON = 50_000
-STOPPED_S = float(os.environ.get("PENSTOCK_TEST_STOPPED_S", "12"))
+STOPPED_S = float(os.environ.get("PENSTOCK_TEST_STOPPED_S", "20"))
 """How long a worker's process stands still; the issue's figure is 60, with the default of worker.stall_s."""
 
 
@@ -145,16 +145,16 @@ def assigned(process: Process) -> int:
 
 @pytest.mark.slow
 def test_a_worker_that_stood_still_is_not_stalled(make_system: Make) -> None:
-    """A process is stopped under load for three times stall_s; its partitions are taken over in order. Continued, it
+    """A process is stopped under load for twice stall_s; its partitions are taken over in order. Continued, it
     joins again and works; it does not exit as stalled (#18).
     """
     system = make_system(
         models=[engine(tokens=1)],
-        worker_options={"session_timeout_s": 6, "heartbeat_s": 1, "stall_s": STOPPED_S / 3},
+        worker_options={"session_timeout_s": 6, "heartbeat_s": 1, "stall_s": STOPPED_S / 2},
     )
     first, second = system.worker("w1").wait_ready(), system.worker("w2").wait_ready()
     eventually(lambda: assigned(first) == assigned(second) == 10, 30, first.tail)
-    produce_all(system, ({"request_id": f"before-{n}"} for n in range(20_000)))
+    produce_all(system, ({"request_id": f"before-{n}"} for n in range(6_000)))
     eventually(lambda: sum(system.ends([system.names.result]).values()) > 1_000, 30, first.tail)
     first.popen.send_signal(signal.SIGSTOP)
     stopped_at = time.monotonic()
@@ -174,6 +174,7 @@ def test_a_worker_that_stood_still_is_not_stalled(make_system: Make) -> None:
         after = [f"after-{n}" for n in range(200)]
         produce_all(system, ({"request_id": i} for i in after))
         seen.wait(after, 30, first.tail)
-        assert len({seen.terminals[i].worker_id for i in after}) == 2
+        workers = {seen.terminals[i].worker_id for i in after}
+        assert len(workers) == 2, f"all was done by {workers}; assigned {assigned(first)} and {assigned(second)}"
     assert first.stop() == 0, first.tail()
     assert second.stop() == 0, second.tail()
