@@ -1,4 +1,4 @@
-"""The worker's parts and how they are joined. Making them does no I/O but for the registry, the journal and the devices."""
+"""The worker's parts and how they are joined. Making them does no I/O but for registry, journal and devices."""
 
 from __future__ import annotations
 
