@@ -1,4 +1,4 @@
-"""A flow with a small world around it: time stands still until it is moved, and every answer is given by hand or at once."""
+"""A flow with a small world around it: time moves by hand, every answer is given by hand or at once."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from penstock.processors.settings import WorkerSettings
 from penstock.processors.worker import Rooms, Worker
 from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.codec import Codec, default_codec
+from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import CLASSES
 
 DELIVERY_TIMEOUT_S = 86_400.0
@@ -112,11 +113,14 @@ def assemble(
     def hold(tps: frozenset[tuple[str, int]]) -> None:
         membership.hold(tps)
 
+    def erase(command: ControlCommand) -> None:
+        erasing.erase(command)
+
     worker = Worker(
         clock=clock,
         urgency=urgency,
         hold=hold,
-        on_erase=lambda command: erasing.erase(command),
+        on_erase=erase,
         on_broken=hooks.broken,
     )
     lanes.connect(serving, flow, worker.changed)
