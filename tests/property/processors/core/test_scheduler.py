@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from math import inf
 
 import pytest
@@ -420,3 +421,21 @@ def test_what_has_left_is_forgotten() -> None:
                 scheduler.release_line(item.line)
     assert not scheduler.open_lines()
     assert scheduler.kept() < 1_000
+
+
+def test_nothing_waits_for_the_garbage_collector() -> None:
+    """A request that came and went leaves no circle of references, so its bytes are free at once."""
+    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+    gc.collect()
+    gc.disable()
+    try:
+        for line in (None, "x"):
+            for at in range(100):
+                item = Work(at, line=line, tenant=f"t{at % 3}", klass="low", deadline=1e9)
+                scheduler.add(item)
+                drain(scheduler, "a", 1, now=100.0)
+                if line is not None:
+                    scheduler.release_line(line)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
