@@ -153,7 +153,9 @@ class Queued:
         self.ticket = 0
 
 
-def scheduler(queued: int, *, lanes: int = 8, tenants: int = 4, lines: int = 0, room: float = 1.0) -> Work:
+def scheduler(
+    queued: int, *, lanes: int = 8, tenants: int = 4, lines: int = 0, room: float = 1.0, classes: int = 3
+) -> Work:
     """A request arrives, the first that may start is granted its memory and starts, and one ends.
 
     Some of what is queued has waited for long. `room`: the share of what is offered that fits into memory.
@@ -168,7 +170,7 @@ def scheduler(queued: int, *, lanes: int = 8, tenants: int = 4, lines: int = 0, 
         lane = f"engine-{seq % lanes}"
         line = f"conversation-{seq % lines}" if lines else None
         arrived_at = 60.0 * min(seq, queued) / queued
-        held.add(Queued(seq, CLASSES[seq % 3], f"tenant-{seq % tenants}", lane, line, arrived_at))
+        held.add(Queued(seq, CLASSES[seq % classes], f"tenant-{seq % tenants}", lane, line, arrived_at))
         return lane
 
     for _ in range(queued):
@@ -246,7 +248,9 @@ def cases() -> dict[str, Callable[[], Work]]:
         **{f"scheduler: add, admit, start, {n:,} queued": partial(scheduler, n) for n in (10, 1_000, 100_000)},
         "scheduler: the same, every second does not fit, 100,000 queued": partial(scheduler, 100_000, room=0.5),
         "scheduler: the same, 10,000 tenants, 100,000 queued": partial(scheduler, 100_000, tenants=10_000),
-        "scheduler: the same, 10,000 turns of one conversation": partial(scheduler, 10_000, lanes=1, lines=1),
+        "scheduler: the same, 10,000 turns of one conversation": partial(
+            scheduler, 10_000, lanes=1, lines=1, classes=1
+        ),
         f"fold: a chunk of a stream of {CHUNKS:,}": fold,
         f"hub: a frame to {CLIENTS} clients": hub,
     }

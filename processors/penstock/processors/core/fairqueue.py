@@ -184,6 +184,7 @@ class FairQueue(Generic[C]):
     def _left(self, tenant: _Tenant) -> None:
         self._length -= 1
         if not self._length:  # nobody waits: all begin alike
+            tenant.place = None  # it names the tenant: a circle would wait for the collector
             self._tenants.clear()
             self._order = Sorted()
             self._virtual = 0

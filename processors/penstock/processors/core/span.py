@@ -31,10 +31,10 @@ class GapInDelivery(Exception):
 class Span:
     """`position`: end of the last delivery. `end`: end of all deliveries, and the highest offset to be committed."""
 
-    __slots__ = ("_base", "_done", "_head", "_marks", "_resume", "end", "position")
+    __slots__ = ("_base", "_done", "_head", "_marks", "_needed", "_resume", "end", "position")
 
     def __init__(self, committed: int, done_map: str) -> None:
-        self._base = self._resume = self.position = self.end = committed
+        self._base = self._resume = self._needed = self.position = self.end = committed
         self._done = bytearray(donemap.decode_flags(committed, done_map))
         self._marks = array("q", (ANY if flag else EMPTY for flag in self._done))
         self._head = 0
@@ -51,7 +51,7 @@ class Span:
 
     def resume(self, committed: int) -> None:
         """A new assignment: the next delivery starts at the position or at what the broker has committed."""
-        self._resume = committed
+        self._resume = self._needed = committed
         if committed < self._base:
             self._reach_back(committed)
         if committed > self.end:  # others went on; what they committed is done
@@ -72,6 +72,7 @@ class Span:
                 if offset > expected:
                     self._done[expected - self._base : offset - self._base] = b"\x01" * (offset - expected)
                 expected = offset + 1
+        self._needed = start  # what it brought may arrive later
         self.position = end
         self.end = max(self.end, end)
 
@@ -96,10 +97,14 @@ class Span:
         self._head = min(self._head, at)
 
     def forget(self, committed: int, behind_head: int) -> None:
-        """The broker has `committed`; what is below it, or further than `behind_head` below the head, is not needed."""
+        """What is below `committed`, or further than `behind_head` below the head, is not needed any more.
+
+        What the next delivery may still bring is kept: after a rebalance it begins at what was committed then, though
+        the commit has moved on meanwhile.
+        """
         below = max(committed, self.head - behind_head) - self._base
-        below = min(below, self._head)
-        if below >= FORGET or (below and below == len(self._done)):
+        below = min(below, self._head, self._needed - self._base)
+        if below >= FORGET or 0 < below == len(self._done):
             del self._done[:below], self._marks[:below]
             self._base += below
             self._head -= below

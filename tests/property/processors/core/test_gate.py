@@ -139,9 +139,10 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(tp=st.sampled_from(TPS))
     def rewind(self, tp: TP) -> None:
-        """The consumer begins again at what is committed."""
+        """The consumer begins again at what is committed, without a rebalance, and delivers that at once."""
         if tp in self.owned:
             self.position[tp] = min(self.position[tp], self.group[tp][0])
+            self.deliver(tp, 1, 1, at_once=False)
 
     # -- outcomes
 
@@ -451,6 +452,17 @@ def test_a_takeover_runs_nothing_again_that_the_map_names() -> None:
     assert max(suppressed) > 22_000
 
 
+def test_a_commit_before_the_redelivery_of_a_rebalance_forgets_nothing_that_it_needs() -> None:
+    gate = new_gate(T0)
+    for offset in range(20):
+        gate.arrive(T0, offset, str(offset))
+        gate.complete(T0, offset)
+    gate.assign({T0: (0, "")}, 2)  # the consumer goes back to 0, and the commit goes out first
+    gate.committed(T0, *gate.commits()[T0])
+    gate.batch(T0, 0, 20, range(20))
+    assert {gate.arrive(T0, offset, str(offset)) for offset in range(20)} == {Arrival.FINISHED}
+
+
 def test_what_is_remembered_is_bounded_by_the_span() -> None:
     """Commits that do not get through do not make the gate grow with all that it has finished."""
     gate = CommitGate(commit_span=1_000)
@@ -463,4 +475,4 @@ def test_what_is_remembered_is_bounded_by_the_span() -> None:
     assert gate.remembered() <= 1_000 + span_module.FORGET + 100
     assert gate.commits() == {T0: (50_000, "")}
     gate.committed(T0, 50_000, "")
-    assert gate.remembered() == 0
+    assert gate.remembered() <= 100  # the last delivery, whose records may not all have arrived

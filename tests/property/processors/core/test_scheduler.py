@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from math import inf
 
 import pytest
@@ -276,7 +277,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everything can be taken out, the turns of each line one at a time in the order of its log."""
         while self.queued or self.out:
-            before = len(self.queued) + len(self.out)
+            before, busy = len(self.queued), bool(self.out)
             for lane in LANES:
                 self.start_first(lane, 1)
             ended: dict[tuple[str, str], int] = {}
@@ -287,7 +288,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert ended.get(place, -1000) < item.seq
                     ended[place] = item.seq
                     self.scheduler.release_line(item.line)
-            assert len(self.queued) + len(self.out) < before, "something can never start"
+            assert len(self.queued) < before or busy, "something can never start"
         assert len(self.scheduler) == 0
         assert not self.scheduler.open_lines()
 
@@ -420,3 +421,21 @@ def test_what_has_left_is_forgotten() -> None:
                 scheduler.release_line(item.line)
     assert not scheduler.open_lines()
     assert scheduler.kept() < 1_000
+
+
+def test_nothing_waits_for_the_garbage_collector() -> None:
+    """A request that came and went leaves no circle of references, so its bytes are free at once."""
+    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+    gc.collect()
+    gc.disable()
+    try:
+        for line in (None, "x"):
+            for at in range(100):
+                item = Work(at, line=line, tenant=f"t{at % 3}", klass="low", deadline=1e9)
+                scheduler.add(item)
+                drain(scheduler, "a", 1, now=100.0)
+                if line is not None:
+                    scheduler.release_line(line)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
