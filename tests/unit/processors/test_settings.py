@@ -44,10 +44,11 @@ def test_file_then_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert settings.kafka_settings().bootstrap_servers == "b:2"
 
 
-def test_lower_classes_pause_earlier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    marks = load(monkeypatch, tmp_path, FILE).inflight_watermarks()
-    assert marks == {"high": (100, 75), "medium": (75, 56), "low": (50, 37)}
-    assert all(resume < pause for pause, resume in marks.values())
+def test_settings_of_an_older_release_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = FILE + "[conversations]\ncached = 3\nread_deadline_s = 2.5\n"
+    settings = load(monkeypatch, tmp_path, old.replace("[[models]]", "[[models]]", 1))
+    assert settings.worker.intake_bytes == 256 << 20
+    assert settings.conversations.cached_bytes == 64 << 20
 
 
 @pytest.mark.parametrize("text", ["[worker]\ninflight_capp = 1\n", "[worker]\nchunk_linger_ms = 51\n"])
