@@ -5,6 +5,7 @@ The codec stands beside fastavro instead.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,11 +17,13 @@ from penstock.gateway.frames import ChunkFrame
 from penstock.gateway.hub import Hub
 from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.scheduler import CLASSES, Decision, Item, Scheduler
+from penstock.processors.kafka.intake import Intake, Taken
 from penstock.schemas.codec import default_codec, schema_text
 from penstock.schemas.compiled import reference
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import Origin, Record, ResultEvent, Timings, Usage
-from penstock.schemas.requests import parse_request
+from penstock.schemas.requests import parse_request, request_to_json
+from penstock.schemas.topics import TopicNames
 
 ENOUGH_S = 0.2
 """How long one figure is measured, at least."""
@@ -185,8 +188,18 @@ def hub() -> Work:
     return work
 
 
+def intake(value: bytes) -> Work:
+    names = TopicNames()
+    topics = names.request_topics()
+    read = Intake(CODEC, names, dict.fromkeys(topics, 4)).read
+    assert isinstance(read(topics[1], 0, 1, 1, (), value), Taken)
+    return repeated(partial(read, topics[1], 0, 1, 1_763_735_000_123, (), value))
+
+
 def cases() -> dict[str, Work]:
     return {
+        "intake: read an Avro request": intake(CODEC.encode(REQUEST)),
+        "intake: read a JSON request": intake(json.dumps(request_to_json(REQUEST) | {"created_at": None}).encode()),
         f"gate: arrive and complete, {INFLIGHT} in flight": gate(),
         **{f"scheduler: add and next, {n:,} queued, 7 of 8 lanes full": scheduler(n) for n in (100, 1_000, 10_000)},
         f"fold: a chunk of a stream of {CHUNKS:,}": fold(),
