@@ -5,6 +5,7 @@ The codec stands beside fastavro instead.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable
@@ -17,13 +18,16 @@ from common import Row, interleave, save
 from penstock.gateway.frames import ChunkFrame
 from penstock.gateway.hub import Hub
 from penstock.processors.core.admission import DeviceCapacity, Ledger
+from penstock.processors.core.arrivals import Taken
 from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.scheduler import CLASSES, Scheduler
+from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import default_codec, schema_text
 from penstock.schemas.compiled import reference
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import Origin, Record, ResultEvent, Timings, Usage
-from penstock.schemas.requests import parse_request
+from penstock.schemas.requests import parse_request, request_to_json
+from penstock.schemas.topics import TopicNames
 
 ENOUGH_S = 0.2
 """How long one figure is measured, at least."""
@@ -240,9 +244,20 @@ def hub() -> Work:
     return work
 
 
+def intake(value: bytes) -> Work:
+    names = TopicNames()
+    topics = names.request_topics()
+    read = Intake(CODEC, names, dict.fromkeys(topics, 4)).read
+    assert isinstance(read(topics[1], 0, 1, 1, (), value), Taken)
+    return repeated(partial(read, topics[1], 0, 1, 1_763_735_000_123, (), value))
+
+
 def cases() -> dict[str, Callable[[], Work]]:
     """Made one by one, so that what one of them holds does not slow the next."""
+    avro, text = CODEC.encode(REQUEST), json.dumps(request_to_json(REQUEST) | {"created_at": None}).encode()
     return {
+        "intake: read an Avro request": lambda: intake(avro),
+        "intake: read a JSON request": lambda: intake(text),
         f"gate: arrive and complete, {INFLIGHT} in flight": gate,
         f"gate: commit of a partition, {SPAN:,} held, half of them done at random, one of 16": commits,
         **{f"scheduler: add, admit, start, {n:,} queued": partial(scheduler, n) for n in (10, 1_000, 100_000)},

@@ -221,8 +221,9 @@ class Worker:
 
     def _read(self, tp: TP, record: Delivered | RawMessage) -> Any:
         """Raises RegistryUnavailable."""
-        headers = [(name, value or b"") for name, value in record.headers] if record.headers else ()
-        return self._r.intake.read(tp[0], tp[1], record.offset, record.timestamp_ms, headers, record.value)
+        return self._r.intake.read(
+            tp[0], tp[1], record.offset, record.timestamp_ms, record.headers, record.value, record.key
+        )
 
     def _carry_out(self) -> bool:
         """Do what the flow asks, and what that makes it ask; whether something is left for the next turn."""

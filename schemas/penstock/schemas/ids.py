@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
 
@@ -11,6 +12,7 @@ NAMESPACE = uuid.UUID("6f1a1e0c-52a9-5d0e-9c54-504e53544b31")
 """Penstock's own UUIDv5 namespace; it never changes, or repeats would not find their first request."""
 
 DEFAULT_TENANT = "default"
+_VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _CONVERSATION_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _TENANT = re.compile(r"[a-z0-9-]{1,63}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -22,7 +24,11 @@ def new_request_id() -> str:
 
 def derived_request_id(topic: str, partition: int, offset: int, append_time_ms: int) -> str:
     """The id of a JSON record that came without one: the same in worker and gateway."""
-    return str(uuid.uuid5(NAMESPACE, f"record\n{topic}\n{partition}\n{offset}\n{append_time_ms}"))
+    # The same as uuid.uuid5, in a third of its time: the worker makes one for every JSON record.
+    name = f"record\n{topic}\n{partition}\n{offset}\n{append_time_ms}"
+    digest = hashlib.sha1(NAMESPACE.bytes + name.encode(), usedforsecurity=False).hexdigest()
+    variant = _VARIANTS[digest[16]]
+    return f"{digest[:8]}-{digest[8:12]}-5{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:32]}"
 
 
 def output_artifact_id(tenant: str, request_id: str, epoch: int, attempt: int) -> str:
@@ -60,3 +66,15 @@ def check_request_id(value: object) -> str:
     if not isinstance(value, str) or not _REQUEST_ID.fullmatch(value):
         raise InvalidRequest("request_id must match [A-Za-z0-9._:-]{1,128}", param="request_id")
     return value
+
+
+def is_conversation_id(text: str) -> bool:
+    return _CONVERSATION_ID.fullmatch(text) is not None
+
+
+def is_tenant(text: str) -> bool:
+    return text == DEFAULT_TENANT or _TENANT.fullmatch(text) is not None
+
+
+def is_request_id(text: str) -> bool:
+    return _REQUEST_ID.fullmatch(text) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, schema_text
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_ASKING = 8
+"""So many questions to a registry are under way at once, each in a thread."""
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
@@ -61,57 +64,115 @@ class RegistryClient:
             raise RegistryUnavailable(f"{self._url} does not answer as a schema registry", retry_after_s=1) from error
 
 
+class UnknownIds:
+    """Ids that the registry does not have. It may have them a moment later, so this is forgotten after some seconds."""
+
+    def __init__(
+        self, *, seconds: float = 3.0, at_most: int = 10_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.seconds = seconds
+        self._at_most = at_most
+        self._clock = clock
+        self._since: dict[int, float] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def add(self, schema_id: int) -> None:
+        with self._lock:
+            self._since.pop(schema_id, None)
+            if len(self._since) >= self._at_most:
+                del self._since[next(iter(self._since))]  # the oldest
+            self._since[schema_id] = self._clock()
+
+    def discard(self, schema_id: int) -> None:
+        with self._lock:
+            self._since.pop(schema_id, None)
+
+    def age(self, schema_id: int) -> float | None:
+        """Seconds since the registry said so; None when that is forgotten."""
+        with self._lock:
+            since = self._since.get(schema_id)
+            if since is None:
+                return None
+            if (age := self._clock() - since) < self.seconds:
+                return age
+            del self._since[schema_id]
+            return None
+
+
+def _unknown(schema_id: int) -> UnknownSchema:
+    return UnknownSchema(f"schema id {schema_id} is not in the registry")
+
+
 class RegistryResolver:
     """Finds schemas in a registry, each asked for once. An id never changes its schema, so the answer is kept."""
 
-    def __init__(self, client: RegistryClient) -> None:
+    def __init__(self, client: RegistryClient, *, unknown: UnknownIds | None = None) -> None:
         self._client = client
         self._known: dict[int, str] = {}
+        self._unknown = unknown if unknown is not None else UnknownIds()
         self._lock = threading.Lock()
 
     def schema_for(self, schema_id: int) -> str:
         """Raises UnknownSchema, RegistryUnavailable."""
         with self._lock:
-            found = self._known.get(schema_id)
-        if found is None:
-            found = self._client.get_schema(schema_id)
-            with self._lock:
-                self._known[schema_id] = found
-        return found
+            known = self._known.get(schema_id)
+        if known is not None:
+            return known
+        if self._unknown.age(schema_id) is not None:
+            raise _unknown(schema_id)
+        try:
+            text = self._client.get_schema(schema_id)
+        except UnknownSchema:
+            self._unknown.add(schema_id)
+            raise
+        with self._lock:
+            self._known[schema_id] = text
+        return text
 
 
 class BackgroundResolver:
     """The same for an event loop, which must not wait for a registry: what is not known yet is fetched in a thread.
 
-    Until it is there `schema_for` raises RegistryUnavailable; ask again.
+    Until it is there `schema_for` raises RegistryUnavailable; ask again. An id that the registry does not have is
+    unknown for some seconds without another question. If it keeps coming, it is asked for again before that time is
+    over, so that its records stall nobody.
     """
 
-    def __init__(self, resolver: RegistryResolver, *, retry_s: float = 1.0) -> None:
+    def __init__(self, resolver: RegistryResolver, *, retry_s: float = 1.0, unknown: UnknownIds | None = None) -> None:
+        self.unknown = unknown if unknown is not None else UnknownIds()
         self._resolver = resolver
         self._retry_s = retry_s
-        self._answers: dict[int, str | UnknownSchema] = {}
+        self._known: dict[int, str] = {}
         self._asking: set[int] = set()
         self._failure: str | None = None
 
     def schema_for(self, schema_id: int) -> str:
         """Raises UnknownSchema, RegistryUnavailable (also while it is being asked for)."""
-        found = self._answers.get(schema_id)
-        if isinstance(found, UnknownSchema):
-            del self._answers[schema_id]  # it may be registered later: the next record with it asks again
-            raise found
-        if found is not None:
-            return found
-        if schema_id not in self._asking:
+        known = self._known.get(schema_id)
+        if known is not None:
+            return known
+        age = self.unknown.age(schema_id)
+        if age is None or age > self.unknown.seconds / 2:
+            self._ask_aside(schema_id)
+        if age is not None:
+            raise _unknown(schema_id)
+        raise RegistryUnavailable(self._failure or f"schema id {schema_id} is being asked for", retry_after_s=0.1)
+
+    def _ask_aside(self, schema_id: int) -> None:
+        if schema_id not in self._asking and len(self._asking) < MAX_ASKING:
             self._asking.add(schema_id)
             threading.Thread(target=self._ask, args=(schema_id,), name="registry", daemon=True).start()
-        raise RegistryUnavailable(self._failure or f"schema id {schema_id} is being asked for", retry_after_s=0.1)
 
     def _ask(self, schema_id: int) -> None:
         try:
-            self._answers[schema_id] = self._resolver.schema_for(schema_id)
+            self._known[schema_id] = self._resolver.schema_for(schema_id)
+            self.unknown.discard(schema_id)
             self._failure = None
-        except UnknownSchema as error:
-            self._answers[schema_id] = error
+        except UnknownSchema:
+            self.unknown.add(schema_id)
             self._failure = None
         except Exception as error:
             self._failure = str(error)
@@ -138,5 +199,8 @@ def registry_codec(url: str | None, *, write: bool = False, background: bool = F
         if write:
             raise
         logger.warning("registry.unavailable url=%s: its ids are asked for when they come", url)
-    resolver = RegistryResolver(client)
-    return Codec(BackgroundResolver(resolver) if background else resolver, writer_ids=ids if write else None)
+    if background:  # which remembers by itself what is unknown
+        resolver = BackgroundResolver(RegistryResolver(client, unknown=UnknownIds(seconds=0)))
+    else:
+        resolver = RegistryResolver(client)
+    return Codec(resolver, writer_ids=ids if write else None)

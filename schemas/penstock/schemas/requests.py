@@ -11,7 +11,16 @@ from datetime import datetime
 from typing import Any, cast
 
 from penstock.schemas.errors import BadJson, InvalidRequest, TooLarge, UnsupportedParameter, UnsupportedTask
-from penstock.schemas.ids import DEFAULT_TENANT, check_conversation_id, check_request_id, check_tenant, new_request_id
+from penstock.schemas.ids import (
+    DEFAULT_TENANT,
+    check_conversation_id,
+    check_request_id,
+    check_tenant,
+    is_conversation_id,
+    is_request_id,
+    is_tenant,
+    new_request_id,
+)
 from penstock.schemas.records import PAYLOAD_FIELDS, ContextLimits, InferenceRequest, OutputSpec, Record, Requirements
 
 BUILT_TASKS = frozenset({"text_generation", "embedding"})
@@ -47,11 +56,12 @@ def parse_request(
     body: Mapping[str, Any],
     *,
     tenant: str | None = None,
-    request_id: str | None = None,
+    request_id: str | Callable[[], str] | None = None,
     now_ms: int,
     limits: Limits = DEFAULT_LIMITS,
 ) -> InferenceRequest:
-    """A validated request from its JSON form. `tenant` overrides the body's; `request_id` is for one that has none.
+    """A validated request from its JSON form. `tenant` overrides the body's; `request_id` is for one that has none (or
+    what makes it then).
 
     Raises InvalidRequest, UnsupportedParameter, UnsupportedTask, TooLarge, each with the field in `param`.
     """
@@ -64,11 +74,13 @@ def parse_request(
         raise InvalidRequest("payload must be an object", param="payload")
     values: dict[str, Any] = {"task": task, task: _payload(task, cast("Mapping[str, Any]", payload), limits)}
     own_id, own_tenant = body.get("request_id"), body.get("tenant")
-    values["request_id"] = check_request_id((request_id or new_request_id()) if own_id is None else own_id)
+    if own_id is None:
+        own_id = request_id() if callable(request_id) else request_id or new_request_id()
+    values["request_id"] = check_request_id(own_id)
     values["tenant"] = check_tenant(tenant or (DEFAULT_TENANT if own_tenant is None else own_tenant))
     values["created_at"] = now_ms
-    for name, check in _REQUEST_CHECKS.items():
-        if (value := body.get(name)) is not None:
+    for name, value in body.items():
+        if value is not None and (check := _REQUEST_CHECKS.get(name)) is not None:
             values[name] = check(value, name, limits)
     if (deadline := body.get("deadline")) is not None:
         values["ttl_ms"] = _ttl_of_deadline(deadline, now_ms, limits)
@@ -81,7 +93,7 @@ def parse_request_bytes(
     value: bytes,
     *,
     tenant: str | None = None,
-    request_id: str | None = None,
+    request_id: str | Callable[[], str] | None = None,
     now_ms: int,
     limits: Limits = DEFAULT_LIMITS,
 ) -> InferenceRequest:
@@ -101,6 +113,112 @@ def parse_request_bytes(
 
 def validate_request(request: InferenceRequest, limits: Limits = DEFAULT_LIMITS) -> None:
     """Hold an Avro arrival to the same rules. Raises as `parse_request`."""
+    if not is_plain(request, limits):
+        _validate(request, limits)
+
+
+def is_plain(request: InferenceRequest, limits: Limits) -> bool:
+    """Whether a request has only what most requests have, and all of it is good: one look instead of thirty.
+
+    False says nothing: then each field is checked by itself, which names the one at fault.
+    """
+    task, text, embedding = request.task, request.text_generation, request.embedding
+    try:
+        return (
+            request.image_generation is None
+            and request.image_editing is None
+            and request.image_to_text is None
+            and request.image_processing is None
+            and request.summarization is None
+            and request.callback_url is None
+            and request.output is None
+            and request.context is None
+            and request.requirements is None
+            and not request.extra
+            and not request.metadata
+            and request.pool is None
+            and request.user_id is None
+            and request.session_id is None
+            and request.execution_timeout_ms is None
+            and type(request.stream) is bool
+            and type(request.priority) is int
+            and 0 <= request.priority <= 1_000
+            and type(request.max_attempts) is int
+            and 1 <= request.max_attempts <= limits.max_attempts
+            and ((ttl := request.ttl_ms) is None or (type(ttl) is int and 1 <= ttl <= limits.max_ttl_ms))
+            and ((model := request.model) is None or (0 < len(model) <= 200 and str.isascii(model)))
+            and is_request_id(request.request_id)
+            and is_tenant(request.tenant)
+            and (
+                (
+                    task == "text_generation"
+                    and text is not None
+                    and embedding is None
+                    and _plain_text(text, request.conversation_id, limits)
+                )
+                or (
+                    task == "embedding"
+                    and embedding is not None
+                    and text is None
+                    and request.conversation_id is None
+                    and _plain_embedding(embedding, limits)
+                )
+            )
+        )
+    except (TypeError, AttributeError, ValueError, KeyError):
+        return False
+
+
+_TEXT_WORDS = frozenset({"messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "stop", "seed"})
+_ROLES = frozenset(ROLES)
+
+
+def _plain_text(payload: dict[str, Any], conversation_id: str | None, limits: Limits) -> bool:
+    get = payload.get
+    messages, prompt, tokens, warmth = get("messages"), get("prompt"), get("max_tokens"), get("temperature")
+    if not (
+        payload.keys() <= _TEXT_WORDS
+        and get("top_p") is None
+        and get("top_k") is None
+        and get("stop") is None
+        and ((seed := get("seed")) is None or (type(seed) is int and -_LONG - 1 <= seed <= _LONG))
+        and (tokens is None or (type(tokens) is int and 1 <= tokens <= limits.max_tokens))
+        and (warmth is None or (type(warmth) is float and 0 <= warmth <= 2))
+        and (conversation_id is None or is_conversation_id(conversation_id))
+    ):
+        return False
+    if messages is None:
+        return conversation_id is None and type(prompt) is str and text_bytes(prompt) <= limits.max_text_bytes
+    if prompt is not None or type(messages) is not list or not 0 < len(messages) <= limits.max_messages:
+        return False
+    size = 0
+    for message in cast("list[dict[str, Any]]", messages):
+        if message["role"] not in _ROLES or message.get("name") is not None or len(message) > 2 + ("name" in message):
+            return False
+        size += text_bytes(message["content"])
+    return size <= limits.max_text_bytes
+
+
+def _plain_embedding(payload: dict[str, Any], limits: Limits) -> bool:
+    inputs: Any = payload["input"]
+    if len(payload) > 1 + ("dimensions" in payload) or payload.get("dimensions") is not None:
+        return False
+    if type(inputs) is not list or not 0 < len(inputs) <= limits.max_inputs:
+        return False
+    size = 0
+    for text in cast("list[str]", inputs):
+        if not text:
+            return False
+        size += text_bytes(text)
+    return size <= limits.max_text_bytes
+
+
+def text_bytes(text: str) -> int:
+    """Its length in UTF-8. Raises UnicodeEncodeError for a lone surrogate."""
+    return len(text) if str.isascii(text) else len(text.encode())
+
+
+def _validate(request: InferenceRequest, limits: Limits) -> None:
     check_request_id(request.request_id)
     check_tenant(request.tenant)
     if request.task not in PAYLOAD_FIELDS:
@@ -205,7 +323,7 @@ def _text(max_chars: int) -> _Check:
 def _long_text(value: Any, param: str, limits: Limits) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{param} must be text", param=param)
-    if len(_utf8(value, param).encode()) > limits.max_text_bytes:
+    if (len(value) if value.isascii() else len(_utf8(value, param).encode())) > limits.max_text_bytes:
         raise TooLarge(f"{param} has more than {limits.max_text_bytes} bytes", param=param)
     return value
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.schemas.codec import SCHEMA_IDS, Codec, schema_text
 from penstock.schemas.errors import Conflict, RegistryUnavailable, UnknownSchema
 from penstock.schemas.records import ControlCommand
-from penstock.schemas.registry import BackgroundResolver, RegistryClient, RegistryResolver
+from penstock.schemas.registry import BackgroundResolver, RegistryClient, RegistryResolver, UnknownIds
 from support import wait_until
 
 COMMAND = ControlCommand(kind="cancel", request_id="r", tenant="default", created_at=1)
@@ -94,12 +94,38 @@ def test_the_resolver_asks_once(registry: Registry, client: RegistryClient) -> N
     assert registry.asked == 1
 
 
-def test_an_unknown_id_is_asked_for_again(registry: Registry, client: RegistryClient) -> None:
-    resolver = RegistryResolver(client)
-    with pytest.raises(UnknownSchema):
-        resolver.schema_for(5)
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_unknown_id_is_asked_for_again_after_a_while(registry: Registry, client: RegistryClient) -> None:
+    clock = Clock()
+    resolver = RegistryResolver(client, unknown=UnknownIds(seconds=3, clock=clock))
+    for _ in range(20):
+        with pytest.raises(UnknownSchema):
+            resolver.schema_for(5)
+    assert registry.asked == 1
     registry.schemas[5] = '"string"'
+    clock.now += 3.1
     assert resolver.schema_for(5) == '"string"'
+
+
+def test_unknown_ids_take_bounded_memory() -> None:
+    clock = Clock()
+    unknown = UnknownIds(seconds=3, at_most=10, clock=clock)
+    for number in range(1_000):
+        unknown.add(number)
+    assert len(unknown) == 10
+    assert unknown.age(999) == 0
+    assert unknown.age(0) is None
+    clock.now += 3.1
+    assert unknown.age(999) is None
 
 
 @pytest.mark.parametrize(
@@ -188,8 +214,46 @@ def test_the_background_resolver_asks_until_the_registry_is_back(registry: Regis
 
 
 def test_the_background_resolver_says_unknown_once_it_knows(registry: Registry, client: RegistryClient) -> None:
-    resolver = BackgroundResolver(RegistryResolver(client))
+    """Defect 10: every record of an unknown id was asked for anew, and stalled all intake meanwhile."""
+    clock = Clock()
+    resolver = BackgroundResolver(
+        RegistryResolver(client, unknown=UnknownIds(seconds=0)), unknown=UnknownIds(clock=clock)
+    )
+    with pytest.raises(UnknownSchema):
+        answered(resolver, 5)
+    for _ in range(1_000):
+        with pytest.raises(UnknownSchema):
+            resolver.schema_for(5)
+    assert registry.asked == 1
+    registry.schemas[5] = '"string"'
+    clock.now += 10
+    assert answered(resolver, 5) == '"string"'
+
+
+def test_an_unknown_id_that_keeps_coming_is_asked_for_aside(registry: Registry, client: RegistryClient) -> None:
+    clock = Clock()
+    resolver = BackgroundResolver(
+        RegistryResolver(client, unknown=UnknownIds(seconds=0)), unknown=UnknownIds(seconds=3, clock=clock)
+    )
     with pytest.raises(UnknownSchema):
         answered(resolver, 5)
     registry.schemas[5] = '"string"'
-    assert answered(resolver, 5) == '"string"'
+    clock.now += 2
+    with pytest.raises(UnknownSchema):  # still remembered, and asked for meanwhile
+        resolver.schema_for(5)
+
+    def there() -> bool:
+        try:
+            return resolver.schema_for(5) == '"string"'
+        except UnknownSchema:
+            return False
+
+    wait_until(there, 10, "the id is known without a stall")
+
+
+def test_many_unknown_ids_keep_no_memory(registry: Registry, client: RegistryClient) -> None:
+    resolver = BackgroundResolver(RegistryResolver(client), unknown=UnknownIds(at_most=5))
+    for schema_id in range(1_000, 1_020):
+        with pytest.raises(UnknownSchema):
+            answered(resolver, schema_id)
+    assert len(resolver.unknown) == 5

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.records import InferenceRequest, Origin
+from penstock.schemas.records import InferenceRequest, Origin, record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Taken:
     """A readable request. `error` is set when it can only fail at once (a task or field that is not built)."""
 
@@ -27,7 +25,7 @@ class Taken:
     """Of key, value and headers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Poison:
     """A record that no worker can run. `request_id` is known when the record was a readable object at least."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from penstock.processors.core.arrivals import Poison, Taken
@@ -24,7 +25,7 @@ from penstock.schemas.errors import (
 )
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
 from penstock.schemas.records import InferenceRequest, Origin
-from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request_bytes, validate_request
+from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request_bytes, text_bytes, validate_request
 from penstock.schemas.topics import (
     HEADER_ATTEMPT,
     HEADER_ORIGIN,
@@ -36,9 +37,16 @@ from penstock.schemas.topics import (
 
 logger = logging.getLogger(__name__)
 
-Headers = Sequence[tuple[str, bytes]]
+Headers = Sequence[tuple[str, bytes | None]]
 
+OPENING_BRACE = 0x7B
 MAX_ATTEMPT = 1_000
+MAX_ORIGIN_BYTES = 320
+"""A topic's name has at most 249 bytes; what is longer is no origin of ours, and would stand in every event."""
+OUTPUT_TOKENS = 256
+"""The cost of an answer whose length nobody bounded."""
+IMAGE_TOKENS = 1_000
+"""The cost of a task on images."""
 
 
 class Intake:
@@ -51,15 +59,25 @@ class Intake:
         self._class_of = {topic: names.class_of_topic(topic) for topic in partitions}
 
     def read(
-        self, topic: str, partition: int, offset: int, append_ms: int, headers: Headers, value: bytes | None
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        append_ms: int,
+        headers: Headers,
+        value: bytes | None,
+        key: bytes | None = None,
     ) -> Taken | Poison:
         """What the record is. Whatever is wrong with it, this worker lives on: its next life would meet it again."""
         origin = Origin(topic=topic, partition=partition, offset=offset, append_time_ms=append_ms)
+        place = origin
         attempt = 1
         try:
+            size = len(value or b"") + len(key or b"")
             if headers:
-                origin, attempt = _from_headers(headers, origin)
-            return self._read(topic, partition, offset, append_ms, origin, attempt, value)
+                origin, attempt = _from_headers(headers, place)
+                size += sum(len(name) + len(content or b"") for name, content in headers)
+            return self._read(place, origin, attempt, value, size)
         except RegistryUnavailable:
             raise
         except Exception as error:
@@ -67,77 +85,73 @@ class Intake:
             reason = InternalError(f"{type(error).__name__} while the record was read")
             return Poison(reason=reason, request_id=None, tenant=None, origin=origin, attempt=attempt)
 
-    def _read(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        append_ms: int,
-        origin: Origin,
-        attempt: int,
-        value: bytes | None,
-    ) -> Taken | Poison:
+    def _read(self, place: Origin, origin: Origin, attempt: int, value: bytes | None, size: int) -> Taken | Poison:
+        """`place` is where the record stands, `origin` where its first one did."""
         try:
-            request = self._decode(value, topic, partition, offset, append_ms)
+            if value and value[0] == OPENING_BRACE:  # validated while it is parsed
+                request = parse_request_bytes(
+                    value, request_id=partial(_made_up_id, place), now_ms=place.append_time_ms, limits=self._limits
+                )
+                return self._taken(request, place, origin, attempt, None, size)
+            request = self._codec.decode(value or b"", InferenceRequest)
         except (DecodeError, InvalidRequest, TooLarge) as error:
-            request_id, tenant = _identity_of(value, topic, partition, offset, append_ms)
+            request_id, tenant = _identity_of(value, place)
             if isinstance(error, UnsupportedParameter | UnsupportedTask) and request_id is not None:
-                stub = _stub(request_id, tenant or "default", append_ms)
-                return self._taken(stub, topic, partition, origin, attempt, error, value)
+                stub = _stub(request_id, tenant or "default", place.append_time_ms)
+                return self._taken(stub, place, origin, attempt, error, size)
             return Poison(reason=error, request_id=request_id, tenant=tenant, origin=origin, attempt=attempt)
         try:
             validate_request(request, self._limits)
         except (UnsupportedParameter, UnsupportedTask) as error:
-            return self._taken(request, topic, partition, origin, attempt, error, value)
+            return self._taken(request, place, origin, attempt, error, size)
         except PenstockError as error:
             request_id, tenant = _checked(request.request_id, request.tenant, None)
             return Poison(reason=error, request_id=request_id, tenant=tenant, origin=origin, attempt=attempt)
-        return self._taken(request, topic, partition, origin, attempt, None, value)
-
-    def _decode(self, value: bytes | None, topic: str, partition: int, offset: int, append_ms: int) -> InferenceRequest:
-        if value and value[0] == 0x7B:  # {
-            made_up = derived_request_id(topic, partition, offset, append_ms)
-            return parse_request_bytes(value, request_id=made_up, now_ms=append_ms, limits=self._limits)
-        return self._codec.decode(value or b"", InferenceRequest)
+        return self._taken(request, place, origin, attempt, None, size)
 
     def _taken(
         self,
         request: InferenceRequest,
-        topic: str,
-        partition: int,
+        place: Origin,
         origin: Origin,
         attempt: int,
         error: PenstockError | None,
-        value: bytes | None,
+        size: int,
     ) -> Taken:
         line = belongs_on = None
         if request.conversation_id is not None and error is None:
             line = conversation_key(request.tenant, request.conversation_id)
-            wanted = partition_for(line.encode(), self._partitions.get(topic, 1))
-            belongs_on = None if wanted == partition else wanted
+            wanted = partition_for(line.encode(), self._partitions.get(place.topic, 1))
+            belongs_on = None if wanted == place.partition else wanted
         ttl_ms = request.ttl_ms if request.ttl_ms is not None else self._limits.default_ttl_ms
         return Taken(
             request=request,
             origin=origin,
-            klass=self._class_of.get(topic) or priority_class(request.priority),
+            klass=self._class_of.get(place.topic) or priority_class(request.priority),
             line=line,
             attempt=attempt,
             deadline_ms=origin.append_time_ms + ttl_ms,
             error=error,
             belongs_on=belongs_on,
-            cost=cost_of(request),
-            size_bytes=len(value or b""),
+            cost=1 if error is not None else estimated_cost(request),
+            size_bytes=size,
         )
 
 
-def cost_of(request: InferenceRequest) -> int:
-    """Estimated tokens: of the prompt by its length, and of the answer as far as its caller limits it. At least 1."""
-    payload = request.payload
-    texts = [payload.get("prompt"), payload.get("input")]
-    texts += [message.get("content") for message in payload.get("messages") or ()]
-    letters = sum(len(text) for text in texts if isinstance(text, str))
-    letters += sum(len(text) for text in payload.get("input") or () if isinstance(text, str))
-    return letters // 4 + (payload.get("max_tokens") or 0) + 1
+def estimated_cost(request: InferenceRequest) -> int:
+    """Tokens, roughly: four bytes of text are one; for an answer without a bound `OUTPUT_TOKENS`. At least 1."""
+    payload = request.text_generation
+    if payload is not None:
+        prompt, messages = payload.get("prompt"), payload.get("messages")
+        size = 0 if prompt is None else text_bytes(prompt)
+        if messages is not None:
+            for message in messages:
+                size += text_bytes(message["content"])
+        tokens = payload.get("max_tokens")
+        return (size + 3 >> 2) + (OUTPUT_TOKENS if tokens is None else tokens)
+    if request.embedding is not None:
+        return max(1, sum(map(text_bytes, request.embedding["input"])) + 3 >> 2)
+    return OUTPUT_TOKENS if request.task == "summarization" else IMAGE_TOKENS
 
 
 def origin_header(origin: Origin) -> tuple[str, bytes]:
@@ -149,10 +163,12 @@ def _from_headers(headers: Headers, origin: Origin) -> tuple[Origin, int]:
     """Origin and attempt as the headers have them; the record's own where a header is not ours to trust."""
     attempt = 1
     for name, value in headers:
+        if value is None:
+            continue
         try:
             if name == HEADER_ATTEMPT:
                 attempt = _number(value, 1, MAX_ATTEMPT)
-            elif name == HEADER_ORIGIN:
+            elif name == HEADER_ORIGIN and len(value) <= MAX_ORIGIN_BYTES:
                 topic, partition, offset, append_ms = value.decode().rsplit("/", 3)
                 origin = Origin(
                     topic=topic,
@@ -184,19 +200,21 @@ def _checked(request_id: object, tenant: object, otherwise: str | None) -> tuple
         return known, "default"
 
 
-def _identity_of(
-    value: bytes | None, topic: str, partition: int, offset: int, append_ms: int
-) -> tuple[str | None, str | None]:
+def _made_up_id(place: Origin) -> str:
+    """The id of a JSON record that came without one."""
+    return derived_request_id(place.topic, place.partition, place.offset, place.append_time_ms)
+
+
+def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | None]:
     """(request_id, tenant) of a JSON object that is not a valid request, so that who waits for it hears of it."""
-    if not value or value[0] != 0x7B:
+    if not value or value[0] != OPENING_BRACE:
         return None, None
     try:
         parsed: Any = json.loads(value)
     except (ValueError, RecursionError):
         return None, None
     found = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-    made_up = derived_request_id(topic, partition, offset, append_ms)
-    return _checked(found.get("request_id"), found.get("tenant"), made_up)
+    return _checked(found.get("request_id"), found.get("tenant"), _made_up_id(place))
 
 
 def _stub(request_id: str, tenant: str, created_at: int) -> InferenceRequest:
