@@ -98,10 +98,8 @@ class ConversationsSection(_Section):
     """Conversations that there may be in all; a request that would begin one more fails."""
     threads: int = Field(default=4, ge=1)
     """Conversations that are read or written at once."""
-    cached: int = Field(default=256, ge=0)
-    """Conversations whose records this worker keeps, so that a turn reads only the unseen tail."""
-    read_deadline_s: float = Field(default=15.0, gt=0)
-    """Seconds that reading a conversation's topic to its end may take."""
+    cached_bytes: int = Field(default=64 << 20, ge=0)
+    """Bytes of memory for conversations that this worker keeps, so that a turn reads only the unseen tail."""
 
 
 class ModelSection(_Section):

@@ -6,13 +6,15 @@ The thread waits in `on_batch`: a callback that blocks slows the reading, and li
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import operator
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -31,10 +33,22 @@ Start = Literal["beginning", "end"] | int
 
 _PARTITION_EOF = KafkaError._PARTITION_EOF  # pyright: ignore[reportPrivateUsage]
 
+STANDSTILL_S = 0.3
+"""After so long without a record a reader that is not told of ends looks whether any is left."""
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+# A header name that is not UTF-8 leaves an exception behind without raising it. An interpreted call does not notice,
+# and the exception surfaces some lines later, outside any `try`; a call from C code raises it at once.
+_call_headers: Callable[[Message], Any] = operator.methodcaller("headers")
+
 
 @dataclass(frozen=True, slots=True)
 class RawMessage:
-    """A record as it stands in the log; `value` is None for a tombstone. Times in ms since the epoch."""
+    """A record as it stands in the log; `value` is None for a tombstone. Times in ms since the epoch.
+
+    `headers` is empty and `headers_readable` False when a header's name is not UTF-8.
+    """
 
     topic: str
     partition: int
@@ -42,7 +56,8 @@ class RawMessage:
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
+    headers: Headers = ()
+    headers_readable: bool = True
 
 
 OnBatch = Callable[[Sequence[RawMessage]], None]
@@ -92,7 +107,7 @@ class PartitionReader:
 
     `topics` may instead map (topic, partition) to the offset to begin at. `on_batch` runs on the reader's thread with
     up to `batch_size` records. When it raises, reading ends and `failure` says why. Without `tells_ends` it costs less,
-    and `wait_until_caught_up` waits for the last record instead of the end, which is the same unless it was compacted.
+    and `wait_until_caught_up` takes longer when no record stands before a partition's end.
     """
 
     def __init__(
@@ -116,6 +131,7 @@ class PartitionReader:
         self._offsets = dict(offsets or {})
         self._batch_size = batch_size
         self._poll_s = poll_s
+        self._tells_ends = tells_ends
         self._consumer = make_consumer(settings, fetch_wait_ms=fetch_wait_ms, tells_ends=tells_ends)
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
@@ -188,8 +204,22 @@ class PartitionReader:
             while behind := [tp for tp, end in goal.items() if self._positions.get(tp, 0) < end]:
                 if self.failure is not None or self._stopping:
                     raise InternalError(f"the reader has ended: {self.failure or 'stopped'}")
-                if not self._moved.wait(max(0.0, give_up - time.monotonic())) and time.monotonic() >= give_up:
+                left = give_up - time.monotonic()
+                if left <= 0:
                     raise BrokerUnavailable(f"{behind[0][0]} was not read to its end within {deadline_s:.0f} s")
+                if not self._moved.wait(min(left, STANDSTILL_S)) and not self._tells_ends:
+                    self._pass_empty_ends({tp: (self._positions.get(tp, 0), goal[tp]) for tp in behind})
+
+    def _pass_empty_ends(self, ranges: Mapping[TP, tuple[int, int]]) -> None:
+        """Count as read what holds no record: markers of transactions, and what was compacted. Called with the lock."""
+        self._lock.release()
+        try:
+            empty = empty_ranges(self._settings, ranges)
+        finally:
+            self._lock.acquire()
+        for tp, end in empty.items():
+            if tp in self._positions:
+                self._positions[tp] = max(self._positions[tp], end)
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the thread (after the batch it is in) and leave the broker. May be called twice."""
@@ -267,9 +297,21 @@ class PartitionReader:
             self._moved.notify_all()
 
 
+def message_headers(message: Message) -> tuple[Headers, bool]:
+    """The headers of a record, and whether they could be read.
+
+    Asked for twice, headers that are not readable come with null pointers in them: call this once per message.
+    """
+    try:
+        headers = _call_headers(message)
+    except (SystemError, UnicodeDecodeError):
+        return (), False
+    return (tuple(headers) if headers else ()), True
+
+
 def raw_message(message: Message) -> RawMessage:
     """A record of librdkafka as a value."""
-    headers = cast("Sequence[tuple[str, bytes | None]] | None", message.headers())
+    headers, readable = message_headers(message)
     return RawMessage(
         message.topic() or "",
         message.partition() or 0,
@@ -277,30 +319,46 @@ def raw_message(message: Message) -> RawMessage:
         message.timestamp()[1],
         message.key(),
         message.value(),
-        tuple(headers) if headers else (),
+        headers,
+        readable,
     )
 
 
 class BatchQueue:
-    """Carries batches from a reader's thread to an event loop. At most `limit` batches wait; then the reader waits."""
+    """Carries batches from a reader's thread to an event loop. At most `limit` batches wait; then the reader waits.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = 8) -> None:
+    With `urgency` (of a topic; lower is more urgent) each batch is divided by it, and of what waits the most urgent is
+    handed on first. The records of one topic stay in order.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limit: int = 8,
+        *,
+        urgency: Callable[[str], int] = lambda _: 0,
+    ) -> None:
         self._loop = loop
         self._room = threading.Semaphore(limit)
-        self._queue: asyncio.Queue[Sequence[RawMessage]] = asyncio.Queue()
+        self._urgency = urgency
+        self._count = itertools.count()
+        self._queue: asyncio.PriorityQueue[tuple[int, int, Sequence[RawMessage]]] = asyncio.PriorityQueue()
         self._closed = False
 
     def put(self, batch: Sequence[RawMessage]) -> None:
         """For `on_batch`: hand over, waiting for room."""
-        while not self._room.acquire(timeout=0.2):
-            if self._closed:
-                return
-        if not self._closed:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, batch)
+        urgencies = {topic: self._urgency(topic) for topic in {message.topic for message in batch}}
+        for urgency in sorted(set(urgencies.values())):
+            part = batch if len(urgencies) == 1 else [m for m in batch if urgencies[m.topic] == urgency]
+            while not self._room.acquire(timeout=0.2):
+                if self._closed:
+                    return
+            if not self._closed:
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, (urgency, next(self._count), part))
 
     async def get(self) -> Sequence[RawMessage]:
-        """The next batch, in order."""
-        batch = await self._queue.get()
+        """The next batch: the most urgent that waits, the oldest of those."""
+        _, _, batch = await self._queue.get()
         self._room.release()
         return batch
 
@@ -342,6 +400,31 @@ def read_to_end(
         consumer.close()
 
 
+def empty_ranges(
+    settings: KafkaSettings, ranges: Mapping[TP, tuple[int, int]], deadline_s: float = 2.0
+) -> dict[TP, int]:
+    """Of these ranges of offsets (from, to but not with) those that surely hold no record, with their ends.
+
+    Markers of transactions and compacted records leave such ranges.
+    """
+    give_up = time.monotonic() + deadline_s
+    left, empty = dict(ranges), dict[TP, int]()
+    consumer = make_consumer(settings)
+    try:
+        consumer.assign([TopicPartition(*tp, begin) for tp, (begin, _) in ranges.items()])
+        while left and (remaining := give_up - time.monotonic()) > 0:
+            message = consumer.poll(remaining)
+            if message is None or (error := message.error()) is not None and error.code() != _PARTITION_EOF:
+                continue
+            tp = (message.topic() or "", message.partition() or 0)
+            _, end = left.pop(tp, (0, 1 << 63))
+            if (message.offset() or 0) >= end:
+                empty[tp] = end
+    finally:
+        consumer.close()
+    return empty
+
+
 def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float, deadline_s: float) -> list[RawMessage]:
     found: dict[TP, list[RawMessage]] = {tp: [] for tp in left}
     while left:
@@ -372,11 +455,14 @@ def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float, deadlin
 __all__ = [
     "TP",
     "BatchQueue",
+    "Headers",
     "OnBatch",
     "PartitionReader",
     "RawMessage",
     "Start",
+    "empty_ranges",
     "make_consumer",
+    "message_headers",
     "raw_message",
     "read_to_end",
     "resolve_start",

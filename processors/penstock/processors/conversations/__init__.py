@@ -1,1 +1,1 @@
-"""Conversations: their turns on compacted topics."""
+"""Conversations: the log of each on Kafka, and the turns of this worker on them."""

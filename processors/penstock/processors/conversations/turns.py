@@ -1,7 +1,10 @@
-"""Turns of conversations on Kafka, as DESIGN §3 says: read to the end, own input once, answer once, the winner counts.
+"""Turns of conversations (DESIGN §3): read to the end, own input once at the grant, answer once, the winner counts.
 
-`ConversationLog` is the pure state of one topic as read so far. `Turns` does the blocking work in a small pool of
-threads, each with a consumer of its own that is kept from turn to turn; the event loop only awaits.
+`read` looks and writes nothing, so that a turn can be prepared before it is granted. `begin` writes the turn's own
+input and says whether the log in front of it is still what `read` saw. Reading runs in a small pool of threads; the
+event loop only awaits. Calls for one conversation run one after the other.
+
+A Kafka that is away is waited for, in short attempts that the broker watch wakes, as long as the work is ours.
 """
 
 from __future__ import annotations
@@ -9,29 +12,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-
-from penstock.producers import admin
-from penstock.producers.kafka_errors import from_kafka
-from penstock.producers.reader import make_consumer
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import Delivery, Transport
+from penstock.processors.conversations.cache import LogCache
+from penstock.processors.conversations.log import ConversationLog, Mark
+from penstock.processors.conversations.messages import as_chat, input_messages
+from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BrokerUnavailable, Conflict, DecodeError, InsufficientCapacity
-from penstock.schemas.records import ConversationMessage, InferenceRequest, Usage, conversation_message_key
+from penstock.schemas.errors import BrokerUnavailable, DecodeError, Overloaded, RegistryUnavailable
+from penstock.schemas.records import ConversationMessage, InferenceRequest, conversation_message_key
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+LOOK_AGAIN_S = 0.5
+"""While something is waited for: how often to look whether the work is still ours."""
 
-_PARTITION_EOF = KafkaError._PARTITION_EOF  # pyright: ignore[reportPrivateUsage]
+T = TypeVar("T")
+TopicRecord = tuple[int, bytes, bytes | None]
+"""(offset, key, value)"""
 
 
 class LostOwnership(Exception):
@@ -39,97 +41,36 @@ class LostOwnership(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One record of a conversation topic; `message` is None for what a tombstone or a foreign hand left."""
-
-    offset: int
-    key: bytes
-    message: ConversationMessage
-
-
-@dataclass(slots=True)
-class ConversationLog:
-    """What has been read of one conversation: everything below `next_offset` of the topic with this Kafka id."""
-
-    topic_id: str
-    next_offset: int = 0
-    entries: list[Entry] = field(default_factory=list[Entry])
-
-    def apply(self, offset: int, key: bytes, message: ConversationMessage | None) -> None:
-        """Take the next record. A tombstone (None) removes what its key named."""
-        if offset < self.next_offset:
-            return
-        self.next_offset = offset + 1
-        if message is None:
-            self.entries = [entry for entry in self.entries if entry.key != key]
-        else:
-            self.entries.append(Entry(offset=offset, key=key, message=message))
-
-    def answer(self, request_id: str) -> ConversationMessage | None:
-        """The answer that counts: the one with the lowest offset."""
-        for entry in self.entries:
-            if entry.message.direction == "out" and entry.message.request_id == request_id:
-                return entry.message
-        return None
-
-    def inputs(self, request_id: str) -> dict[int, int]:
-        """Index → lowest offset of this request's own messages."""
-        found: dict[int, int] = {}
-        for entry in self.entries:
-            if entry.message.direction == "in" and entry.message.request_id == request_id:
-                found.setdefault(entry.message.index, entry.offset)
-        return found
-
-    def before(self, offset: int, request_id: str) -> list[ConversationMessage]:
-        """The messages that count below `offset`, in log order, without the given request's own."""
-        seen: set[tuple[str | None, str, int]] = set()
-        found: list[ConversationMessage] = []
-        for entry in self.entries:
-            message = entry.message
-            if entry.offset >= offset:
-                break
-            identity = (message.request_id, message.direction, message.index)
-            if message.request_id == request_id or message.direction == "summary" or identity in seen:
-                continue
-            seen.add(identity)
-            found.append(message)
-        return found
-
-    def keys_of(self, request_id: str) -> list[bytes]:
-        return [entry.key for entry in self.entries if entry.message.request_id == request_id]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStart:
-    """Either the answer that stands already, or the history before this request's own input."""
+    """What the log says before the turn: the answer that stands already, or the history in front of its own input."""
 
-    topic: str
     answer: ConversationMessage | None
     history: list[dict[str, Any]]
+    mark: Mark
 
 
 class Log(Protocol):
-    """Reading and appending one conversation topic: Kafka in the worker, a list in tests. All methods block."""
+    """Reading and appending one conversation topic: Kafka in the worker, a list in tests."""
 
     def find(self, topic: str) -> str | None:
-        """Kafka's id of the topic; None when there is none."""
+        """Kafka's id of the topic; None when there is none. Blocks."""
         ...
 
     def open(self, topic: str) -> str:
-        """Make sure that the compacted topic exists; Kafka's id of it."""
+        """Make sure that the compacted topic exists; Kafka's id of it. Blocks."""
         ...
 
-    def read(self, topic: str, from_offset: int) -> list[tuple[int, bytes, bytes | None]]:
-        """Records from an offset to the end that the topic has now."""
+    def read(self, topic: str, from_offset: int) -> list[TopicRecord]:
+        """Records from an offset to the end that the topic has now. Blocks."""
         ...
 
-    def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+    async def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
         """Append and wait for the broker; the offsets. Raises PenstockError."""
         ...
 
 
 class Turns:
-    """Conversation turns for one worker; at most one per conversation is open at a time (the scheduler's lines)."""
+    """Conversation turns for one worker; at most one per conversation is granted at a time (the scheduler's lines)."""
 
     def __init__(
         self,
@@ -138,328 +79,191 @@ class Turns:
         topic_of: Callable[[str, str], str],
         *,
         threads: int,
-        cached: int,
+        cached_bytes: int,
+        watch: BrokerWatch,
         after_append: Callable[[], None] = lambda: None,
     ) -> None:
         self._log = log
         self._codec = codec
         self._topic_of = topic_of
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="turns")
-        self._cached = cached
-        self._cache: OrderedDict[str, ConversationLog] = OrderedDict()
-        self._lock = threading.Lock()
+        self._cache = LogCache(cached_bytes)
+        self._cache_lock = threading.Lock()
+        self._order: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._watch = watch
         self._after_append = after_append
+        self._closed = False
 
-    async def begin(self, request: InferenceRequest, epoch: int, now_ms: int, mine: Callable[[], bool]) -> TurnStart:
-        """Read to the end; append the request's own messages unless they stand there; the context before them."""
-        return await self._run(lambda: self._begin(request, epoch, now_ms, mine))
+    async def read(self, request: InferenceRequest, mine: Callable[[], bool]) -> TurnStart:
+        """The answer or the history, as the log has them now. Writes nothing and makes no topic."""
+        topic = self._topic(request)
+        return await self._patiently(
+            topic, mine, lambda: self._run(lambda: self._turn_start(topic, request.request_id))
+        )
 
-    async def answer(self, request: InferenceRequest) -> ConversationMessage | None:
+    async def begin(
+        self, request: InferenceRequest, epoch: int, now_ms: int, mine: Callable[[], bool], mark: Mark
+    ) -> bool:
+        """At the grant: append the request's own input unless it stands there.
+
+        False when the log in front of it is not what `read` saw (or the answer stands there by now): the turn must be
+        read and prepared again. Raises LostOwnership.
+        """
+        topic, request_id = self._topic(request), request.request_id
+
+        async def attempt() -> bool:
+            log = await self._run(lambda: self._refreshed(topic, make=True))
+            if log.answer(request_id) is not None or not log.agrees(mark, request_id):
+                return False
+            own = log.inputs(request_id)
+            missing = [message for message in input_messages(request, epoch, now_ms) if message.index not in own]
+            if missing:
+                await self._append(topic, log, missing, mine)
+            return log.agrees(mark, request_id)
+
+        return await self._patiently(topic, mine, attempt)
+
+    async def answer(self, request: InferenceRequest, mine: Callable[[], bool]) -> ConversationMessage | None:
         """The answer that stands already, appending nothing and making no topic."""
-        return await self._run(lambda: self._standing_answer(request))
+        return (await self.read(request, mine)).answer
 
     async def finish(self, answer: ConversationMessage, mine: Callable[[], bool]) -> ConversationMessage:
-        """Append the answer, read back, and return the one that counts."""
-        return await self._run(lambda: self._finish(answer, mine))
+        """Append the answer unless one stands there, and return the one that counts. Raises LostOwnership."""
+        topic = self._topic_of(answer.tenant, answer.conversation_id)
+        request_id = answer.request_id or ""
+
+        tried = False
+
+        async def attempt() -> ConversationMessage:
+            nonlocal tried
+            # After a failure the log is read to its end, where what was appended without an answer is found.
+            log = None if tried else self._cached(topic)
+            tried = True
+            log = log or await self._run(lambda: self._refreshed(topic, make=True))
+            if log.answer(request_id) is None:
+                await self._append(topic, log, [answer], mine)
+                self._after_append()
+            return log.answer(request_id) or answer
+
+        return await self._patiently(topic, mine, attempt)
 
     async def erase(self, tenant: str, conversation_id: str, request_id: str) -> int:
         """Write tombstones for all of a request's messages; how many."""
-        return await self._run(lambda: self._erase(tenant, conversation_id, request_id))
+        topic = self._topic_of(tenant, conversation_id)
+        async with self._in_order(topic):
+            log = await self._run(lambda: self._refreshed(topic, make=False))
+            keys = log.keys_of(request_id)
+            if keys:
+                await self._log.append(topic, [(key, None) for key in keys])
+            return len(keys)
 
     def close(self) -> None:
+        """Let all who wait go, with LostOwnership."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def _topic(self, request: InferenceRequest) -> str:
+        return self._topic_of(request.tenant, request.conversation_id or "")
+
+    def _in_order(self, topic: str) -> asyncio.Lock:
+        """One call at a time works on a conversation's log; the lock lives as long as somebody holds or awaits it."""
+        lock = self._order.get(topic)
+        if lock is None:
+            lock = self._order[topic] = asyncio.Lock()
+        return lock
+
+    async def _patiently(self, topic: str, mine: Callable[[], bool], attempt: Callable[[], Awaitable[T]]) -> T:
+        """Attempts until one gets through; between two, wait for Kafka. Raises LostOwnership."""
+        while not self._closed and mine():
+            if self._watch.away:  # the threads are for those who may be answered
+                await self._watch.wait(LOOK_AGAIN_S)
+                continue
+            try:
+                async with self._in_order(topic):
+                    outcome = await attempt()
+            except (BrokerUnavailable, Overloaded) as error:
+                logger.info("turns.wait_for_kafka topic=%s error=%s", topic, error)
+                await self._watch.wait(LOOK_AGAIN_S)
+            except RegistryUnavailable as error:
+                logger.warning("turns.wait_for_registry topic=%s error=%s", topic, error)
+                await asyncio.sleep(LOOK_AGAIN_S)
+            else:
+                self._watch.answered()
+                return outcome
+        raise LostOwnership
+
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        running = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})  # the conversation's lock is held until the thread has left its log
+            raise
 
-    def _begin(self, request: InferenceRequest, epoch: int, now_ms: int, mine: Callable[[], bool]) -> TurnStart:
-        topic = self._topic_of(request.tenant, request.conversation_id or "")
-        log = self._read(topic)
-        answer = log.answer(request.request_id)
-        if answer is not None:
-            return TurnStart(topic=topic, answer=answer, history=[])
-        own = log.inputs(request.request_id)
-        missing = [message for message in _new_messages(request, epoch, now_ms) if message.index not in own]
-        if missing:
-            if not mine():
-                raise LostOwnership
-            own |= self._append_messages(topic, log, missing)
-        history = log.before(min(own.values(), default=log.next_offset), request.request_id)
-        return TurnStart(topic=topic, answer=None, history=[_as_chat(message) for message in history])
-
-    def _standing_answer(self, request: InferenceRequest) -> ConversationMessage | None:
-        log = self._read_apart(self._topic_of(request.tenant, request.conversation_id or ""))
-        return None if log is None else log.answer(request.request_id)
-
-    def _read_apart(self, topic: str) -> ConversationLog | None:
-        """The whole topic in a log of its own: a turn of the same conversation may be working on the cached one."""
-        topic_id = self._log.find(topic)
-        if topic_id is None:
-            return None
-        log = ConversationLog(topic_id)
-        self._extend(log, self._log.read(topic, 0))
-        return log
-
-    def _finish(self, answer: ConversationMessage, mine: Callable[[], bool]) -> ConversationMessage:
-        topic = self._topic_of(answer.tenant, answer.conversation_id)
-        log = self._cached_log(topic) or self._read(topic)
+    async def _append(
+        self, topic: str, log: ConversationLog, messages: list[ConversationMessage], mine: Callable[[], bool]
+    ) -> None:
+        """Append and bring the log to its end. What another worker wrote in between is read too."""
         if not mine():
             raise LostOwnership
-        self._append_messages(topic, log, [answer])
-        self._after_append()
-        return log.answer(answer.request_id or "") or answer
-
-    def _erase(self, tenant: str, conversation_id: str, request_id: str) -> int:
-        topic = self._topic_of(tenant, conversation_id)
-        log = self._read_apart(topic)
-        keys = [] if log is None else log.keys_of(request_id)
-        if keys:
-            self._log.append(topic, [(key, None) for key in keys])
-        return len(keys)
-
-    def _append_messages(self, topic: str, log: ConversationLog, messages: list[ConversationMessage]) -> dict[int, int]:
-        """Append and bring the log to its end; index → offset. What another worker wrote in between is read too."""
-        records = [(conversation_message_key(m).encode(), self._codec.encode(m)) for m in messages]
-        offsets = self._log.append(topic, records)
+        records = [(conversation_message_key(message).encode(), self._codec.encode(message)) for message in messages]
+        offsets = await self._appended(topic, records, mine)
         if offsets == list(range(log.next_offset, log.next_offset + len(offsets))):
-            for offset, (key, _), message in zip(offsets, records, messages, strict=True):
-                log.apply(offset, key, message)
+            for offset, (key, value), message in zip(offsets, records, messages, strict=True):
+                log.apply(offset, key, message, len(value))
+            self._remember(topic, log)
         else:
-            self._extend(log, self._log.read(topic, log.next_offset))
-        return {message.index: offset for message, offset in zip(messages, offsets, strict=True)}
+            await self._run(lambda: self._extend(topic, log))
 
-    def _read(self, topic: str) -> ConversationLog:
+    async def _appended(
+        self, topic: str, records: Sequence[tuple[bytes, bytes | None]], mine: Callable[[], bool]
+    ) -> list[int]:
+        """The offsets. What was sent cannot be called back: work that is lost meanwhile leaves it to the broker."""
+        appending = asyncio.ensure_future(self._log.append(topic, records))
+        while not appending.done():
+            await asyncio.wait({appending}, timeout=LOOK_AGAIN_S)
+            if not appending.done() and (self._closed or not mine()):
+                appending.add_done_callback(lambda late: late.cancelled() or late.exception())
+                raise LostOwnership
+        return appending.result()
+
+    # -- in the pool's threads
+
+    def _turn_start(self, topic: str, request_id: str) -> TurnStart:
+        log = self._refreshed(topic, make=False)
+        answer = log.answer(request_id)
+        history = [] if answer is not None else [as_chat(message) for message in log.history(request_id)]
+        return TurnStart(answer=answer, history=history, mark=log.mark(request_id))
+
+    def _refreshed(self, topic: str, *, make: bool) -> ConversationLog:
         """The topic to its end: the cached part, if it is of the same Kafka topic, and the unseen tail."""
-        topic_id = self._log.open(topic)
-        log = self._cached_log(topic)
+        topic_id = self._log.open(topic) if make else self._log.find(topic)
+        if topic_id is None:
+            return ConversationLog(None)
+        log = self._cached(topic)
         if log is None or log.topic_id != topic_id:
             log = ConversationLog(topic_id)
-        self._extend(log, self._log.read(topic, log.next_offset))
-        self._remember(topic, log)
+        self._extend(topic, log)
         return log
 
-    def _extend(self, log: ConversationLog, records: list[tuple[int, bytes, bytes | None]]) -> None:
-        for offset, key, value in records:
-            message: ConversationMessage | None = None
-            if value is not None:
-                try:
-                    message = self._codec.decode(value, ConversationMessage)
-                except DecodeError as error:
-                    logger.warning("turns.undecodable offset=%d error=%s", offset, error.code)
-                    log.next_offset = offset + 1
-                    continue
-            log.apply(offset, key, message)
+    def _extend(self, topic: str, log: ConversationLog) -> None:
+        for offset, key, value in self._log.read(topic, log.next_offset):
+            if value is None:
+                log.apply(offset, key, None)
+                continue
+            try:
+                message = self._codec.decode(value, ConversationMessage)
+            except DecodeError as error:
+                logger.warning("turns.undecodable topic=%s offset=%d error=%s", topic, offset, error.code)
+                log.skip(offset)
+            else:
+                log.apply(offset, key, message, len(value))
+        self._remember(topic, log)
 
-    def _cached_log(self, topic: str) -> ConversationLog | None:
-        with self._lock:
+    def _cached(self, topic: str) -> ConversationLog | None:
+        with self._cache_lock:
             return self._cache.get(topic)
 
     def _remember(self, topic: str, log: ConversationLog) -> None:
-        with self._lock:
-            self._cache[topic] = log
-            self._cache.move_to_end(topic)
-            while len(self._cache) > self._cached:
-                self._cache.popitem(last=False)
-
-
-def _new_messages(request: InferenceRequest, epoch: int, now_ms: int) -> list[ConversationMessage]:
-    """The request's own messages as conversation records."""
-    messages: list[dict[str, Any]] = request.payload.get("messages") or []
-    return [
-        ConversationMessage(
-            request_id=request.request_id,
-            tenant=request.tenant,
-            conversation_id=request.conversation_id or "",
-            direction="in",
-            index=index,
-            epoch=epoch,
-            attempt=1,
-            role=str(message["role"]),
-            content=str(message["content"]),
-            name=message.get("name"),
-            created_at=now_ms,
-            metadata=dict(request.metadata),
-        )
-        for index, message in enumerate(messages)
-    ]
-
-
-def answer_message(
-    request: InferenceRequest,
-    text: str,
-    *,
-    epoch: int,
-    attempt: int,
-    model: str | None,
-    finish_reason: str | None,
-    usage: Usage | None,
-    now_ms: int,
-) -> ConversationMessage:
-    """The record that keeps a request's answer."""
-    return ConversationMessage(
-        request_id=request.request_id,
-        tenant=request.tenant,
-        conversation_id=request.conversation_id or "",
-        direction="out",
-        index=0,
-        epoch=epoch,
-        attempt=attempt,
-        role="assistant",
-        content=text,
-        name=None,
-        created_at=now_ms,
-        model=model,
-        finish_reason=finish_reason,
-        usage=usage,
-        metadata=dict(request.metadata),
-    )
-
-
-def _as_chat(message: ConversationMessage) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name:
-        found["name"] = message.name
-    return found
-
-
-class KafkaLog:
-    """Conversation topics on Kafka. Each thread keeps one consumer and re-assigns it: creating one costs far more."""
-
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        transport: Transport,
-        *,
-        max_topics: int,
-        deadline_s: float,
-        durability: str = "replicas",
-    ) -> None:
-        self._durability = durability
-        self._settings = settings
-        self._transport = transport
-        self._max_topics = max_topics
-        self._deadline_s = deadline_s
-        self._local = threading.local()
-        self._lock = threading.Lock()
-        self._verified: dict[str, str] = {}
-        self._count: tuple[float, int] | None = None
-
-    def find(self, topic: str) -> str | None:
-        return admin.topic_id(self._settings, topic)
-
-    def open(self, topic: str) -> str:
-        found = self.find(topic)
-        if found is None:
-            self._refuse_beyond_limit()
-            admin.create_conversation_topic(self._settings, topic, durability=self._durability)
-            found = self._wait_for_id(topic)
-        if self._verified.get(topic) != found:
-            self._verify_compacted(topic)
-            with self._lock:
-                if len(self._verified) > 4096:
-                    self._verified.clear()
-                self._verified[topic] = found
-        return found
-
-    def read(self, topic: str, from_offset: int) -> list[tuple[int, bytes, bytes | None]]:
-        give_up = time.monotonic() + self._deadline_s
-        consumer = self._consumer()
-        low, high = self._watermarks(consumer, topic, give_up)
-        begin = max(low, from_offset)
-        if begin >= high:
-            return []
-        consumer.assign([TopicPartition(topic, 0, begin)])
-        try:
-            return self._read_until(consumer, topic, high, give_up)
-        finally:
-            consumer.unassign()
-
-    def _read_until(
-        self, consumer: Consumer, topic: str, high: int, give_up: float
-    ) -> list[tuple[int, bytes, bytes | None]]:
-        found: list[tuple[int, bytes, bytes | None]] = []
-        while time.monotonic() < give_up:
-            message = consumer.poll(0.1)
-            if message is None:
-                continue
-            error, offset = message.error(), message.offset() or 0
-            if error is None:
-                if offset < high:
-                    found.append((offset, message.key() or b"", message.value()))
-                reached = offset + 1
-            elif error.code() == _PARTITION_EOF:  # compaction may have emptied the last offsets
-                reached = offset
-            else:
-                raise from_kafka(error, f"read {topic}", topic)
-            if reached >= high:
-                return found
-        raise BrokerUnavailable(f"{topic} was not read to its end within {self._deadline_s:.0f} s")
-
-    def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
-        deliveries: list[Delivery | None] = [None] * len(records)
-        done = threading.Semaphore(0)
-
-        def delivered(number: int) -> Callable[[Delivery], None]:
-            def note(delivery: Delivery) -> None:
-                deliveries[number] = delivery
-                done.release()
-
-            return note
-
-        for number, (key, value) in enumerate(records):
-            self._transport.send(topic, value, key=key, partition=0, on_delivery=delivered(number))
-        for _ in records:
-            done.acquire()  # without a limit: given up here, the record could still be appended, and then once more
-        for delivery in deliveries:
-            if delivery is not None and delivery.error is not None:
-                raise delivery.error
-        return [delivery.offset for delivery in deliveries if delivery is not None]
-
-    def _consumer(self) -> Consumer:
-        consumer: Consumer | None = getattr(self._local, "consumer", None)
-        if consumer is None:
-            consumer = self._local.consumer = make_consumer(self._settings, fetch_wait_ms=10, buffer_kbytes=4096)
-        return consumer
-
-    def _watermarks(self, consumer: Consumer, topic: str, give_up: float) -> tuple[int, int]:
-        """(low, high) of the topic's one partition; a topic made a moment ago has no leader for some milliseconds."""
-        while True:
-            try:
-                found: Any = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=2.0)
-            except KafkaException as error:
-                if time.monotonic() > give_up:
-                    raise BrokerUnavailable(f"{topic}: {error}") from error
-            else:
-                if found is not None:
-                    return found
-            if time.monotonic() > give_up:
-                raise BrokerUnavailable(f"no answer for the end of {topic}")
-            time.sleep(0.01)
-
-    def _wait_for_id(self, topic: str) -> str:
-        give_up = time.monotonic() + self._deadline_s
-        while (found := admin.topic_id(self._settings, topic)) is None:
-            if time.monotonic() > give_up:
-                raise BrokerUnavailable(f"{topic} was made but is not visible")
-            time.sleep(0.01)
-        return found
-
-    def _verify_compacted(self, topic: str) -> None:
-        policy = admin.topic_config(self._settings, topic).get("cleanup.policy", "")
-        if policy != "compact":
-            raise Conflict(f"{topic} has cleanup.policy={policy!r}, a conversation needs 'compact'")
-
-    def _refuse_beyond_limit(self) -> None:
-        """Count conversations at most every 30 s; those made here in between are added."""
-        now = time.monotonic()
-        with self._lock:
-            counted = self._count
-        if counted is None or now - counted[0] > 30:
-            counted = (now, admin.count_conversations(self._settings))
-        if counted[1] >= self._max_topics:
-            raise InsufficientCapacity(
-                f"there are {counted[1]} conversations, conversations.max_topics allows {self._max_topics}",
-                details={"need": counted[1] + 1, "capacity": self._max_topics},
-            )
-        with self._lock:
-            self._count = (counted[0], counted[1] + 1)
+        with self._cache_lock:
+            self._cache.put(topic, log)

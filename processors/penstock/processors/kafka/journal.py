@@ -1,8 +1,11 @@
 """The crash journal on disk: which requests this worker's predecessors were running when they died.
 
 An append-only file in the data folder, one line per start or finish. `flush` writes what has gathered, without fsync:
-it must outlive the process, not the machine; starts are flushed before their engines run. When a worker starts, the
-file is read, folded into deaths per record and written anew.
+it must outlive the process, not the machine; starts are flushed before their engines run. A start that has ended before
+the next flush is never written. When a worker starts, the file is read, folded into deaths per record and written anew.
+
+Only `orderly_stop` makes an end orderly. However else a life ends, by a fault or a signal, what ran then counts as a
+death.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-Place = tuple[str, int, int, str]
-"""(topic, partition, offset, request_id): the same record of the same topic."""
+Key = tuple[str, int, int]
+"""(topic, partition, offset)"""
+Place = tuple[Key, str]
+"""The same record of the same topic: its key and its request_id."""
 
 _COMPACT_AT_BYTES = 8 << 20
 _REMEMBERED = 10_000
@@ -27,67 +32,101 @@ class CrashJournal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._deaths: dict[Place, int] = {}
-        self._running: set[Place] = set()
         if path.exists():
             self._fold(path.read_text(errors="replace"))
-        self._file = -1
-        self._written = 0
+        self._running: set[Place] = set()
+        self._unwritten_starts: dict[Place, None] = {}
         self._lines: list[str] = []
+        self._unwritten = b""
+        self._written_bytes = 0
+        self._failed = False
+        self._file = -1
         self._rewrite()
 
-    def deaths(self, key: tuple[str, int, int], request_id: str) -> int:
+    def deaths(self, key: Key, request_id: str) -> int:
         """How many workers died while this record ran here. Counts only this data folder's workers."""
-        return self._deaths.get((*key, request_id), 0) if self._deaths else 0
+        return self._deaths.get((key, request_id), 0) if self._deaths else 0
 
-    def started(self, key: tuple[str, int, int], request_id: str) -> None:
-        self._running.add((*key, request_id))
-        self._lines.append(f"S {key[0]} {key[1]} {key[2]} {request_id}\n")
+    def started(self, key: Key, request_id: str) -> None:
+        place = (key, request_id)
+        self._running.add(place)
+        self._unwritten_starts[place] = None
 
-    def finished(self, key: tuple[str, int, int], request_id: str) -> None:
-        place = (*key, request_id)
-        if place not in self._running:
-            return
-        self._running.discard(place)
-        self._deaths.pop(place, None)
-        self._lines.append(f"F {key[0]} {key[1]} {key[2]} {request_id}\n")
+    def finished(self, key: Key, request_id: str) -> None:
+        """It ended with an outcome: its earlier deaths are forgotten."""
+        place = (key, request_id)
+        if place in self._running:
+            self._end(place)
+            if self._deaths and self._deaths.pop(place, None) is not None:
+                self._lines.append(_line("F", place))
 
-    def dropped(self, key: tuple[str, int, int], request_id: str) -> None:
+    def dropped(self, key: Key, request_id: str) -> None:
         """It runs here no more, without an outcome: no death, but earlier ones still count."""
-        place = (*key, request_id)
-        deaths = self._deaths.get(place)
-        self.finished(key, request_id)
-        if deaths is not None and place not in self._deaths:
-            self._deaths[place] = deaths
-            self._lines.append(f"D {key[0]} {key[1]} {key[2]} {deaths} {request_id}\n")
-
-    def close(self, *, orderly: bool) -> None:
-        """An orderly end is no death: what still ran is handed back and not counted against it."""
-        if orderly:
-            self._running.clear()
-            self._rewrite()
-        else:
-            self.flush()
-        os.close(self._file)
+        place = (key, request_id)
+        if place in self._running:
+            self._end(place)
+            if place in self._deaths:
+                self._lines.append(_deaths_line(place, self._deaths[place]))
 
     def flush(self) -> None:
-        """Write the gathered lines in one call."""
+        """Write what has gathered. A disk that refuses costs the journal's lines, never the worker."""
+        if self._unwritten_starts:
+            self._lines += [_line("S", place) for place in self._unwritten_starts]
+            self._unwritten_starts.clear()
         if self._lines:
-            self._written += os.write(self._file, "".join(self._lines).encode())
+            self._unwritten += "".join(self._lines).encode()
             self._lines.clear()
-            if self._written > _COMPACT_AT_BYTES:
+        if self._unwritten:
+            self._write()
+
+    def orderly_stop(self) -> None:
+        """The worker stops in order: what still ran is handed back and is no death."""
+        self._running.clear()
+        try:
+            self._rewrite()
+        except OSError as error:
+            logger.error("journal.cannot_write path=%s error=%s", self._path, error)
+
+    def close(self) -> None:
+        """Write the rest. Without `orderly_stop` before it, what still runs is a death in the next life."""
+        self.flush()
+        os.close(self._file)
+
+    def _end(self, place: Place) -> None:
+        self._running.discard(place)
+        if place in self._unwritten_starts:
+            del self._unwritten_starts[place]
+        else:
+            self._lines.append(_line("F", place))
+
+    def _write(self) -> None:
+        try:
+            while self._unwritten:
+                count = os.write(self._file, self._unwritten)
+                self._written_bytes += count
+                self._unwritten = self._unwritten[count:]
+            if self._written_bytes > _COMPACT_AT_BYTES:
                 self._rewrite()
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                logger.error("journal.cannot_write path=%s error=%s", self._path, error)
+            self._failed = True
+            if len(self._unwritten) > _COMPACT_AT_BYTES:
+                self._unwritten = b"\n"  # ends the line that may be cut
+                self._written_bytes = _COMPACT_AT_BYTES  # so that all is written anew when the disk takes it again
 
     def _fold(self, text: str) -> None:
         running: set[Place] = set()
-        for line in text.splitlines():
+        for line in text.split("\n"):
             parts = line.split(" ", 4)
             try:
                 kind, topic, partition, offset, rest = parts
                 if kind == "D":
                     count, _, request_id = rest.partition(" ")
-                    self._deaths[(topic, int(partition), int(offset), request_id)] = int(count)
+                    self._deaths[((topic, int(partition), int(offset)), request_id)] = int(count)
                     continue
-                place = (topic, int(partition), int(offset), rest)
+                place = ((topic, int(partition), int(offset)), rest)
             except ValueError:
                 continue  # the last line of a life can be cut
             if kind == "S":
@@ -105,12 +144,24 @@ class CrashJournal:
     def _rewrite(self) -> None:
         """Write what is known anew, beside the old file and then over it."""
         self._lines.clear()
-        lines = [f"D {t} {p} {o} {count} {r}\n" for (t, p, o, r), count in self._deaths.items()]
-        lines += [f"S {t} {p} {o} {r}\n" for t, p, o, r in self._running]
+        self._unwritten_starts.clear()
+        self._unwritten = b""
+        lines = [_deaths_line(place, count) for place, count in self._deaths.items()]
+        lines += [_line("S", place) for place in self._running]
         fresh = self._path.with_suffix(".new")
         fresh.write_text("".join(lines))
         if self._file >= 0:
             os.close(self._file)
         fresh.replace(self._path)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._written = 0
+        self._written_bytes = 0
+
+
+def _line(kind: str, place: Place) -> str:
+    (topic, partition, offset), request_id = place
+    return f"{kind} {topic} {partition} {offset} {request_id}\n"
+
+
+def _deaths_line(place: Place, deaths: int) -> str:
+    (topic, partition, offset), request_id = place
+    return f"D {topic} {partition} {offset} {deaths} {request_id}\n"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
 
-from penstock.processors.conversations.turns import LostOwnership, Turns, answer_message
+from penstock.processors.conversations.messages import answer_message, input_messages
+from penstock.processors.conversations.turns import LostOwnership, Turns, TurnStart
+from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.records import ConversationMessage, InferenceRequest
 from penstock.schemas.topics import TopicNames
 
@@ -24,11 +29,19 @@ class MemoryLog:
         self.made = False
         self.reads: list[int] = []
         self.rival: list[tuple[bytes, bytes | None]] = []
+        self.away = False
+        self.lose_answers = 0
 
     def find(self, topic: str) -> str | None:
+        self.raise_if_away()
         return self.topic_id if self.made else None
 
+    def raise_if_away(self) -> None:
+        if self.away:
+            raise BrokerUnavailable("away")
+
     def open(self, topic: str) -> str:
+        self.raise_if_away()
         self.made = True
         return self.topic_id
 
@@ -36,7 +49,7 @@ class MemoryLog:
         self.reads.append(from_offset)
         return [record for record in self.records if record[0] >= from_offset]
 
-    def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+    async def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
         rival, self.rival = self.rival, []
         for key, value in rival:
             self.records.append((len(self.records), key, value))
@@ -44,14 +57,18 @@ class MemoryLog:
         for key, value in records:
             offsets.append(len(self.records))
             self.records.append((len(self.records), key, value))
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise BrokerUnavailable("appended, but nobody said so")
         return offsets
 
     def keys(self) -> list[str]:
         return [key.decode() for _, key, _ in self.records]
 
 
-def make(log: MemoryLog) -> Turns:
-    return Turns(log, CODEC, TopicNames().conversation, threads=1, cached=8)
+def make(log: MemoryLog, cached_bytes: int = 1 << 20) -> Turns:
+    watch = BrokerWatch(lambda _: not log.away)
+    return Turns(log, CODEC, TopicNames().conversation, threads=1, cached_bytes=cached_bytes, watch=watch)
 
 
 def request(request_id: str, *texts: str) -> InferenceRequest:
@@ -73,6 +90,14 @@ def mine() -> bool:
     return True
 
 
+async def take(turns: Turns, of: InferenceRequest, epoch: int = 1) -> TurnStart:
+    """A whole start: read, then begin at once."""
+    start = await turns.read(of, mine)
+    if start.answer is None:
+        assert await turns.begin(of, epoch, 0, mine, start.mark)
+    return start
+
+
 def contents(history: list[dict[str, str]]) -> list[str]:
     return [message["content"] for message in history]
 
@@ -81,22 +106,101 @@ async def test_a_turn_appends_its_input_once_and_sees_only_its_past() -> None:
     log = MemoryLog()
     turns = make(log)
     first, second = request("r1", "a", "b"), request("r2", "c")
-    assert (await turns.begin(first, 1, 0, mine)).history == []
+    assert (await take(turns, first)).history == []
     await turns.finish(answer(first, "A"), mine)
-    start = await turns.begin(second, 1, 0, mine)
+    start = await take(turns, second)
     assert contents(start.history) == ["a", "b", "A"]
     assert log.keys() == ["r1/in/0/1", "r1/in/1/1", "r1/out/1", "r2/in/0/1"]
     # Begun again in a later epoch, in another worker: nothing is appended twice, and the context is the same.
-    again = await make(log).begin(second, 2, 0, mine)
+    again = await take(make(log), second, epoch=2)
     assert contents(again.history) == ["a", "b", "A"]
     assert len(log.records) == 4
 
 
+async def test_reading_ahead_writes_nothing_and_makes_no_topic() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    start = await turns.read(request("r1", "a"), mine)
+    assert (start.answer, start.history) == (None, [])
+    assert not log.made
+    assert await turns.begin(request("r1", "a"), 1, 0, mine, start.mark)
+    assert log.keys() == ["r1/in/0/1"]
+
+
+async def test_a_log_that_moved_after_reading_is_read_again() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    first, second = request("r1", "a"), request("r2", "b")
+    ahead = await turns.read(second, mine)
+    await take(turns, first)
+    await turns.finish(answer(first, "A"), mine)
+    assert not await turns.begin(second, 1, 0, mine, ahead.mark)
+    assert log.keys()[-1] == "r1/out/1", "nothing was appended"
+    again = await turns.read(second, mine)
+    assert contents(again.history) == ["a", "A"]
+    assert await turns.begin(second, 1, 0, mine, again.mark)
+
+
+async def test_what_an_erasure_removed_after_reading_is_noticed() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    first, second = request("r1", "a"), request("r2", "b")
+    await take(turns, first)
+    ahead = await turns.read(second, mine)
+    assert await turns.erase("default", "c1", "r1") == 1
+    assert not await turns.begin(second, 1, 0, mine, ahead.mark)
+
+
+async def test_records_that_do_not_count_do_not_ask_for_another_preparation() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    start = await turns.read(request("r1", "a"), mine)
+    log.records.append((0, b"?", b"garbage"))
+    assert await turns.begin(request("r1", "a"), 1, 0, mine, start.mark)
+
+
+async def test_a_rival_between_reading_and_appending_is_seen_after_the_append() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    start = await turns.read(request("r1", "a"), mine)
+    rival = request("r0", "first")
+    log.rival = [(b"r0/in/0/1", CODEC.encode(input_messages(rival, 1, 0)[0]))]
+    assert not await turns.begin(request("r1", "a"), 1, 0, mine, start.mark)
+    again = await turns.read(request("r1", "a"), mine)
+    assert contents(again.history) == ["first"]
+    assert await turns.begin(request("r1", "a"), 1, 0, mine, again.mark)
+    assert log.keys() == ["r0/in/0/1", "r1/in/0/1"], "the input is appended once"
+
+
+async def test_an_answer_that_came_after_reading_is_not_run_over() -> None:
+    log = MemoryLog()
+    asked = request("r1", "a")
+    turns = make(log)
+    start = await turns.read(asked, mine)
+    assert await turns.begin(asked, 1, 0, mine, start.mark)
+    await make(log).finish(answer(asked, "a dead worker's"), mine)
+    assert not await turns.begin(asked, 2, 0, mine, start.mark)
+    again = await turns.read(asked, mine)
+    assert again.answer is not None
+    assert again.answer.content == "a dead worker's"
+
+
+async def test_the_lowest_offset_of_an_input_counts() -> None:
+    """Two workers appended the same input: the turn stands where the first one is."""
+    log = MemoryLog()
+    asked, other = request("r1", "a"), request("r2", "b")
+    await take(make(log), asked)
+    await take(make(log), other)
+    log.records.append((2, b"r1/in/0/2", CODEC.encode(input_messages(asked, 2, 0)[0])))
+    assert (await make(log).read(asked, mine)).history == []
+    assert contents((await make(log).read(request("r3", "c"), mine)).history) == ["a", "b"]
+
+
 async def test_an_answer_that_stands_is_found() -> None:
     log = MemoryLog()
-    await make(log).begin(request("r1", "a"), 1, 0, mine)
+    await take(make(log), request("r1", "a"))
     await make(log).finish(answer(request("r1", "a"), "A"), mine)
-    start = await make(log).begin(request("r1", "a"), 2, 0, mine)
+    start = await make(log).read(request("r1", "a"), mine)
     assert start.answer is not None
     assert start.answer.content == "A"
 
@@ -105,7 +209,7 @@ async def test_the_answer_with_the_lowest_offset_wins() -> None:
     log = MemoryLog()
     turns = make(log)
     asked = request("r1", "a")
-    await turns.begin(asked, 1, 0, mine)
+    await take(turns, asked)
     log.rival = [(b"r1/out/2", CODEC.encode(answer(asked, "the rival's", epoch=2)))]
     winner = await turns.finish(answer(asked, "mine"), mine)
     assert winner.content == "the rival's"
@@ -113,8 +217,8 @@ async def test_the_answer_with_the_lowest_offset_wins() -> None:
 
 async def test_a_crash_between_two_inputs_appends_the_missing_one() -> None:
     log = MemoryLog()
-    await make(log).begin(request("r1", "a"), 1, 0, mine)
-    await make(log).begin(request("r1", "a", "b"), 2, 0, mine)
+    await take(make(log), request("r1", "a"))
+    await take(make(log), request("r1", "a", "b"), epoch=2)
     assert log.keys() == ["r1/in/0/1", "r1/in/1/2"]
 
 
@@ -123,25 +227,38 @@ async def test_only_the_tail_is_read_again() -> None:
     turns = make(log)
     for number in range(3):
         asked = request(f"r{number}", "x")
-        await turns.begin(asked, 1, 0, mine)
+        await take(turns, asked)
         await turns.finish(answer(asked, "y"), mine)
-    assert log.reads == [0, 2, 4]
+    assert log.reads == [0, 2, 2, 4, 4]
+
+
+async def test_the_cache_is_bounded_by_bytes() -> None:
+    log = MemoryLog()
+    small = make(log, cached_bytes=10_000)
+    asked = request("r1", "x" * 9_000)
+    await take(small, asked)
+    log.reads.clear()
+    await small.read(asked, mine)
+    assert log.reads == [0], "it is larger than the cache, so it is not kept"
 
 
 async def test_a_reused_id_starts_empty() -> None:
     log = MemoryLog()
     turns = make(log)
-    await turns.begin(request("r1", "a"), 1, 0, mine)
+    await take(turns, request("r1", "a"))
+    ahead = await turns.read(request("r2", "b"), mine)
     log.records.clear()
     log.topic_id = "second"
-    assert (await turns.begin(request("r2", "b"), 1, 0, mine)).history == []
+    assert not await turns.begin(request("r2", "b"), 1, 0, mine, ahead.mark)
+    assert (await turns.read(request("r2", "b"), mine)).history == []
 
 
 async def test_a_lost_partition_writes_nothing() -> None:
     log = MemoryLog()
     turns = make(log)
+    start = await turns.read(request("r1", "a"), mine)
     with pytest.raises(LostOwnership):
-        await turns.begin(request("r1", "a"), 1, 0, lambda: False)
+        await turns.begin(request("r1", "a"), 1, 0, lambda: False, start.mark)
     with pytest.raises(LostOwnership):
         await turns.finish(answer(request("r1", "a"), "A"), lambda: False)
     assert log.records == []
@@ -151,33 +268,112 @@ async def test_erase_tombstones_every_record_of_the_request() -> None:
     log = MemoryLog()
     turns = make(log)
     first = request("r1", "a", "b")
-    await turns.begin(first, 1, 0, mine)
+    await take(turns, first)
     await turns.finish(answer(first, "A"), mine)
-    await turns.begin(request("r2", "c"), 1, 0, mine)
+    await take(turns, request("r2", "c"))
     assert await turns.erase("default", "c1", "r1") == 3
     assert {key for _, key, value in log.records if value is None} == {b"r1/in/0/1", b"r1/in/1/1", b"r1/out/1"}
-    start = await turns.begin(request("r3", "d"), 1, 0, mine)
-    assert contents(start.history) == ["c"]
+    assert contents((await turns.read(request("r3", "d"), mine)).history) == ["c"]
     assert await turns.erase("default", "c1", "r1") == 0
 
 
-async def test_a_standing_answer_is_found_without_writing() -> None:
+async def test_a_standing_answer_is_looked_up_without_writing() -> None:
     log = MemoryLog()
     turns = make(log)
     asked = request("r1", "a")
-    assert await turns.answer(asked) is None
+    assert await turns.answer(asked, mine) is None
     assert not log.made, "looking makes no topic"
-    await turns.begin(asked, 1, 0, mine)
-    assert await turns.answer(asked) is None
+    await take(turns, asked)
+    assert await turns.answer(asked, mine) is None
     await turns.finish(answer(asked, "A"), mine)
-    before = log.keys()
-    found = await turns.answer(asked)
-    assert found is not None
-    assert found.content == "A"
-    assert log.keys() == before
+    keys = log.keys()
+    standing = await turns.answer(asked, mine)
+    assert standing is not None
+    assert standing.content == "A"
+    assert log.keys() == keys
 
 
 async def test_erasing_makes_no_topic() -> None:
     log = MemoryLog()
     assert await make(log).erase("default", "c1", "r1") == 0
     assert not log.made
+
+
+async def test_turns_wait_for_kafka_and_go_on_when_it_is_back() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    log.away = True
+    reading = [asyncio.create_task(turns.read(request(f"r{n}", "a"), mine)) for n in range(3)]
+    await asyncio.sleep(0.3)
+    assert not any(task.done() for task in reading)
+    log.away = False
+    starts = await asyncio.wait_for(asyncio.gather(*reading), 2)
+    assert [start.history for start in starts] == [[], [], []]
+
+
+async def test_who_waits_for_kafka_lets_go_when_the_work_is_lost() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    asked = request("r1", "a")
+    start = await turns.read(asked, mine)
+    log.away, ours = True, True
+    waiting = [
+        asyncio.create_task(turns.read(asked, lambda: ours)),
+        asyncio.create_task(turns.begin(asked, 1, 0, lambda: ours, start.mark)),
+        asyncio.create_task(turns.finish(answer(asked, "A"), lambda: ours)),
+        asyncio.create_task(turns.answer(asked, lambda: ours)),
+    ]
+    await asyncio.sleep(0.1)
+    ours = False
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [type(outcome) for outcome in outcomes] == [LostOwnership] * 4
+
+
+async def test_closing_lets_all_go() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    log.away = True
+    waiting = asyncio.create_task(turns.read(request("r1", "a"), mine))
+    await asyncio.sleep(0.1)
+    turns.close()
+    with pytest.raises(LostOwnership):
+        await asyncio.wait_for(waiting, 5)
+
+
+@pytest.mark.parametrize("step", ["begin", "finish"])
+async def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(step: str) -> None:
+    log = MemoryLog()
+    turns = make(log)
+    asked = request("r1", "a")
+    start = await turns.read(asked, mine)
+    log.lose_answers = step == "begin"
+    assert await turns.begin(asked, 1, 0, mine, start.mark)
+    log.lose_answers = step == "finish"
+    assert (await turns.finish(answer(asked, "A"), mine)).content == "A"
+    assert log.keys() == ["r1/in/0/1", "r1/out/1"]
+
+
+async def test_calls_of_one_conversation_follow_each_other_and_a_cancelled_one_leaves_no_thread_behind() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    inside, gate = threading.Event(), threading.Event()
+    read = log.read
+
+    def slow(topic: str, from_offset: int) -> list[tuple[int, bytes, bytes | None]]:
+        inside.set()
+        gate.wait(5)
+        return read(topic, from_offset)
+
+    await take(turns, request("r1", "a"))
+    log.read = slow
+    first = asyncio.create_task(turns.read(request("r2", "b"), mine))
+    await asyncio.to_thread(inside.wait, 5)
+    second = asyncio.create_task(turns.read(request("r3", "c"), mine))
+    first.cancel()
+    inside.clear()
+    await asyncio.sleep(0.05)
+    assert not inside.is_set(), "the second must not be in the log while the first one's thread is"
+    gate.set()
+    assert contents((await asyncio.wait_for(second, 5)).history) == ["a"]
+    with pytest.raises(asyncio.CancelledError):
+        await first

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from penstock.processors.kafka.journal import CrashJournal
 
@@ -46,7 +49,9 @@ def test_an_orderly_end_is_no_death(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = CrashJournal(path)
     journal.started(KEY, "r1")
-    journal.close(orderly=True)
+    journal.flush()
+    journal.orderly_stop()
+    journal.close()
     assert CrashJournal(path).deaths(KEY, "r1") == 0
 
 
@@ -85,9 +90,78 @@ def test_what_is_dropped_is_no_death_but_earlier_ones_count(tmp_path: Path) -> N
     assert CrashJournal(path).deaths(KEY, "r1") == 1
 
 
-def test_a_disorderly_close_counts_what_ran(tmp_path: Path) -> None:
+def test_a_fault_is_no_orderly_end(tmp_path: Path) -> None:
+    """A fault closes everything too, in a `finally`: only who says so has stopped in order (#12)."""
     path = tmp_path / "journal"
     journal = CrashJournal(path)
     journal.started(KEY, "r1")
-    journal.close(orderly=False)
+    journal.close()
     assert CrashJournal(path).deaths(KEY, "r1") == 1
+
+
+def test_what_ran_and_ended_between_two_flushes_is_never_written(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = CrashJournal(path)
+    for offset in range(1000):
+        journal.started(("topic", 0, offset), "r")
+        journal.finished(("topic", 0, offset), "r")
+    journal.flush()
+    assert path.stat().st_size == 0
+
+
+def test_a_suspect_that_ends_at_once_is_cleared(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    run_and_die(path)
+    journal = CrashJournal(path)
+    journal.started(KEY, "r1")
+    journal.finished(KEY, "r1")
+    journal.flush()
+    assert journal.deaths(KEY, "r1") == 0
+    assert CrashJournal(path).deaths(KEY, "r1") == 0
+
+
+def test_a_retry_in_place_runs_when_its_worker_dies(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = CrashJournal(path)
+    journal.started(KEY, "r1")
+    journal.flush()
+    journal.dropped(KEY, "r1")
+    journal.started(KEY, "r1")
+    journal.flush()
+    assert CrashJournal(path).deaths(KEY, "r1") == 1
+
+
+def test_an_older_version_s_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_text(
+        "D topic 0 1 2 a\nS topic 0 1 a\nS topic 0 2 b\nF topic 0 2 b\nS topic 0 3 c\nF topic 0 3 c\nD topic 0 3 4 c\n"
+    )
+    journal = CrashJournal(path)
+    assert [journal.deaths(("topic", 0, n), r) for n, r in ((1, "a"), (2, "b"), (3, "c"))] == [3, 0, 4]
+
+
+def test_a_disk_that_refuses_ends_no_worker_and_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal"
+    journal = CrashJournal(path)
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", refuse)
+        journal.started(KEY, "r1")
+        journal.flush()
+    journal.flush()
+    assert CrashJournal(path).deaths(KEY, "r1") == 1
+
+
+def test_a_write_that_took_half_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal"
+    journal = CrashJournal(path)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:5]))
+    journal.started(KEY, "r1")
+    journal.started(("topic", 0, 8), "r2")
+    journal.flush()
+    again = CrashJournal(path)
+    assert (again.deaths(KEY, "r1"), again.deaths(("topic", 0, 8), "r2")) == (1, 1)
+
+
+def refuse(file: int, data: bytes) -> int:
+    raise OSError(28, "No space left on device")

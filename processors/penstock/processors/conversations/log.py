@@ -1,0 +1,119 @@
+"""One conversation's topic as read so far: which records count, what stands before a turn, which answer wins. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from penstock.schemas.records import ConversationMessage
+
+ENTRY_OVERHEAD_BYTES = 1500
+"""What the Python objects of one entry take beside the text itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message of the log. `size_bytes` estimates what it takes in memory."""
+
+    offset: int
+    key: bytes
+    message: ConversationMessage
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a turn saw in front of its own input: the same mark later means the same history."""
+
+    topic_id: str | None
+    """Kafka's id of the topic; None when there was no topic yet."""
+    count: int
+    fingerprint: int
+
+
+class ConversationLog:
+    """Everything below `next_offset` of the topic with this Kafka id; None stands for a topic that does not exist."""
+
+    def __init__(self, topic_id: str | None) -> None:
+        self.topic_id = topic_id
+        self.next_offset = 0
+        self.size_bytes = ENTRY_OVERHEAD_BYTES
+        self._entries: list[Entry] = []
+        self._by_request: dict[str | None, list[Entry]] = {}
+        self._counting: list[Entry] = []
+        self._identities: set[tuple[str | None, str, int]] = set()
+
+    def apply(self, offset: int, key: bytes, message: ConversationMessage | None, value_bytes: int = 0) -> None:
+        """Take the next record. A tombstone (message None) removes what its key named."""
+        if offset < self.next_offset:
+            return
+        self.next_offset = offset + 1
+        if message is None:
+            self._remove(key)
+        else:
+            # Decoded text takes one to four bytes per character: twice the encoded size is a fair middle.
+            self._add(Entry(offset, key, message, 2 * value_bytes + len(key) + ENTRY_OVERHEAD_BYTES))
+
+    def skip(self, offset: int) -> None:
+        """Pass over a record that cannot be read."""
+        self.next_offset = max(self.next_offset, offset + 1)
+
+    def answer(self, request_id: str) -> ConversationMessage | None:
+        """The answer that counts: the one with the lowest offset."""
+        for entry in self._by_request.get(request_id, ()):
+            if entry.message.direction == "out":
+                return entry.message
+        return None
+
+    def inputs(self, request_id: str) -> dict[int, int]:
+        """Index → lowest offset of this request's own messages."""
+        offsets: dict[int, int] = {}
+        for entry in self._by_request.get(request_id, ()):
+            if entry.message.direction == "in":
+                offsets.setdefault(entry.message.index, entry.offset)
+        return offsets
+
+    def history(self, request_id: str) -> list[ConversationMessage]:
+        """The messages that count in front of this request's own input; all when its input is not here yet."""
+        return [entry.message for entry in self._in_front(request_id)]
+
+    def mark(self, request_id: str) -> Mark:
+        """The mark of `history`."""
+        entries = self._in_front(request_id)
+        return Mark(self.topic_id, len(entries), hash(tuple(entry.offset for entry in entries)))
+
+    def agrees(self, mark: Mark, request_id: str) -> bool:
+        """Whether the history is still the one that `mark` was made of. A topic made since then has to be empty."""
+        now = self.mark(request_id)
+        if mark.topic_id is None:
+            return now.count == mark.count == 0
+        return now == mark
+
+    def keys_of(self, request_id: str) -> list[bytes]:
+        return [entry.key for entry in self._by_request.get(request_id, ())]
+
+    def _in_front(self, request_id: str) -> list[Entry]:
+        own = self.inputs(request_id)
+        if not own:
+            return self._counting
+        return self._counting[: bisect_left(self._counting, min(own.values()), key=lambda entry: entry.offset)]
+
+    def _add(self, entry: Entry) -> None:
+        message = entry.message
+        self._entries.append(entry)
+        self._by_request.setdefault(message.request_id, []).append(entry)
+        self.size_bytes += entry.size_bytes
+        identity = (message.request_id, message.direction, message.index)
+        if message.direction != "summary" and identity not in self._identities:
+            self._identities.add(identity)
+            self._counting.append(entry)
+
+    def _remove(self, key: bytes) -> None:
+        """Build the rest anew: a later record of the same identity may count now."""
+        if not any(entry.key == key for entry in self._entries):
+            return
+        remaining = [entry for entry in self._entries if entry.key != key]
+        self.size_bytes = ENTRY_OVERHEAD_BYTES
+        self._entries, self._by_request, self._counting, self._identities = [], {}, [], set()
+        for entry in remaining:
+            self._add(entry)

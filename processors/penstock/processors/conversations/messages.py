@@ -1,0 +1,68 @@
+"""The conversation records of a request: its own input, its answer, and the form in which engines read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.schemas.records import ConversationMessage, InferenceRequest, Usage
+
+
+def input_messages(request: InferenceRequest, epoch: int, now_ms: int) -> list[ConversationMessage]:
+    """The request's own messages as conversation records."""
+    messages: list[dict[str, Any]] = (request.payload or {}).get("messages") or []
+    return [
+        ConversationMessage(
+            request_id=request.request_id,
+            tenant=request.tenant,
+            conversation_id=request.conversation_id or "",
+            direction="in",
+            index=index,
+            epoch=epoch,
+            attempt=1,
+            role=str(message["role"]),
+            content=str(message["content"]),
+            name=message.get("name"),
+            created_at=now_ms,
+            metadata=dict(request.metadata),
+        )
+        for index, message in enumerate(messages)
+    ]
+
+
+def answer_message(
+    request: InferenceRequest,
+    text: str,
+    *,
+    epoch: int,
+    attempt: int,
+    model: str | None,
+    finish_reason: str | None,
+    usage: Usage | None,
+    now_ms: int,
+) -> ConversationMessage:
+    """The record that keeps a request's answer."""
+    return ConversationMessage(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        conversation_id=request.conversation_id or "",
+        direction="out",
+        index=0,
+        epoch=epoch,
+        attempt=attempt,
+        role="assistant",
+        content=text,
+        name=None,
+        created_at=now_ms,
+        model=model,
+        finish_reason=finish_reason,
+        usage=usage,
+        metadata=dict(request.metadata),
+    )
+
+
+def as_chat(message: ConversationMessage) -> dict[str, Any]:
+    """The message as a chat template takes it."""
+    chat: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name:
+        chat["name"] = message.name
+    return chat
