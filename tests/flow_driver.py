@@ -86,7 +86,9 @@ class World:
         self.hold_answers: set[type] = set()
         self.offsets: dict[tuple[str, int], int] = {}
         self.bodies: dict[tuple[str, int, int], tuple[Taken, Body]] = {}
-        self.flow.assigned({(topic, 0): (0, "") for topic in (HIGH, MEDIUM, LOW, EMBEDDING)}, 1, fenced=False, now=self.now)
+        self.flow.assigned(
+            {(topic, 0): (0, "") for topic in (HIGH, MEDIUM, LOW, EMBEDDING)}, 1, fenced=False, now=self.now
+        )
         self.settle()
 
     # -- in
@@ -216,7 +218,10 @@ class World:
     def release(self, kind: type) -> None:
         """Answer what was held back, from now on at once."""
         self.hold_answers.discard(kind)
-        asked, self.asked = [e for e in self.asked if isinstance(e, kind)], [e for e in self.asked if not isinstance(e, kind)]
+        asked, self.asked = (
+            [e for e in self.asked if isinstance(e, kind)],
+            [e for e in self.asked if not isinstance(e, kind)],
+        )
         for effect in asked:
             self.answer(effect)
         self.settle()

@@ -102,7 +102,8 @@ class WorkerApp:
         except PenstockError as error:
             raise CannotStart(f"{kafka.names.control} could not be read: {error}", EXIT_UNREACHABLE) from error
         parts.refetcher.start()
-        await parts.serving.start()
+        await parts.serving.observe()
+        parts.lanes.load_all()
         await parts.membership.start()
         parts.background += [
             asyncio.create_task(self._guard(parts.worker.tick_forever()), name="ticker"),
@@ -272,6 +273,7 @@ class WorkerApp:
             except Exception as error:
                 logger.warning("worker.leave_failed error=%r", error)
         await parts.execution.close()
+        await parts.lanes.close()
         await parts.serving.stop()
         self._state = "stopped"
         self._report()

@@ -24,6 +24,7 @@ from penstock.processors.kafka.membership import GroupSettings, Membership
 from penstock.processors.kafka.outcomes import Outcomes, now_ms
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.refetch import Refetcher
+from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.serving import Serving
 from penstock.processors.outputs import Outputs
@@ -48,6 +49,7 @@ class Parts:
     flow: Flow
     execution: Execution
     serving: Serving
+    lanes: Lanes
     journal: CrashJournal
     book: ControlBook
     control: ControlFollower
@@ -69,7 +71,11 @@ class Hooks:
 
 
 def assemble(
-    settings: WorkerSettings, partitions: dict[str, int], metrics: Metrics, hooks: Hooks, loop: asyncio.AbstractEventLoop
+    settings: WorkerSettings,
+    partitions: dict[str, int],
+    metrics: Metrics,
+    hooks: Hooks,
+    loop: asyncio.AbstractEventLoop,
 ) -> Parts:
     """Make and join the parts of a worker of these request topics. Raises RegistryUnavailable."""
     conf, kafka = settings.worker, settings.kafka_settings()
@@ -82,8 +88,11 @@ def assemble(
     turns = _turns(settings, asynchronous, codec, faults)
     journal = CrashJournal(conf.data_dir / "journal")
     book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
-    serving = Serving(settings, metrics, publish=publisher.record, names=names, clock_ms=now_ms)
-    flow = Flow(flow_settings(settings), serving, book, deaths=journal.deaths)
+    lanes = Lanes(metrics, clock=clock)
+    serving = Serving(
+        settings, publish=publisher.record, names=names, on_up=lanes.up, on_down=lanes.down, clock_ms=now_ms
+    )
+    flow = Flow(flow_settings(settings), lanes, book, deaths=journal.deaths)
     urgencies = {topic: CLASSES.index(names.class_of_topic(topic) or "medium") for topic in partitions}
 
     def urgency(topic: str) -> int:
@@ -96,7 +105,7 @@ def assemble(
         on_erase=lambda command: erasing.erase(command),
         on_broken=hooks.broken,
     )
-    serving.connect(flow, clock=clock, changed=worker.changed)
+    lanes.connect(serving, flow, worker.changed)
     membership = Membership(
         kafka,
         _group(settings),
@@ -108,7 +117,7 @@ def assemble(
     )
     erasing = Erasing(turns, book, membership.owns)
     execution = Execution(
-        flow, serving.engine, turns, Outputs(conf.artifacts_dir), metrics, clock=clock, changed=worker.changed
+        flow, lanes.engine, turns, Outputs(conf.artifacts_dir), metrics, clock=clock, changed=worker.changed
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
     worker.connect(
@@ -116,10 +125,10 @@ def assemble(
             flow=flow,
             intake=Intake(make_codec(settings, background=True), names, partitions),
             execution=execution,
-            outcomes=Outcomes(publisher, codec, worker_id=settings.worker_id, told=serving.told),
+            outcomes=Outcomes(publisher, codec, worker_id=settings.worker_id, told=lanes.told),
             publisher=publisher,
             refetcher=refetcher,
-            serving=serving,
+            lanes=lanes,
             journal=journal,
             metrics=metrics,
             faults=faults,
@@ -142,14 +151,13 @@ def assemble(
         flow=flow,
         execution=execution,
         serving=serving,
+        lanes=lanes,
         journal=journal,
         book=book,
         control=ControlFollower(kafka, codec, loop, worker.on_commands),
         refetcher=refetcher,
         membership=membership,
-        committer=Committer(
-            flow.gate, membership.commit, lambda: membership.joined, interval_s=conf.commit_interval_s
-        ),
+        committer=Committer(flow.gate, membership.commit, lambda: membership.joined, interval_s=conf.commit_interval_s),
         erasing=erasing,
     )
 

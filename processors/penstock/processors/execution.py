@@ -292,5 +292,3 @@ def _standing(run_id: str, answer: ConversationMessage) -> Finished:
         finish_reason=answer.finish_reason,
         usage=None if usage is None else {name: count for name, count in usage.items() if count is not None},
     )
-
-

@@ -27,8 +27,8 @@ from penstock.processors.kafka.membership import Assignment, Batch, Delivered
 from penstock.processors.kafka.outcomes import Outcomes, now_ms
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.refetch import Refetcher
+from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
-from penstock.processors.models.serving import Serving
 from penstock.schemas.errors import BadAvro, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
 
@@ -55,7 +55,7 @@ class Rooms:
     outcomes: Outcomes
     publisher: Publisher
     refetcher: Refetcher
-    serving: Serving
+    lanes: Lanes
     journal: CrashJournal
     metrics: Metrics
     faults: Faults
@@ -99,7 +99,7 @@ class Worker:
             ask.Terminal: self._terminal,
             ask.Letter: self._letter,
             ask.SendHome: self._send_home,
-            ask.Load: lambda e: self._r.serving.load(e.lane),
+            ask.Load: lambda e: self._r.lanes.load(e.lane),
             ask.Fetch: lambda e: self._r.refetcher.request(e.tp, e.offsets, e.urgency),
             ask.Ended: self._ended,
             ask.Erase: lambda e: self._on_erase(e.command),
@@ -123,9 +123,7 @@ class Worker:
         gone = self._inbox.clear()
         kept = self._r.flow.gate.partitions()
         self._held = frozenset()
-        self._r.flow.assigned(
-            assignment.committed, assignment.generation, fenced=assignment.fenced, now=self._clock()
-        )
+        self._r.flow.assigned(assignment.committed, assignment.generation, fenced=assignment.fenced, now=self._clock())
         for tp in set(kept) - set(assignment.committed):
             self._r.refetcher.cancel(tp)
         logger.info("worker.assigned generation=%d untaken=%d", assignment.generation, gone)
@@ -355,6 +353,3 @@ def _body(read: Any, record: Delivered) -> Body:
     request = None if isinstance(read, Poison) else read.request
     size = len(record.value or b"")
     return Body(request, record.value or b"", record.headers, record.key, size)  # pyright: ignore[reportArgumentType]
-
-
-

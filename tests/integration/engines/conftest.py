@@ -12,7 +12,9 @@ import pytest
 
 from penstock.processors.engines.base import Delta, Engine, Finished, Prepared, RunFailed, RunSpec
 from penstock.processors.engines.host import ChildEngine
-from penstock.processors.models.manager import ModelConfig, make_engine
+from penstock.processors.models.catalog import ModelConfig
+from penstock.processors.models.factory import make_engine
+from penstock.processors.models.sizing import size_model
 
 
 class Run:
@@ -88,7 +90,7 @@ async def start_engine() -> AsyncIterator[StartEngine]:
 
         async def start(kind: str, source: Path | str, *, host: dict[str, Any] | None = None, **options: Any) -> Runner:
             config = ModelConfig(id="m", source=str(source), engine=kind, options={"threads": 1, **options})
-            engine = make_engine(config)
+            engine = make_engine(config, await size_model(config))
             assert isinstance(engine, ChildEngine)
             for name, value in (host or {}).items():
                 setattr(engine, name, value)

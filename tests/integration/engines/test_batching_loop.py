@@ -18,8 +18,7 @@ async def test_a_dead_batching_loop_fails_its_runs_and_is_started_anew(tiny_lm: 
     def begin(run_id: str, tokens: int) -> None:
         params = {"temperature": 0, "max_tokens": tokens}
         spec = RunSpec(run_id=run_id, task="text_generation", model="m", prompt="Once", params=params, stream=True)
-        backend.prepare(spec)
-        backend.run(spec)
+        backend.run(spec, backend.prepare(spec)[1])
 
     async def until(kind: str, count: int) -> list[Any]:
         async with asyncio.timeout(60):

@@ -76,4 +76,4 @@ async def test_embeddings(start_engine: StartEngine, minilm: Path) -> None:
     runner.engine.cancel(many.spec.run_id)
     assert (await embed(runner, SENTENCE))[0] == pytest.approx(alone, abs=1e-5)
     assert not many.done.done()
-    assert runner.engine.capacity().free_slots == 256
+    assert runner.engine.limits().slots == 256

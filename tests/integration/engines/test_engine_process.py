@@ -16,11 +16,12 @@ import psutil
 import pytest
 
 from penstock.processors.core.admission import DeviceCapacity, Ledger
-from penstock.processors.engines.base import EngineState
-from penstock.processors.models.manager import Catalog, Lifecycle, ModelConfig, ModelManager
+from penstock.processors.engines.base import EngineGone, EngineState
+from penstock.processors.models.catalog import Catalog, ModelConfig
+from penstock.processors.models.manager import Lifecycle, ModelManager
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InvalidRequest
 
-from .conftest import StartEngine, changed_copy
+from .conftest import Run, StartEngine, changed_copy
 
 
 async def until(condition: Any, timeout_s: float = 60) -> None:
@@ -29,33 +30,44 @@ async def until(condition: Any, timeout_s: float = 60) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_death_fails_its_runs_which_then_run_again(start_engine: StartEngine, tiny_lm: Path) -> None:
-    codes: list[int | None] = []
+async def test_a_death_is_told_once_for_all_runs(start_engine: StartEngine, tiny_lm: Path) -> None:
+    codes: list[int] = []
     runner = await start_engine("text", tiny_lm, host={"on_died": codes.append}, ignore_eos=True)
     runs = [await runner.chat(f"Story {number}", max_tokens=800) for number in range(3)]
     await asyncio.wait_for(runs[0].first.wait(), 30)
-    first = runner.engine.pid
-    assert first is not None
-    os.kill(first, signal.SIGKILL)
-    for run in runs:
-        failed = await run.failed()
-        assert (failed.error.code, failed.retryable_here) == ("engine_failed", True)
-    assert runner.engine.capacity().free_slots == 0
-    # Asked while it is away, it waits for it instead of failing.
-    again = await runner.chat("Story", max_tokens=5)
-    assert (await again.finished()).completion_tokens == 5
-    assert runner.engine.pid != first
+    preparing = asyncio.create_task(runner.chat("word " * 100_000, max_tokens=1))
+    prepared = runner.spec(prompt="x")
+    late = await runner.engine.prepare(prepared)
+    pid = runner.engine.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        while runner.engine.state is not EngineState.DEAD:
+            await asyncio.sleep(0)
+    assert not codes
+    runs.append(Run(runner.engine, prepared, late))  # given to it before its end was told
+    with pytest.raises(EngineGone):
+        await preparing
+    with pytest.raises(EngineGone):
+        await runner.chat("Story", max_tokens=5)
+    await until(lambda: codes)
     assert codes == [-signal.SIGKILL]
+    assert not psutil.pid_exists(pid)
+    assert not any(run.done.done() for run in runs), "the sinks are told nothing"
+    assert (await Run(runner.engine, prepared, late).failed()).retryable_here, "after that each is told"
+    with pytest.raises(RuntimeError, match="starts once"):
+        await runner.engine.start()
 
 
-async def test_a_stuck_process_is_killed_and_replaced(start_engine: StartEngine, tiny_lm: Path) -> None:
-    runner = await start_engine("text", tiny_lm, host={"_silent_s": 5.0}, ignore_eos=True)
-    run = await runner.chat("Story", max_tokens=900)
-    first = runner.engine.pid
-    assert first is not None
-    os.kill(first, signal.SIGSTOP)
-    assert (await run.failed(30)).retryable_here
-    await until(lambda: runner.engine.state is EngineState.READY and runner.engine.pid != first)
+async def test_a_stuck_process_is_killed(start_engine: StartEngine, tiny_lm: Path) -> None:
+    codes: list[int] = []
+    runner = await start_engine("text", tiny_lm, host={"on_died": codes.append}, silent_s=3, ignore_eos=True)
+    await runner.chat("Story", max_tokens=900)
+    pid = runner.engine.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: codes)
+    assert codes == [-signal.SIGKILL]
 
 
 async def test_stop_ends_even_a_stuck_process(start_engine: StartEngine, tiny_lm: Path) -> None:
@@ -65,10 +77,10 @@ async def test_stop_ends_even_a_stuck_process(start_engine: StartEngine, tiny_lm
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     await runner.engine.stop()
-    assert (await run.failed()).error.code == "engine_failed"
+    assert not run.done.done(), "what is stopped is not told"
     assert not psutil.pid_exists(pid)
     assert runner.engine.state is EngineState.STOPPED
-    with pytest.raises(EngineFailed):
+    with pytest.raises(EngineGone):
         await runner.chat("anybody there?")
 
 
@@ -84,28 +96,31 @@ async def test_memory_is_granted_before_and_given_back_after(tiny_lm: Path) -> N
     config = ModelConfig(id="m", source=str(tiny_lm), engine="text")
     ledger = Ledger([DeviceCapacity(device="cpu", kind="cpu", total_bytes=1 << 30)])
     manager = ModelManager(Catalog([config]), ledger)
-    engine = await manager.ensure_loaded("m")
+    engine = await manager.load("m")
     try:
         measured = engine.measured_memory()
         assert measured is not None
-        assert 0 < measured <= engine.memory_need() == ledger.reserved_bytes("cpu")
+        assert 0 < measured <= ledger.reserved_bytes("cpu") == manager.need_bytes("m")
     finally:
         await manager.stop()
     assert ledger.reserved_bytes("cpu") == 0
-    assert manager.state("m") is Lifecycle.CONFIGURED
+    assert manager.state("m") is Lifecycle.ABSENT
     small = ModelManager(Catalog([config]), Ledger([DeviceCapacity(device="cpu", kind="cpu", total_bytes=1 << 20)]))
     with pytest.raises(InsufficientCapacity) as caught:
-        await small.ensure_loaded("m")
+        await small.load("m")
     assert caught.value.details is not None
     assert caught.value.details["need"] > caught.value.details["capacity"]
 
 
 WORKER = """
     import asyncio, sys
-    from penstock.processors.models.manager import ModelConfig, make_engine
+    from penstock.processors.models.catalog import ModelConfig
+    from penstock.processors.models.factory import make_engine
+    from penstock.processors.models.sizing import size_model
 
     async def main():
-        engine = make_engine(ModelConfig(id="m", source=sys.argv[1], engine="text", options={"threads": 1}))
+        config = ModelConfig(id="m", source=sys.argv[1], engine="text", options={"threads": 1})
+        engine = make_engine(config, await size_model(config))
         await engine.start()
         print(engine.pid, flush=True)
         await asyncio.sleep(600)

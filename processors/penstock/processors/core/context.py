@@ -2,6 +2,10 @@
 
 The system prompt is kept, the new messages are kept, and of the history the newest turns that fit, whole. A turn is a
 run of user messages with the answers that follow it.
+
+The cost follows the window, not the history. Counting renders the model's template and tokenizes what it gives, so few
+candidates are counted, none of them much larger than what fits: the tokens of those counted before foretell those of
+the next by their characters.
 """
 
 from __future__ import annotations
@@ -16,6 +20,11 @@ from penstock.schemas.records import ContextLimits
 Message = dict[str, Any]
 Count = Callable[[Sequence[Message]], int]
 
+MESSAGE_CHARS = 16
+"""What a message adds to its text in a template, in characters: foretelling needs no more than a guess."""
+FIRST_TOKENS_PER_CHAR = 0.35
+"""Before anything is counted. English has 0.25; a guess that is too low costs more than one that is too high."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
@@ -26,23 +35,90 @@ class Context:
     prompt_tokens: int
 
 
+class _History:
+    """A history seen from its end: the newest turns, found as far as they are asked for."""
+
+    def __init__(self, history: Sequence[Message]) -> None:
+        self._history = history
+        self._begins = _turn_begins(history)
+        self._chars = [0]
+        """By number of turns, newest first: their characters together."""
+
+    @property
+    def turns(self) -> int:
+        return len(self._begins)
+
+    def newest(self, turns: int) -> list[Message]:
+        """The messages of so many turns."""
+        if turns == 0:
+            return []
+        begin = self._begins[-turns]
+        return [message for message in self._history[begin:] if message["role"] != "system"]
+
+    def system(self) -> list[Message]:
+        """The newest system message."""
+        for message in reversed(self._history):
+            if message["role"] == "system":
+                return [message]
+        return []
+
+    def chars(self, turns: int) -> int:
+        """Characters of so many turns, with what the template adds."""
+        while len(self._chars) <= turns:
+            number = len(self._chars)
+            end = None if number == 1 else self._begins[-number + 1]
+            messages = self._history[self._begins[-number] : end]
+            self._chars.append(self._chars[-1] + sum(map(_chars_of, messages)))
+        return self._chars[turns]
+
+    def within(self, chars: float, low: int, high: int) -> int:
+        """The most turns, low ≤ n ≤ high, whose characters stay within the limit; `low` if none does."""
+        turns = low
+        while turns < high and self.chars(turns + 1) <= chars:
+            turns += 1
+        return turns
+
+
+def _turn_begins(history: Sequence[Message]) -> list[int]:
+    """Where turns begin, oldest first: at questions that follow an answer, and at the first message of all."""
+    begins: list[int] = []
+    before: str | None = None
+    for number, message in enumerate(history):
+        role = message["role"]
+        if role == "system":
+            continue
+        if before is None or (role == "user" and before != "user"):
+            begins.append(number)
+        before = role
+    return begins
+
+
+def _chars_of(message: Message) -> int:
+    content = message.get("content")
+    return MESSAGE_CHARS + (len(content) if isinstance(content, str) else 0)
+
+
 def split_turns(history: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
     """(system messages, turns oldest first) of a history."""
-    system: list[Message] = []
-    turns: list[list[Message]] = []
-    answered = True
-    for message in history:
-        if message["role"] == "system":
-            system.append(message)
-            continue
-        if message["role"] == "user" and answered:
-            turns.append([])
-            answered = False
-        elif not turns:
-            turns.append([])  # an answer without its question still is a turn
-        turns[-1].append(message)
-        answered = answered or message["role"] != "user"
-    return system, turns
+    begins = _turn_begins(history)
+    ends = [*begins[1:], len(history)] if begins else []
+    turns = [
+        [message for message in history[begin:end] if message["role"] != "system"]
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    return [message for message in history if message["role"] == "system"], turns
+
+
+def recent_history(history: Sequence[Message], *, chars: int) -> tuple[list[Message], int]:
+    """(the newest system message and the newest turns within so many characters, how many turns were left out).
+
+    For histories that are handed on before anybody can count their tokens.
+    """
+    found = _History(history)
+    kept = found.within(chars, 0, found.turns)
+    if kept == found.turns:
+        return list(history), 0
+    return [*found.system(), *found.newest(kept)], found.turns - kept
 
 
 def build_context(
@@ -56,24 +132,23 @@ def build_context(
 ) -> Context:
     """The prompt's messages within window - output and the caller's limits.
 
-    `count` gives the tokens of a list of messages as the model's template renders it. A newer system message replaces
-    older ones. Raises ContextLengthExceeded when the system prompt and the new messages alone do not fit.
+    `count` gives the tokens of a list of messages as the model's template renders it; more turns never have fewer. A
+    newer system message replaces older ones. Raises ContextLengthExceeded when the system prompt and the new messages
+    alone do not fit.
     """
-    old_system, turns = split_turns(history)
-    own_system = [message for message in new if message["role"] == "system"]
-    system = own_system or old_system[-1:]
+    past = _History(history)
+    system = [message for message in new if message["role"] == "system"] or past.system()
     fresh = [message for message in new if message["role"] != "system"]
     budget = window_tokens - max_output_tokens
     if limits is not None and limits.max_tokens is not None:
         budget = min(budget, limits.max_tokens)
-    allowed = len(turns) if limits is None or limits.last_turns is None else min(len(turns), limits.last_turns)
+    allowed = past.turns if limits is None or limits.last_turns is None else min(past.turns, limits.last_turns)
+
+    def assemble(kept: int) -> list[Message]:
+        return [*system, *past.newest(kept), *fresh]
 
     def tokens(kept: int) -> int:
         return count(assemble(kept))
-
-    def assemble(kept: int) -> list[Message]:
-        past = [message for turn in turns[len(turns) - kept :] for message in turn]
-        return [*system, *past, *fresh]
 
     least = tokens(0)
     if least > budget:
@@ -82,23 +157,39 @@ def build_context(
             param="payload.messages",
             details={"need": least, "capacity": max(0, budget), "unit": "tokens"},
         )
-    kept, length = _most_that_fit(allowed, budget, tokens, least)
-    return Context(messages=assemble(kept), dropped_turns=len(turns) - kept, prompt_tokens=length)
+    kept, length = _most_that_fit(past, allowed, budget, tokens, least)
+    return Context(messages=assemble(kept), dropped_turns=past.turns - kept, prompt_tokens=length)
 
 
-def _most_that_fit(allowed: int, budget: int, tokens: Callable[[int], int], least: int) -> tuple[int, int]:
-    """(turns, tokens): the whole history when it fits, else bisected, since counting means rendering the template."""
-    if allowed == 0:
-        return 0, least
-    whole = tokens(allowed)
-    if whole <= budget:
-        return allowed, whole
-    low, high, length = 0, allowed, least  # low fits, high does not
+def _most_that_fit(
+    past: _History, allowed: int, budget: int, tokens: Callable[[int], int], least: int
+) -> tuple[int, int]:
+    """(turns, their prompt's tokens): the most turns within the budget.
+
+    Between `low`, which fits, and `high`, which does not, the next number of turns to count is foretold from the
+    characters of both. When that does not halve the gap it is bisected, so that the number of counts stays small
+    whatever the texts are.
+    """
+    low, length = 0, least
+    high, beyond = allowed + 1, 0  # `beyond`: tokens of `high`, 0 while nothing was too long
+    rate = FIRST_TOKENS_PER_CHAR
+    foretell = True
     while high - low > 1:
-        middle = (low + high) // 2
-        found = tokens(middle)
-        if found <= budget:
-            low, length = middle, found
+        gap = high - low
+        if beyond:
+            rate = (beyond - length) / max(1, past.chars(high) - past.chars(low))
+        if foretell or not beyond:
+            room = (budget - length) / max(rate, 1e-9)
+            middle = past.within(past.chars(low) + room, low + 1, high - 1)
         else:
-            high = middle
+            middle = (low + high) // 2
+        counted = tokens(middle)
+        if counted <= budget:
+            if not beyond:
+                # So far everything fits: what was counted tells how dense the text is.
+                rate = max(counted - least, 1) / max(1, past.chars(middle))
+            low, length = middle, counted
+        else:
+            high, beyond = middle, counted
+        foretell = high - low <= gap // 2 or not foretell
     return low, length

@@ -9,6 +9,7 @@ from penstock.processors.core.states import Stage
 from penstock.processors.core.suspects import Group
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import EngineFailed, InternalError, PenstockError
+from penstock.schemas.topics import CLASSES
 
 MEMORY_POLL_S = 1.0
 MAX_LOAD_FAILURES = 3
@@ -44,6 +45,8 @@ class Lane:
         """Works that hold a slot, with their tokens."""
         self.ahead: dict[Work, None] = {}
         """Works whose prompts are being counted or are known."""
+        self.parked = dict.fromkeys(CLASSES, 0)
+        """Requests by class whose bytes are not here."""
         self.exclusive: Group | None = None
         """While set, only these suspects may start."""
         self.not_before = 0.0

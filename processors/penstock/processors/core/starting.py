@@ -1,8 +1,8 @@
 """Start is grant: which waiting request of a lane gets a slot and its tokens now, and whose prompt is counted ahead.
 
-A request stays in the scheduler until it is granted, so nothing that does not run stands before something more urgent.
-What fits may pass what does not, until the most urgent has waited `RESERVE_AFTER_S` for its room: then room is kept for it.
-One that is still being prepared keeps its estimated room, for a moment, against those behind it.
+A request stays in the scheduler until it is granted, so nothing that does not run stands before something more
+urgent. What fits may pass what does not, until the most urgent has waited `RESERVE_AFTER_S` for its room: then room is
+kept for it. One that is still being prepared keeps its estimated room, for a moment, against those behind it.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class Starter:
 
     def fill(self, lane: Lane, now: float) -> None:
         """Give out what is free on a lane that is up, and count prompts ahead."""
+        if lane.look_due:
+            self._fetch_ahead(lane)
         while (work := self._next(lane, now)) is not None:
             self._grant(lane, work, now)
 
@@ -110,7 +112,7 @@ class Starter:
                 return work
             if walked == 0 and work.blocked_at is not None and now - work.blocked_at >= RESERVE_AFTER_S:
                 return None  # room is kept for it
-            if room.slots <= 0 and len(lane.ahead) >= lane.look_ahead:
+            if room.slots <= 0 and (lane.inline or len(lane.ahead) >= lane.look_ahead):
                 return None
         return None
 
@@ -186,10 +188,14 @@ class Starter:
 
     def _new_run(self, work: Work, now: float) -> Run:
         work.epoch = self._epoch()
-        work.run = Run(
-            run_id=f"{work.request_id}#{work.epoch}.{work.attempt}.{next(self._ids)}", counted_at=now
-        )
+        work.run = Run(run_id=f"{work.request_id}#{work.epoch}.{work.attempt}.{next(self._ids)}", counted_at=now)
         return work.run
+
+    def _fetch_ahead(self, lane: Lane) -> None:
+        """Before their turn comes, while few of their class have their bytes."""
+        for klass, parked in lane.parked.items():
+            if parked and self._scheduler.depth(lane.name, klass) - parked < FETCH_AHEAD // 2:
+                self._fetch(lane, klass)
 
     def _fetch(self, lane: Lane, klass: str) -> None:
         """Have the bytes of the first parked requests of a class read again, many at once."""
@@ -197,6 +203,7 @@ class Starter:
         for work in self._scheduler.ahead(lane.name, klass, FETCH_AHEAD):
             if work.stage is Stage.PARKED:
                 self._go(work, "fetch", Stage.FETCHING)
+                lane.parked[klass] -= 1
                 wanted.setdefault(work.tp, []).append(work.key[2])
         for tp, offsets in wanted.items():
             self._emit(Fetch(tp, tuple(sorted(offsets)), CLASSES.index(klass)))
@@ -206,6 +213,7 @@ class Starter:
     def _grant(self, lane: Lane, work: Work, now: float) -> None:
         run = work.run if work.run is not None and work.stage is Stage.READY else self._new_run(work, now)
         self._scheduler.start(work, now)
+        work.holds_line = work.line is not None
         lane.take(work, run.need_tokens)
         self.on_lanes += 1
         run.granted_at = now

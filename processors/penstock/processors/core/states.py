@@ -125,7 +125,10 @@ Transition = tuple[str, str, str]
 """(stage, event, next stage)"""
 
 TRANSITIONS: frozenset[Transition] = frozenset(
-    (str(stage), event, str(after)) for stage, events in TABLE.items() for event, follow in events.items() for after in follow
+    (str(stage), event, str(after))
+    for stage, events in TABLE.items()
+    for event, follow in events.items()
+    for after in follow
 )
 
 _ALLOWED: frozenset[tuple[Stage, str, Stage]] = frozenset(

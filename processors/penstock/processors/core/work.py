@@ -71,6 +71,7 @@ class Work:
         "error",
         "first_place",
         "group",
+        "holds_line",
         "key",
         "klass",
         "lane",
@@ -132,6 +133,8 @@ class Work:
         self.cost = cost
         self.seq = seq
         self.ticket = 0
+        self.holds_line = False
+        """Its conversation waits for it: it was granted once."""
         self.counted = False
         """Whether the budget counts it."""
         self.stage = Stage.NEW

@@ -1,4 +1,9 @@
-"""What every engine offers, and the values that cross between it and the worker."""
+"""What every engine offers, and the values that cross between it and the worker.
+
+How a run ends. Each run that `run` began ends in exactly one of: `on_finished` or `on_failed` of its sink, `cancel`,
+the engine's `on_died`, or the engine's `stop`. The last three tell its sink nothing: whoever called `cancel` or `stop`
+knows, and `on_died` is told once for all runs that the engine had.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +12,24 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import EngineFailed, PenstockError
 from penstock.schemas.records import ContextLimits
 
 Message = dict[str, Any]
 
 
 class EngineState(StrEnum):
-    """Where an engine is in its life."""
+    """Where an engine is in its life. There is no way back: a model that shall run again gets a new engine."""
 
     NEW = "new"
     STARTING = "starting"
     READY = "ready"
-    DEAD = "dead"  # its process ended unasked; it is started again
+    DEAD = "dead"  # its process ended, or is ending, unasked
     STOPPED = "stopped"
+
+
+class EngineGone(EngineFailed):
+    """The engine died or was stopped while it prepared this: the request is not at fault, and spends no attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +94,11 @@ class RunFailed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Capacity:
-    """Room for more runs now; `free_tokens` None when tokens are not what limits."""
+class Limits:
+    """How many runs and how many of their `need_tokens` may be on an engine together; None: tokens do not limit."""
 
-    free_slots: int
-    free_tokens: int | None
+    slots: int
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,38 +120,41 @@ class Sink(Protocol):
 
 
 class Engine(Protocol):
-    """One loaded model. All methods are called on the event loop."""
+    """One loaded model. All methods are called on the event loop. It never starts itself again."""
 
     model: str
     prepares_inline: bool
-    on_died: Callable[[int | None], None]
-    """Told the exit code when the engine's process, if it has one, ended unasked."""
+    """`prepare` never awaits."""
+    on_died: Callable[[int], None]
+    """Told the exit code, once, when the engine's process, if it has one, has ended unasked after it was ready."""
+    on_busy: Callable[[float], None]
+    """Told for how many seconds the engine should get no new runs."""
 
     @property
     def state(self) -> EngineState: ...
 
     async def start(self) -> None:
-        """Load the model. Raises PenstockError."""
+        """Load the model. Raises PenstockError. Cancelling it ends what it began."""
         ...
 
     async def prepare(self, spec: RunSpec) -> Prepared:
-        """Build the prompt and count it, touching no device. Raises PenstockError for what cannot run."""
+        """Build the prompt and count it, touching no device. Raises PenstockError for what cannot run, EngineGone."""
         ...
 
     def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
-        """Begin a run that admission granted; its events go to the sink."""
+        """Begin a run that was granted its slot and tokens; its events go to the sink."""
         ...
 
     def cancel(self, run_id: str) -> None:
         """Stop a run; nothing more of it is told."""
         ...
 
-    def capacity(self) -> Capacity: ...
+    def limits(self) -> Limits:
+        """After `start`."""
+        ...
 
-    async def stop(self) -> None: ...
-
-    def memory_need(self) -> int:
-        """Bytes that loading will take, known before it."""
+    async def stop(self) -> None:
+        """End it; when this returns, its process has ended and its memory is free. In any state, more than once too."""
         ...
 
     def measured_memory(self) -> int | None:

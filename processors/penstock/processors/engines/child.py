@@ -1,9 +1,11 @@
 """The child side of an engine: a process that holds one model and speaks over a channel.
 
-It is forked from a server with torch imported. Messages to it: ("prepare", number, spec), ("run", spec), ("cancel",
-run_id), ("stop",). From it come lists of ("ready", EngineInfo, bytes), ("refused", error), ("prepared", number,
-Prepared | error), ("delta", run_id, text, token_ids, first_token_index), ("finished", Finished), ("failed", RunFailed),
-("memory", bytes): one list per engine step, however many runs it touched. The memory report is also its sign of life.
+It is forked from a server with torch imported. Messages to it: ("prepare", number, spec), ("run", run_id) for what was
+prepared, ("run_anew", spec) for what it has forgotten, ("cancel", run_id), ("stop",). From it come lists of ("ready",
+EngineInfo, bytes), ("refused", error), ("prepared", number, Prepared | error), ("forgotten", run_id), ("delta", run_id,
+text, token_ids, first_token_index), ("finished", Finished), ("failed", RunFailed), ("beat", bytes).
+
+A beat says that the thread which computes moves, or has nothing to do. It carries the measured memory.
 """
 
 from __future__ import annotations
@@ -15,62 +17,31 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
-from penstock.processors.engines.base import EngineInfo, Prepared, RunFailed, RunSpec
+from penstock.processors.engines.backend import Backend, Emit, Event, leave, load_class
+from penstock.processors.engines.base import Prepared, RunFailed, RunSpec
 from penstock.processors.engines.channel import Channel
-from penstock.schemas.errors import EngineFailed, InternalError, PenstockError
+from penstock.schemas.errors import EngineFailed, InternalError, InvalidRequest, PenstockError
 
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 CHECK_EVERY_S = 0.25
-REPORT_EVERY, MEASURE_EVERY = 8, 60
-"""In checks: a sign of life every 2 s, memory measured anew every 15 s."""
-Event = tuple[Any, ...]
-Emit = Callable[[Event], None]
+BEAT_EVERY, MEASURE_EVERY = 4, 60
+"""In checks: a beat every second, memory measured anew every 15 s."""
+INLINE_CHARS = 2000
+"""Longer prompts are counted in a thread: tokenizing them takes milliseconds, for which no stream shall wait."""
+REMEMBERED_TOKENS = 1 << 20
+"""Prompts that were prepared and not run yet, in all. Those beyond are prepared again when they run."""
 
 
-class Backend(Protocol):
-    """A kind of model inside the child; called on the child's event loop, but for `load` and `measured_memory`."""
-
-    def load(self) -> EngineInfo:
-        """Load the model, in a thread."""
-        ...
-
-    def prepare(self, spec: RunSpec) -> Prepared: ...
-    def run(self, spec: RunSpec) -> None: ...
-    def cancel(self, run_id: str) -> None: ...
-
-    def check(self) -> None:
-        """Called often: notice what no event tells."""
-        ...
-
-    def measured_memory(self) -> int: ...
-
-
-class Outbox:
-    """Gathers the events of one loop iteration and sends them as one message."""
-
-    def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
-        self._channel = channel
-        self._loop = loop
-        self._events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        if not self._events:
-            self._loop.call_soon(self.flush)
-        self._events.append(event)
-
-    def flush(self) -> None:
-        if self._events:
-            events, self._events = self._events, []
-            self._channel.send(events)
-
-
-def main(sock: socket.socket, kind: str, source: str, options: Mapping[str, Any]) -> None:
+def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, Any]) -> None:
     """Entry point of the process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the fork server's end is ours; it ends with the worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the worker decides when we stop
@@ -79,58 +50,52 @@ def main(sock: socket.socket, kind: str, source: str, options: Mapping[str, Any]
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     logging.basicConfig(level=logging.WARNING)
-    asyncio.run(serve(sock, kind, source, options))
+    try:
+        asyncio.run(serve(sock, backend, source, options))
+    except BaseException:
+        logger.exception("engine.failed source=%s", source)
+    leave(1)  # not by return: the interpreter would wait for the threads that compute
 
 
-def make_backend(kind: str, source: str, options: Mapping[str, Any], emit: Emit) -> Backend:
-    if kind == "text":
-        from penstock.processors.engines.text import TextBackend
-
-        return TextBackend(source, options, emit)
-    if kind == "embedding":
-        from penstock.processors.engines.embedding import EmbeddingBackend
-
-        return EmbeddingBackend(source, options, emit)
-    raise ValueError(f"no backend of kind {kind}")
-
-
-def leave(code: int = 0) -> NoReturn:
-    """End at once: native threads of a model must not hold up the end."""
-    os._exit(code)
-
-
-async def serve(sock: socket.socket, kind: str, source: str, options: Mapping[str, Any]) -> None:
+async def serve(sock: socket.socket, backend_name: str, source: str, options: Mapping[str, Any]) -> None:
     """Load, then answer messages until told to stop or the worker is gone."""
-    loop = asyncio.get_running_loop()
-    backend: Backend | None = None
+    desk: Desk | None = None
 
     def on_message(message: Event) -> None:
-        # A backend that is not loaded yet is only ever told to stop.
-        if backend is None or not handle(backend, outbox.emit, message):
+        # What is not loaded yet is only ever told to stop.
+        if desk is None or not desk.handle(message):
             leave()
 
     channel = await Channel.open(sock, on_message, leave)
-    outbox = Outbox(channel, loop)
+    outbox = Outbox(channel)
     try:
-        loading = make_backend(kind, source, options, outbox.emit)
-        info = await asyncio.to_thread(loading.load)
+        backend = load_class(backend_name)(source, options, outbox.emit)
+        info = await asyncio.to_thread(backend.load)
     except BaseException as error:
         logger.exception("engine.load_failed source=%s", source)
-        refusal = error if isinstance(error, PenstockError) else _load_failure(source, error)
-        channel.send([("refused", refusal)])
+        channel.send([("refused", error if isinstance(error, PenstockError) else _load_failure(source, error))])
         while channel.unsent_bytes:
             await asyncio.sleep(0.01)
         leave(1)
-    backend = loading
+    desk = Desk(backend, outbox.emit)
     measured = backend.measured_memory()
     outbox.emit(("ready", info, measured))
+    await _beat(backend, outbox.emit, measured)
+
+
+async def _beat(backend: Backend, emit: Emit, measured: int) -> None:
+    """For ever: let the backend look after itself, and say that it computes while it does."""
+    last: int | None = None
     for turn in itertools.count(1):
         await asyncio.sleep(CHECK_EVERY_S)
         backend.check()
         if turn % MEASURE_EVERY == 0:  # tens of milliseconds for a gigabyte: the kernel walks every page
             measured = await asyncio.to_thread(backend.measured_memory)
-        if turn % REPORT_EVERY == 0:
-            outbox.emit(("memory", measured))
+        if turn % BEAT_EVERY == 0:
+            progress = backend.progress()
+            if progress is None or progress != last:
+                emit(("beat", measured))
+            last = progress
 
 
 def _load_failure(source: str, error: BaseException) -> EngineFailed:
@@ -140,32 +105,132 @@ def _load_failure(source: str, error: BaseException) -> EngineFailed:
     return EngineFailed(f"{name} could not be loaded: {type(error).__name__}: {reason}"[:500])
 
 
-def handle(backend: Backend, emit: Emit, message: Event) -> bool:
-    """One message; False when it was the last."""
-    match message:
-        case ("prepare", number, spec):
-            emit(("prepared", number, _prepare(backend, spec)))
-        case ("run", spec):
-            try:
-                backend.run(spec)
-            except PenstockError as error:
-                emit(("failed", RunFailed(run_id=spec.run_id, error=error, retryable_here=error.retryable)))
-            except Exception as error:
-                logger.exception("engine.run_failed")
-                failure = InternalError(f"{type(error).__name__} while the run was started")
-                emit(("failed", RunFailed(run_id=spec.run_id, error=failure, retryable_here=False)))
-        case ("cancel", run_id):
-            backend.cancel(run_id)
-        case _:
-            return False
-    return True
+class Outbox:
+    """Gathers the events of one loop iteration and sends them as one message."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        if not self._events:
+            self._loop.call_soon(self.flush)
+        self._events.append(event)
+
+    def flush(self) -> None:
+        events, self._events = self._events, []
+        try:
+            self._channel.send(events)
+        except Exception:  # a value that cannot be pickled: runs whose events are lost would wait for ever
+            logger.exception("engine.unsendable")
+            leave(1)
 
 
-def _prepare(backend: Backend, spec: RunSpec) -> Prepared | PenstockError:
-    try:
-        return backend.prepare(spec)
-    except PenstockError as error:
-        return error
-    except Exception as error:
-        logger.exception("engine.prepare_failed")
-        return InternalError(f"{type(error).__name__} while the prompt was built")
+class Desk:
+    """Answers the worker's messages, and keeps prompts between `prepare` and `run`."""
+
+    def __init__(self, backend: Backend, emit: Emit) -> None:
+        self._backend = backend
+        self._emit = emit
+        self._prompts: OrderedDict[str, tuple[RunSpec, Any, int]] = OrderedDict()
+        self._tokens = 0
+        self._starting: set[str] = set()
+        # One thread: tokenizers are fast enough, and a second would only take cores from the model.
+        self._thread = ThreadPoolExecutor(1, "prepare")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, message: Event) -> bool:
+        """One message; False when it was the last."""
+        match message:
+            case ("prepare", number, spec):
+                if size_of(spec) <= INLINE_CHARS:
+                    self._answer(number, spec, self._prepared(spec))
+                else:
+                    self._task(self._prepare_long(number, spec))
+            case ("run", run_id):
+                prompt = self._forget(run_id)
+                if prompt is None:
+                    self._emit(("forgotten", run_id))
+                else:
+                    self._run(prompt[0], prompt[1])
+            case ("run_anew", spec):
+                self._starting.add(spec.run_id)
+                self._task(self._run_anew(spec))
+            case ("cancel", run_id):
+                self._starting.discard(run_id)
+                if self._forget(run_id) is None:
+                    self._backend.cancel(run_id)
+            case _:
+                return False
+        return True
+
+    async def _prepare_long(self, number: int, spec: RunSpec) -> None:
+        result = await asyncio.get_running_loop().run_in_executor(self._thread, self._prepared, spec)
+        self._answer(number, spec, result)
+
+    def _answer(self, number: int, spec: RunSpec, result: tuple[Prepared, Any] | PenstockError) -> None:
+        if isinstance(result, PenstockError):
+            self._emit(("prepared", number, result))
+            return
+        prepared, prompt = result
+        self._remember(spec, prompt, prepared.prompt_tokens)
+        self._emit(("prepared", number, prepared))
+
+    async def _run_anew(self, spec: RunSpec) -> None:
+        result = await asyncio.get_running_loop().run_in_executor(self._thread, self._prepared, spec)
+        if spec.run_id not in self._starting:
+            return  # cancelled
+        self._starting.discard(spec.run_id)
+        if isinstance(result, PenstockError):
+            self._failed(spec.run_id, result, again=result.retryable)
+        else:
+            self._run(spec, result[1])
+
+    def _prepared(self, spec: RunSpec) -> tuple[Prepared, Any] | PenstockError:
+        try:
+            return self._backend.prepare(spec)
+        except PenstockError as error:
+            return error
+        except UnicodeEncodeError:
+            return InvalidRequest("the text holds half of a surrogate pair, which is no character", param="payload")
+        except Exception as error:
+            logger.exception("engine.prepare_failed")
+            return InternalError(f"{type(error).__name__} while the prompt was built")
+
+    def _run(self, spec: RunSpec, prompt: Any) -> None:
+        try:
+            self._backend.run(spec, prompt)
+        except PenstockError as error:
+            self._failed(spec.run_id, error, again=error.retryable)
+        except Exception as error:
+            logger.exception("engine.run_failed")
+            failure = InternalError(f"{type(error).__name__} while the run was started")
+            self._failed(spec.run_id, failure, again=False)
+
+    def _failed(self, run_id: str, error: PenstockError, *, again: bool) -> None:
+        self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=again)))
+
+    def _remember(self, spec: RunSpec, prompt: Any, tokens: int) -> None:
+        bare = replace(spec, messages=None, history=None, prompt=None, inputs=None)
+        self._prompts[spec.run_id] = (bare, prompt, tokens)
+        self._tokens += tokens
+        while self._tokens > REMEMBERED_TOKENS and len(self._prompts) > 1:
+            self._tokens -= self._prompts.popitem(last=False)[1][2]
+
+    def _forget(self, run_id: str) -> tuple[RunSpec, Any, int] | None:
+        prompt = self._prompts.pop(run_id, None)
+        if prompt is not None:
+            self._tokens -= prompt[2]
+        return prompt
+
+    def _task(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def size_of(spec: RunSpec) -> int:
+    """Characters of all texts of a spec."""
+    texts = [message.get("content") for message in (*(spec.history or ()), *(spec.messages or ()))]
+    return sum(len(text) for text in (*texts, spec.prompt, *(spec.inputs or ())) if isinstance(text, str))

@@ -1,29 +1,28 @@
-"""Embeddings inside the child: mean pooling over AutoModel, normalised; requests that come together share batches."""
+"""Embeddings inside the child: mean pooling over AutoModel, normalised; requests that come together share batches.
+
+Batch after batch is computed in a thread of its own, so that more texts gather while one is computed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+import queue
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec
-from penstock.processors.engines.child import Emit
-from penstock.processors.engines.loading import (
-    device_name,
-    dtype_name,
-    limit_device_memory,
-    measured_memory,
-    resolve_source,
-)
+from penstock.processors.engines.loading import device_name, dtype_name, limit_device_memory, measured_memory
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED_INPUTS = 1024
 Text = tuple[str, int]
 """(run id, place in the run's inputs)"""
+Batched = tuple[str, int, list[int]]
+"""The same with the text's tokens."""
 
 
 class _Run:
@@ -44,10 +43,11 @@ class EmbeddingBackend:
         self._options = options
         self._emit = emit
         self._max_batch_tokens = int(options.get("max_batch_tokens", 2048))
-        self._prepared: OrderedDict[str, list[list[int]]] = OrderedDict()
         self._runs: dict[str, _Run] = {}
         self._texts: list[Text] = []
-        self._task: asyncio.Task[None] | None = None
+        self._batches: queue.SimpleQueue[list[Batched]] = queue.SimpleQueue()
+        self._computing = False
+        self._computed = 0
         self._loop = asyncio.get_running_loop()
         self._model: Any = None
         self._tokenizer: Any = None
@@ -61,7 +61,7 @@ class EmbeddingBackend:
 
         torch.set_num_threads(int(self._options.get("threads", 1)))
         disable_progress_bar()
-        folder = str(resolve_source(self._source))
+        folder = self._source
         device = device_name(self._options)
         limit_device_memory(self._options)
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -72,9 +72,10 @@ class EmbeddingBackend:
         self._window = min(int(config.max_position_embeddings), int(self._options.get("window", 1 << 30)))
         self._dimensions = int(config.hidden_size)
         self._forward([self._tokenize(["warm up"])[0]])
+        threading.Thread(target=self._compute, name="compute", daemon=True).start()
         return EngineInfo(context_window=self._window, dimensions=self._dimensions, device=device)
 
-    def prepare(self, spec: RunSpec) -> Prepared:
+    def prepare(self, spec: RunSpec) -> tuple[Prepared, list[list[int]]]:
         """Raises ContextLengthExceeded for a text that is too long, InvalidRequest for too many dimensions."""
         wanted = spec.params.get("dimensions")
         if wanted is not None and not 1 <= int(wanted) <= self._dimensions:
@@ -91,44 +92,53 @@ class EmbeddingBackend:
                     param=f"payload.input[{number}]",
                     details={"need": len(tokens), "capacity": self._window, "unit": "tokens"},
                 )
-        self._prepared[spec.run_id] = ids
-        if len(self._prepared) > REMEMBERED_INPUTS:
-            self._prepared.popitem(last=False)
-        return Prepared(run_id=spec.run_id, prompt_tokens=sum(map(len, ids)), need_tokens=0)
+        return Prepared(run_id=spec.run_id, prompt_tokens=sum(map(len, ids)), need_tokens=0), ids
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         return self._tokenizer(list(texts), verbose=False)["input_ids"]
 
-    def run(self, spec: RunSpec) -> None:
-        if spec.run_id not in self._prepared:
-            self.prepare(spec)
-        run = _Run(spec, self._prepared.pop(spec.run_id))
-        self._runs[spec.run_id] = run
-        self._texts.extend((spec.run_id, place) for place in range(len(run.ids)))
-        if self._task is None or self._task.done():
-            self._task = self._loop.create_task(self._work())
+    def run(self, spec: RunSpec, prompt: list[list[int]]) -> None:
+        self._runs[spec.run_id] = _Run(spec, prompt)
+        self._texts.extend((spec.run_id, place) for place in range(len(prompt)))
+        self._begin_batch()
 
     def cancel(self, run_id: str) -> None:
-        self._prepared.pop(run_id, None)
         self._runs.pop(run_id, None)  # its texts are passed over when a batch is taken
 
     def check(self) -> None:
         pass
 
+    def progress(self) -> int | None:
+        return self._computed if self._computing else None
+
     def measured_memory(self) -> int:
         return measured_memory(device_name(self._options))
 
-    async def _work(self) -> None:
-        """Batch after batch, off the loop, so that more texts can gather while one is computed."""
-        while batch := self._next_batch():
+    def _begin_batch(self) -> None:
+        if not self._computing and (batch := self._next_batch()):
+            self._computing = True
+            self._batches.put([(run, place, self._runs[run].ids[place]) for run, place in batch])
+
+    def _compute(self) -> None:
+        """The thread that computes, for ever."""
+        while True:
+            batch = self._batches.get()
             try:
-                vectors = await asyncio.to_thread(self._forward, [self._runs[run].ids[place] for run, place in batch])
+                result: list[list[float]] | Exception = self._forward([ids for _, _, ids in batch])
             except Exception as error:
-                logger.exception("engine.embedding_failed texts=%d", len(batch))
-                self._fail({run for run, _ in batch}, EngineFailed(f"{type(error).__name__} while embedding"))
-                continue
-            for (run_id, place), vector in zip(batch, vectors, strict=True):
-                self._found(run_id, place, vector)
+                result = error
+            self._loop.call_soon_threadsafe(self._end_batch, batch, result)
+
+    def _end_batch(self, batch: list[Batched], result: list[list[float]] | Exception) -> None:
+        self._computing = False
+        self._computed += 1
+        self._begin_batch()
+        if isinstance(result, Exception):
+            logger.error("engine.embedding_failed texts=%d", len(batch), exc_info=result)
+            self._fail({run for run, _, _ in batch}, EngineFailed(f"{type(result).__name__} while embedding"))
+            return
+        for (run_id, place, _), vector in zip(batch, result, strict=True):
+            self._place(run_id, place, vector)
 
     def _next_batch(self) -> list[Text]:
         """The text that waits longest, and with it those nearest to it in length while padded tokens stay bounded."""
@@ -162,7 +172,7 @@ class EmbeddingBackend:
             pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
             return torch.nn.functional.normalize(pooled, dim=1).cpu().tolist()
 
-    def _found(self, run_id: str, place: int, vector: list[float]) -> None:
+    def _place(self, run_id: str, place: int, vector: list[float]) -> None:
         run = self._runs.get(run_id)
         if run is None:
             return

@@ -1,53 +1,41 @@
-"""The worker's side of an engine process: starts it, speaks to it, notices its death, starts it again."""
+"""The worker's side of an engine whose model lives in a process: runs out, events in, its death noticed and told."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
-import socket
 from collections.abc import Callable, Mapping
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
-from penstock.processors.engines import child
+from penstock.processors.core.context import recent_history
 from penstock.processors.engines.base import (
-    Capacity,
     Delta,
+    EngineGone,
     EngineInfo,
     EngineState,
+    Limits,
     Prepared,
     RunFailed,
     RunSpec,
     Sink,
 )
-from penstock.processors.engines.channel import Channel
+from penstock.processors.engines.process import EngineProcess
+from penstock.processors.engines.sinks import GuardedSink
 from penstock.schemas.errors import EngineFailed, PenstockError
 
 logger = logging.getLogger(__name__)
 
-BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
-HEALTHY_AFTER_S = 60.0
-"""An engine that lived so long had no trouble starting: the next backoff begins anew."""
-
-
-@cache
-def fork_context() -> Any:
-    """One fork server per worker, with the heavy modules imported before the first engine is forked from it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["penstock.processors.engines.preload"])
-    return context
-
-
-class _Died(EngineFailed):
-    """The process ended unasked while it worked on this."""
+STOP_PATIENCE_S = 2.0
+CHARS_PER_TOKEN_AT_MOST = 32
+"""No tokenizer puts more text than this into a token, on an average over a window: what lies beyond is not sent."""
 
 
 class ChildEngine:
-    """An Engine whose model lives in a child process. Its death fails its own runs only.
+    """An Engine in a process of its own.
 
-    `on_died` gets the exit code after each death that nobody asked for. An engine that says nothing for `silent_s` is
-    taken for stuck and killed.
+    One that gives no sign of life for `silent_s` is taken for stuck and killed: signs come from the thread that
+    computes, or say that it has nothing to do.
     """
 
     prepares_inline = False
@@ -55,39 +43,32 @@ class ChildEngine:
     def __init__(
         self,
         model: str,
-        kind: str,
+        backend: str,
         source: str,
         options: Mapping[str, Any],
         *,
-        memory_need_bytes: int,
-        slots: int,
-        start_timeout_s: float = 300,
+        limits: Limits,
+        load_timeout_s: float = 300,
         silent_s: float = 60,
     ) -> None:
         self.model = model
-        self._kind, self._source, self._options = kind, source, dict(options)
-        self._memory_need = memory_need_bytes
-        self._slots = slots
-        self.on_died: Callable[[int | None], None] = lambda _: None
-        self._start_timeout_s = start_timeout_s
+        self.on_died: Callable[[int], None] = lambda code: None
+        self.on_busy: Callable[[float], None] = lambda seconds: None
+        self._backend, self._source, self._options = backend, source, dict(options)
+        self._limits = limits
+        self._load_timeout_s = load_timeout_s
         self._silent_s = silent_s
         self._state = EngineState.NEW
-        self._process: Any = None
-        self._channel: Channel | None = None
+        self._process: EngineProcess | None = None
+        self._started: asyncio.Future[None] | None = None
         self._info = EngineInfo()
         self._measured: int | None = None
-        self._cache_tokens: int | None = None
-        self._started: asyncio.Future[None] | None = None
-        self._sinks: dict[str, tuple[Sink, int]] = {}
+        self._runs: dict[str, tuple[RunSpec, GuardedSink]] = {}
         self._preparing: dict[int, asyncio.Future[Prepared]] = {}
         self._number = 0
-        self._used_tokens = 0
-        self._deaths = 0
-        self._ready_at = 0.0
-        self._heard = False
+        self._beaten = False
         self._silence: asyncio.TimerHandle | None = None
-        self._restart: asyncio.Task[None] | None = None
-        self._usable = asyncio.Event()
+        self._death: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> EngineState:
@@ -97,109 +78,45 @@ class ChildEngine:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
+    # -- its life
+
     async def start(self) -> None:
-        """Fork and load. Raises EngineFailed, or what loading raised, when the model cannot be loaded."""
+        """Fork and load. Raises EngineFailed, or what loading raised. Cancelled, it kills the process at once."""
+        if self._state is not EngineState.NEW:
+            raise RuntimeError(f"the engine of {self.model} is {self._state}: it starts once")
         self._state = EngineState.STARTING
         self._started = asyncio.get_running_loop().create_future()
-        self._started.add_done_callback(_retrieve)
-        ours, theirs = socket.socketpair()
+        self._process = EngineProcess(self.model, self._on_events, self._lost)
         try:
-            # The first start imports torch in the fork server: seconds, which must not hold up the loop.
-            await asyncio.to_thread(self._spawn, theirs)
-            self._channel = await Channel.open(ours, self._on_events, self._lost)
-            await asyncio.wait_for(asyncio.shield(self._started), self._start_timeout_s)
+            async with asyncio.timeout(self._load_timeout_s):
+                await self._process.start(self._backend, self._source, self._options)
+                await self._started
         except TimeoutError as error:
-            self._kill()
-            raise EngineFailed(f"{self.model} was not loaded within {self._start_timeout_s:g} s") from error
+            raise EngineFailed(f"{self.model} was not loaded within {self._load_timeout_s:g} s") from error
         except (OSError, EOFError) as error:
             raise EngineFailed(f"no process could be started for {self.model}: {type(error).__name__}") from error
         finally:
-            theirs.close()
-            if self._channel is None:
-                ours.close()  # a process that was started all the same sees this and ends
-
-    def _spawn(self, theirs: socket.socket) -> None:
-        process = fork_context().Process(
-            target=child.main, args=(theirs, self._kind, self._source, self._options), name=f"engine-{self.model}"
-        )
-        process.start()
-        self._process = process
-
-    async def prepare(self, spec: RunSpec) -> Prepared:
-        try:
-            return await self._prepare(spec)
-        except _Died:  # somebody else's fault, most likely: to fail now would cost the request an attempt
-            return await self._prepare(spec)
-
-    async def _prepare(self, spec: RunSpec) -> Prepared:
-        self._number += 1
-        number = self._number
-        if self._state in (EngineState.STARTING, EngineState.DEAD):
-            try:
-                await asyncio.wait_for(self._usable.wait(), self._start_timeout_s)
-            except TimeoutError as error:
-                raise EngineFailed(f"the engine of {self.model} does not come back") from error
-        future: asyncio.Future[Prepared] = asyncio.get_running_loop().create_future()
-        self._preparing[number] = future
-        try:
-            self._send(("prepare", number, spec))
-            return await future
-        finally:
-            self._preparing.pop(number, None)
-
-    def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
-        self._sinks[spec.run_id] = (sink, prepared.need_tokens)
-        self._used_tokens += prepared.need_tokens
-        try:
-            self._send(("run", spec))
-        except EngineFailed as error:
-            self._end(spec.run_id)
-            sink.on_failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=True))
-
-    def cancel(self, run_id: str) -> None:
-        if self._end(run_id) is not None and self._state is EngineState.READY:
-            self._send(("cancel", run_id))
-
-    def capacity(self) -> Capacity:
-        if self._state is not EngineState.READY:
-            return Capacity(free_slots=0, free_tokens=None)
-        free = None if self._cache_tokens is None else self._cache_tokens - self._used_tokens
-        return Capacity(free_slots=self._slots - len(self._sinks), free_tokens=free)
+            if not self._started.done() or self._started.cancelled() or self._started.exception() is not None:
+                self._process.kill()
 
     async def stop(self) -> None:
-        """End the process: asked first, then made to. What still runs on it fails."""
+        """What still runs on it ends silently; who prepares on it is told EngineGone."""
+        ready = self._state is EngineState.READY
         self._state = EngineState.STOPPED
-        self._usable.set()
         if self._silence is not None:
             self._silence.cancel()
-        if self._restart is not None:
-            self._restart.cancel()
-        if self._channel is not None:
-            self._channel.send(("stop",))
-        self._fail_all(EngineFailed(f"the engine of {self.model} was stopped"))
-        await asyncio.to_thread(self._reap, 2.0)
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-
-    def _reap(self, patience_s: float) -> int | None:
-        """Wait for the process, then end it by force; its exit code."""
-        process = self._process
-        if process is None:
-            return None
-        for insist in (lambda: None, process.terminate, process.kill):
-            insist()
-            process.join(patience_s)
-            if process.exitcode is not None:
-                break
-        return process.exitcode
-
-    def _kill(self) -> None:
+        if self._death is not None:
+            self._death.cancel()
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(EngineGone(f"the engine of {self.model} was stopped"))
+            self._started.exception()  # retrieved here: perhaps nobody waits for it
+        self._drop_all(f"the engine of {self.model} was stopped")
         if self._process is not None:
-            self._process.kill()
+            # One that still loads has nothing to finish.
+            await self._process.end(STOP_PATIENCE_S if ready else 0.0)
 
-    def memory_need(self) -> int:
-        return self._memory_need
+    def limits(self) -> Limits:
+        return self._limits
 
     def measured_memory(self) -> int | None:
         return self._measured
@@ -207,129 +124,151 @@ class ChildEngine:
     def info(self) -> EngineInfo:
         return self._info
 
-    # -- the channel
+    # -- runs
 
-    def _send(self, message: tuple[Any, ...]) -> None:
-        if self._channel is None or self._state is not EngineState.READY:
-            raise EngineFailed(f"the engine of {self.model} is {self._state}", retry_after_s=0.5)
-        self._channel.send(message)
+    async def prepare(self, spec: RunSpec) -> Prepared:
+        process = self._alive()
+        spec, omitted = self._without_far_history(spec)
+        self._number += 1
+        number = self._number
+        future: asyncio.Future[Prepared] = asyncio.get_running_loop().create_future()
+        self._preparing[number] = future
+        try:
+            process.send(("prepare", number, spec))
+            prepared = await future
+        except asyncio.CancelledError:
+            process.send(("cancel", spec.run_id))
+            raise
+        finally:
+            self._preparing.pop(number, None)
+        return replace(prepared, dropped_turns=prepared.dropped_turns + omitted) if omitted else prepared
+
+    def _without_far_history(self, spec: RunSpec) -> tuple[RunSpec, int]:
+        """The spec with what may fit of its history: a long conversation costs its window, here and in the process."""
+        window = self._info.context_window
+        if not spec.history or window is None:
+            return spec, 0
+        history, omitted = recent_history(spec.history, chars=window * CHARS_PER_TOKEN_AT_MOST)
+        return (replace(spec, history=history), omitted) if omitted else (spec, 0)
+
+    def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
+        if self._state is EngineState.DEAD and self._death is not None:
+            return  # `on_died` is about to tell
+        guarded = GuardedSink(spec.run_id, sink)
+        try:
+            process = self._alive()
+        except EngineGone as error:
+            guarded.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=True))
+            return
+        self._runs[spec.run_id] = (spec, guarded)
+        process.send(("run", spec.run_id))
+
+    def cancel(self, run_id: str) -> None:
+        """A run, or what was only prepared."""
+        run = self._runs.pop(run_id, None)
+        if run is not None:
+            run[1].close()
+        if self._state is EngineState.READY and self._process is not None:
+            self._process.send(("cancel", run_id))
+
+    def _alive(self) -> EngineProcess:
+        if self._process is None or self._state is not EngineState.READY:
+            raise EngineGone(f"the engine of {self.model} is {self._state}", retry_after_s=0.5)
+        return self._process
+
+    # -- events of the process
 
     def _on_events(self, events: list[tuple[Any, ...]]) -> None:
-        self._heard = True
         for event in events:
             self._handle(event)
 
     def _handle(self, event: tuple[Any, ...]) -> None:
         match event:
-            case ("delta", run_id, text, token_ids, first):  # a plain tuple: it is sent for each token
-                found = self._sinks.get(run_id)
-                if found is not None:
-                    delta = Delta(run_id=run_id, text=text, token_ids=token_ids, first_token_index=first)
-                    found[0].on_delta(delta)
+            case ("delta", run_id, text, token_ids, first):  # a plain tuple: they are many
+                run = self._runs.get(run_id)
+                if run is not None and not run[1].delta(
+                    Delta(run_id=run_id, text=text, token_ids=token_ids, first_token_index=first)
+                ):
+                    self.cancel(run_id)
             case ("finished", finished):
-                sink = self._end(finished.run_id)
-                if sink is not None:
-                    sink.on_finished(finished)
+                run = self._runs.pop(finished.run_id, None)
+                if run is not None:
+                    run[1].finished(finished)
             case ("failed", failed):
-                sink = self._end(failed.run_id)
-                if sink is not None:
-                    sink.on_failed(failed)
+                run = self._runs.pop(failed.run_id, None)
+                if run is not None:
+                    run[1].failed(failed)
             case ("prepared", number, answer):
-                future = self._preparing.get(number)
-                if future is not None and not future.done():
-                    if isinstance(answer, PenstockError):
-                        future.set_exception(answer)
-                    else:
-                        future.set_result(answer)
+                self._prepared(number, answer)
+            case ("forgotten", run_id):
+                run = self._runs.get(run_id)
+                if run is not None and self._process is not None:
+                    self._process.send(("run_anew", self._without_far_history(run[0])[0]))
+            case ("beat", measured):
+                self._beaten, self._measured = True, measured
             case ("ready", info, measured):
                 self._ready(info, measured)
             case ("refused", error):
                 if self._started is not None and not self._started.done():
                     self._started.set_exception(error)
-            case ("memory", measured):
-                self._measured = measured
             case _:
                 logger.warning("engine.unknown_event model=%s kind=%s", self.model, event[:1])
 
-    def _ready(self, info: EngineInfo, measured: int) -> None:
-        if self._state is not EngineState.STARTING:
+    def _prepared(self, number: int, answer: Prepared | PenstockError) -> None:
+        future = self._preparing.get(number)
+        if future is None or future.done():
             return
-        loop = asyncio.get_running_loop()
-        self._info, self._measured = info, measured
-        self._cache_tokens = self._options.get("cache_tokens") if self._kind == "text" else None
-        self._state = EngineState.READY
-        self._ready_at = loop.time()
-        self._silence = loop.call_later(self._silent_s, self._check_silence)
-        self._usable.set()
-        if self._started is not None and not self._started.done():
-            self._started.set_result(None)
+        if isinstance(answer, PenstockError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
 
-    def _end(self, run_id: str) -> Sink | None:
-        found = self._sinks.pop(run_id, None)
-        if found is None:
-            return None
-        self._used_tokens -= found[1]
-        return found[0]
+    def _ready(self, info: EngineInfo, measured: int) -> None:
+        if self._state is not EngineState.STARTING or self._started is None or self._started.done():
+            return
+        self._info, self._measured = info, measured
+        self._state = EngineState.READY
+        self._silence = asyncio.get_running_loop().call_later(self._silent_s, self._check_silence)
+        self._started.set_result(None)
 
     # -- death
 
     def _check_silence(self) -> None:
-        """Kill a process that is alive but stuck; its death takes the usual way."""
-        if self._state is not EngineState.READY:
+        """Kill a process whose computing thread does not move; its death takes the usual way."""
+        if self._state is not EngineState.READY or self._process is None:
             return
-        if not self._heard:
-            logger.error("engine.silent model=%s seconds=%g", self.model, self._silent_s)
-            self._kill()
+        if not self._beaten:
+            logger.error("engine.silent model=%s seconds=%g runs=%d", self.model, self._silent_s, len(self._runs))
+            self._process.kill()
             return
-        self._heard = False
+        self._beaten = False
         self._silence = asyncio.get_running_loop().call_later(self._silent_s, self._check_silence)
 
     def _lost(self) -> None:
-        """The process ended unasked: its runs fail (the worker runs them again), and it is started again."""
-        self._channel = None
-        if self._state is EngineState.STOPPED:
+        """The process is ending unasked. It takes no more from here on; it is told when it has really ended."""
+        if self._state is EngineState.STARTING and self._started is not None and not self._started.done():
+            self._started.set_exception(EngineFailed(f"the process of {self.model} ended while it loaded"))
+        if self._state is not EngineState.READY:
             return
-        loop = asyncio.get_running_loop()
-        was_ready = self._state is EngineState.READY
+        logger.error("engine.died model=%s runs=%d", self.model, len(self._runs))
         self._state = EngineState.DEAD
-        self._measured = None  # all of it came back
-        self._usable.clear()
+        self._measured = None
         if self._silence is not None:
             self._silence.cancel()
-        error = _Died(f"the engine process of {self.model} died")
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(error)
-        if was_ready:
-            self._deaths = 1 if loop.time() - self._ready_at > HEALTHY_AFTER_S else self._deaths + 1
-            logger.error("engine.died model=%s runs=%d deaths=%d", self.model, len(self._sinks), self._deaths)
-            self._restart = loop.create_task(self._start_again(), name=f"restart {self.model}")
-        self._fail_all(error)
+        self._drop_all(f"the engine of {self.model} died")
+        self._death = asyncio.get_running_loop().create_task(self._tell_death(), name=f"death of {self.model}")
 
-    def _fail_all(self, error: EngineFailed) -> None:
-        for future in list(self._preparing.values()):
+    async def _tell_death(self) -> None:
+        assert self._process is not None
+        code = await self._process.exit_code()
+        logger.info("engine.exited model=%s exitcode=%s", self.model, code)
+        self._death = None
+        self.on_died(-1 if code is None else code)
+
+    def _drop_all(self, reason: str) -> None:
+        for future in self._preparing.values():
             if not future.done():
-                future.set_exception(error)
-        sinks, self._sinks, self._used_tokens = self._sinks, {}, 0
-        for run_id, (sink, _) in sinks.items():
-            sink.on_failed(RunFailed(run_id=run_id, error=error, retryable_here=True))
-
-    async def _start_again(self) -> None:
-        while True:
-            code = await asyncio.to_thread(self._reap, 1.0)
-            logger.info("engine.exited model=%s exitcode=%s", self.model, code)
-            self.on_died(code)
-            await asyncio.sleep(BACKOFF_S[min(self._deaths, len(BACKOFF_S)) - 1])
-            try:
-                await self.start()
-            except PenstockError as error:
-                logger.error("engine.restart_failed model=%s error=%s", self.model, error)
-                self._deaths += 1
-            else:
-                logger.info("engine.restarted model=%s deaths=%d", self.model, self._deaths)
-                return
-
-
-def _retrieve(future: asyncio.Future[None]) -> None:
-    """A start that nobody waits for any more may fail without a complaint from asyncio."""
-    if not future.cancelled():
-        future.exception()
+                future.set_exception(EngineGone(reason))
+        runs, self._runs = self._runs, {}
+        for _, sink in runs.values():
+            sink.close()

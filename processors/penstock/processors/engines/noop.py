@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.processors.core.context import build_context
 from penstock.processors.core.stops import StopMatcher
 from penstock.processors.engines.base import (
-    Capacity,
     Delta,
     EngineInfo,
     EngineState,
     Finished,
+    Limits,
     Message,
     Prepared,
+    RunFailed,
     RunSpec,
     Sink,
 )
+from penstock.processors.engines.sinks import GuardedSink
+from penstock.processors.engines.texts import encodable
+from penstock.schemas.errors import InternalError
+
+logger = logging.getLogger(__name__)
 
 WINDOW = 100_000
 
@@ -38,12 +45,13 @@ class NoopEngine:
         self._tokens = int(options.get("tokens", 4))
         self._delay_s = float(options.get("delay_ms", 0)) / 1000
         self._first_delay_s = float(options.get("first_delay_ms", 0)) / 1000
-        self.on_died: Callable[[int | None], None] = lambda _: None
+        self.on_died: Callable[[int], None] = lambda code: None
+        self.on_busy: Callable[[float], None] = lambda seconds: None
         self._slots = int(options.get("slots", 256))
         self._echo = bool(options.get("echo", False))
         self._chars = int(options.get("chars", 0))
         self._window = int(options.get("window", WINDOW))
-        self._running: dict[str, asyncio.TimerHandle | None] = {}
+        self._running: dict[str, tuple[asyncio.TimerHandle, GuardedSink]] = {}
         self._state = EngineState.NEW
 
     @property
@@ -77,73 +85,52 @@ class NoopEngine:
         )
 
     def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
-        self._running[spec.run_id] = None
-        pieces = self._pieces(spec, prepared)
-        matcher = StopMatcher(spec.params.get("stop") or ())
+        script = _Script(spec, prepared, GuardedSink(spec.run_id, sink), self._pieces(spec, prepared), echo=self._echo)
         if not self._delay_s and not self._first_delay_s:
-            self._finish(spec, prepared, sink, pieces, matcher)
+            script.show_all()
+            script.end()
             return
-        self._later(
-            spec.run_id, self._first_delay_s or self._delay_s, _Script(self, spec, prepared, sink, pieces, matcher)
-        )
+        self._later(script, self._first_delay_s or self._delay_s)
 
-    def _later(self, run_id: str, delay_s: float, step: _Script) -> None:
-        self._running[run_id] = asyncio.get_running_loop().call_later(delay_s, step.next)
+    def _later(self, script: _Script, delay_s: float) -> None:
+        timer = asyncio.get_running_loop().call_later(delay_s, self._step, script)
+        self._running[script.run_id] = (timer, script.sink)
+
+    def _step(self, script: _Script) -> None:
+        try:
+            more = script.show_next()
+            if not more:
+                script.end()
+        except Exception as error:  # in a timer nobody hears it
+            logger.exception("noop.failed run=%s", script.run_id)
+            failure = InternalError(f"{type(error).__name__} in the script")
+            script.sink.failed(RunFailed(run_id=script.run_id, error=failure, retryable_here=False))
+        if script.sink.over:
+            self._running.pop(script.run_id, None)
+        else:
+            self._later(script, self._delay_s)
 
     def _pieces(self, spec: RunSpec, prepared: Prepared) -> list[str]:
         limit = int(spec.params.get("max_tokens", 1 << 30))
         if self._echo:
-            text = json.dumps(prepared.messages) if prepared.messages is not None else spec.prompt or ""
+            text = json.dumps(prepared.messages) if prepared.messages is not None else encodable(spec.prompt or "")
             return [text[at : at + 16] for at in range(0, len(text), 16)]
         return [f"word{number} ".ljust(self._chars) for number in range(min(self._tokens, limit))]
 
-    def _finish(self, spec: RunSpec, prepared: Prepared, sink: Sink, pieces: list[str], matcher: StopMatcher) -> None:
-        """The whole script at once."""
-        shown = matcher.feed("".join(pieces)) + matcher.flush()
-        if spec.stream and shown:
-            sink.on_delta(
-                Delta(run_id=spec.run_id, text=shown, token_ids=list(range(len(pieces))), first_token_index=0)
-            )
-        self.end(spec, prepared, sink, shown, len(pieces), stopped=matcher.stopped)
-
-    def end(self, spec: RunSpec, prepared: Prepared, sink: Sink, text: str, tokens: int, *, stopped: bool) -> None:
-        if self._running.pop(spec.run_id, self) is self:
-            return  # cancelled
-        reason = "stop" if stopped or self._echo or tokens < int(spec.params.get("max_tokens", 1 << 30)) else "length"
-        usage = {
-            "prompt_tokens": prepared.prompt_tokens,
-            "completion_tokens": tokens,
-            "total_tokens": prepared.prompt_tokens + tokens,
-        }
-        output: dict[str, Any] = {"text": text}
-        if spec.task == "embedding":
-            output = {"embeddings": [[1.0, 0.0] for _ in spec.inputs or []], "dimensions": 2}
-        sink.on_finished(
-            Finished(
-                run_id=spec.run_id,
-                output=output,
-                finish_reason=reason,
-                usage=usage,
-                prompt_tokens=prepared.prompt_tokens,
-                completion_tokens=tokens,
-            )
-        )
-
     def cancel(self, run_id: str) -> None:
-        timer = self._running.pop(run_id, None)
-        if timer is not None:
+        found = self._running.pop(run_id, None)
+        if found is not None:
+            timer, sink = found
             timer.cancel()
+            sink.close()
 
-    def capacity(self) -> Capacity:
-        return Capacity(free_slots=self._slots - len(self._running), free_tokens=None)
+    def limits(self) -> Limits:
+        return Limits(slots=self._slots)
 
     async def stop(self) -> None:
         for run_id in list(self._running):
             self.cancel(run_id)
         self._state = EngineState.STOPPED
-
-    def memory_need(self) -> int:
-        return 0
 
     def measured_memory(self) -> int | None:
         return 0
@@ -151,52 +138,65 @@ class NoopEngine:
     def info(self) -> EngineInfo:
         return EngineInfo(context_window=self._window, max_output_tokens=self._window, dimensions=2)
 
-    def running(self, run_id: str) -> bool:
-        return run_id in self._running
-
-    def schedule(self, run_id: str, step: _Script) -> None:
-        self._later(run_id, self._delay_s, step)
-
 
 class _Script:
-    """A delayed run, a piece at a time."""
+    """One run: its pieces, shown one at a time or all at once."""
 
-    def __init__(
-        self,
-        engine: NoopEngine,
-        spec: RunSpec,
-        prepared: Prepared,
-        sink: Sink,
-        pieces: list[str],
-        matcher: StopMatcher,
-    ) -> None:
-        self._engine, self._spec, self._prepared, self._sink = engine, spec, prepared, sink
-        self._pieces, self._matcher = pieces, matcher
+    def __init__(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink, pieces: list[str], *, echo: bool) -> None:
+        self.sink = sink
+        self._spec, self._prepared, self._pieces, self._echo = spec, prepared, pieces, echo
+        self._matcher = StopMatcher(spec.params.get("stop") or ())
         self._at = 0
         self._text: list[str] = []
 
-    def next(self) -> None:
-        if not self._engine.running(self._spec.run_id):
-            return
+    @property
+    def run_id(self) -> str:
+        return self._spec.run_id
+
+    def show_all(self) -> None:
+        shown = self._matcher.feed("".join(self._pieces))
+        self._at = len(self._pieces)
+        self._show(shown + self._matcher.flush(), list(range(self._at)), 0)
+
+    def show_next(self) -> bool:
+        """False when that was all."""
         at = self._at
         if at < len(self._pieces):
-            shown = self._matcher.feed(self._pieces[at])
             self._at += 1
-            self._show(shown, at)
-            if not self._matcher.stopped and self._at < len(self._pieces):
-                self._engine.schedule(self._spec.run_id, self)
-                return
-        self._show(self._matcher.flush(), self._at)
-        text = "".join(self._text)
-        self._engine.end(self._spec, self._prepared, self._sink, text, self._at, stopped=self._matcher.stopped)
+            self._show(self._matcher.feed(self._pieces[at]), [at], at)
+        if not self._matcher.stopped and self._at < len(self._pieces):
+            return True
+        self._show(self._matcher.flush(), [], self._at)
+        return False
 
-    def _show(self, text: str, index: int) -> None:
-        if not text:
-            return
-        self._text.append(text)
-        if self._spec.stream:
-            ids = [index] if index < self._at else []
-            self._sink.on_delta(Delta(run_id=self._spec.run_id, text=text, token_ids=ids, first_token_index=index))
+    def _show(self, text: str, ids: list[int], index: int) -> None:
+        if text:
+            self._text.append(text)
+            if self._spec.stream:
+                delta = Delta(run_id=self.run_id, text=text, token_ids=ids, first_token_index=index)
+                self.sink.delta(delta)
+
+    def end(self) -> None:
+        limit = int(self._spec.params.get("max_tokens", 1 << 30))
+        stopped = self._matcher.stopped or self._echo or self._at < limit
+        prompt_tokens = self._prepared.prompt_tokens
+        output: dict[str, Any] = {"text": "".join(self._text)}
+        if self._spec.task == "embedding":
+            output = {"embeddings": [[1.0, 0.0] for _ in self._spec.inputs or []], "dimensions": 2}
+        self.sink.finished(
+            Finished(
+                run_id=self.run_id,
+                output=output,
+                finish_reason="stop" if stopped else "length",
+                usage={
+                    "prompt_tokens": prompt_tokens,
+                    "completion_tokens": self._at,
+                    "total_tokens": prompt_tokens + self._at,
+                },
+                prompt_tokens=prompt_tokens,
+                completion_tokens=self._at,
+            )
+        )
 
 
 def _words(text: str) -> int:

@@ -4,7 +4,8 @@ Options: slots (8), api_key_env (name of the variable that holds the key), remot
 id), timeout_s (600), window, patience_s (60). It needs no torch.
 
 A server that is busy (429, 503) or cannot be reached has not begun the run: it is asked again after the time it names,
-for patience_s in all, and meanwhile the engine takes no other runs. What breaks later fails the attempt.
+for patience_s in all, and `on_busy` says for how long the engine should get no other runs. What breaks later fails the
+attempt. What a server says may be of any shape: texts are made encodable, and whatever is wrong fails the run.
 """
 
 from __future__ import annotations
@@ -21,22 +22,25 @@ from typing import Any
 
 import httpx
 
-from penstock.processors.core.admission import SlotGate
 from penstock.processors.core.context import build_context
 from penstock.processors.engines.base import (
-    Capacity,
     Delta,
+    EngineGone,
     EngineInfo,
     EngineState,
     Finished,
+    Limits,
     Prepared,
     RunFailed,
     RunSpec,
     Sink,
 )
+from penstock.processors.engines.sinks import GuardedSink
+from penstock.processors.engines.texts import EncodableStream, encodable
 from penstock.schemas.errors import (
     ContextLengthExceeded,
     EngineFailed,
+    InternalError,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
@@ -49,6 +53,7 @@ DEFAULT_WINDOW = 1_000_000
 FIRST_DELAY_S = 0.25
 CHARS_PER_TOKEN = 4
 """Only for fitting a conversation, the server's tokenizer being unknown; `window` should leave room for its error."""
+MOST_TOKENS = 1 << 40
 RESERVED = frozenset(
     {"model", "messages", "prompt", "input", "stream", "stream_options", "n", "chat_template", "tools"}
 )
@@ -73,16 +78,16 @@ class RemoteEngine:
             self._url += "/v1"
         self._name = str(options.get("remote_model", model))
         self._window = int(options.get("window", DEFAULT_WINDOW))
-        self.on_died: Callable[[int | None], None] = lambda _: None
-        self._slots = SlotGate(int(options.get("slots", 8)))
+        self.on_died: Callable[[int], None] = lambda code: None
+        self.on_busy: Callable[[float], None] = lambda seconds: None
+        self._slots = int(options.get("slots", 8))
         self._timeout_s = float(options.get("timeout_s", 600))
         self._patience_s = float(options.get("patience_s", 60))
         self._key_name = options.get("api_key_env")
         self._transport = transport
         self._http: httpx.AsyncClient | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, tuple[asyncio.Task[None], GuardedSink]] = {}
         self._state = EngineState.NEW
-        self._closed_until = 0.0
 
     @property
     def state(self) -> EngineState:
@@ -94,7 +99,7 @@ class RemoteEngine:
             raise InvalidRequest(f"{self.model}: the variable {self._key_name}, which should hold the key, is not set")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(self._timeout_s, connect=10)
-        limits = httpx.Limits(max_connections=self._slots.limit + 4)
+        limits = httpx.Limits(max_connections=self._slots + 4)
         self._http = httpx.AsyncClient(
             headers=headers, timeout=timeout, limits=limits, transport=self._transport, trust_env=False
         )
@@ -125,36 +130,33 @@ class RemoteEngine:
         )
 
     def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
-        if not self._slots.take():
-            error = Overloaded("no slot is free on the remote engine", retry_after_s=0.5)
-            sink.on_failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=True))
+        guarded = GuardedSink(spec.run_id, sink)
+        if self._state is not EngineState.READY:
+            error = EngineGone(f"the engine of {self.model} is {self._state}")
+            guarded.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=True))
             return
-        self._tasks[spec.run_id] = asyncio.get_running_loop().create_task(self._run(spec, prepared, sink))
+        task = asyncio.get_running_loop().create_task(self._run(spec, prepared, guarded), name=f"run {spec.run_id}")
+        self._tasks[spec.run_id] = (task, guarded)
 
-    async def _run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
+    async def _run(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink) -> None:
         try:
             finished = await self._ask(spec, prepared, sink)
-        except asyncio.CancelledError:
-            self._free(spec.run_id)
-            raise
         except PenstockError as error:
-            self._free(spec.run_id)
             again = error.retryable or isinstance(error, EngineFailed)
-            sink.on_failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=again))
+            sink.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=again))
+        except UnicodeEncodeError:
+            error = InvalidRequest("the text holds half of a surrogate pair, which is no character", param="payload")
+            sink.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=False))
         except Exception as error:  # broken connections, and answers of any shape
             logger.warning("remote.run_failed model=%s error=%s", self.model, type(error).__name__)
-            self._free(spec.run_id)
             failure = EngineFailed(f"the server of {self.model} failed: {type(error).__name__}")
-            sink.on_failed(RunFailed(run_id=spec.run_id, error=failure, retryable_here=True))
+            sink.failed(RunFailed(run_id=spec.run_id, error=failure, retryable_here=True))
         else:
-            self._free(spec.run_id)
-            sink.on_finished(finished)
+            sink.finished(finished)
+        finally:
+            self._tasks.pop(spec.run_id, None)
 
-    def _free(self, run_id: str) -> None:
-        if self._tasks.pop(run_id, None) is not None:
-            self._slots.give_back()
-
-    async def _ask(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> Finished:
+    async def _ask(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink) -> Finished:
         """Once the server has begun, once only; until then again and again within the patience."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._patience_s
@@ -172,16 +174,17 @@ class RemoteEngine:
                 wait_s = delay_s
                 if loop.time() + wait_s > give_up:
                     raise EngineFailed(f"the server of {self.model} cannot be reached: {error}"[:300]) from error
-            self._closed_until = max(self._closed_until, loop.time() + wait_s)
+            self.on_busy(wait_s)
             # Runs that were turned away together do not come back together.
             await asyncio.sleep(wait_s * (1 + 0.2 * random.random()))
             delay_s = min(2 * delay_s, 10.0)
 
-    async def _generate(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> Finished:
+    async def _generate(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink) -> Finished:
         chat = prepared.messages is not None
         body = self._body(spec)
         body |= {"messages": prepared.messages} if chat else {"prompt": spec.prompt}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
+        pieces = EncodableStream()
         parts: list[str] = []
         reason: str | None = None
         usage: dict[str, Any] | None = None
@@ -191,23 +194,26 @@ class RemoteEngine:
             for choice in event.get("choices") or []:
                 text = (choice.get("delta") or {}).get("content") if chat else choice.get("text")
                 reason = choice.get("finish_reason") or reason
-                if text:
-                    index = len(parts)
-                    parts.append(text)
-                    sink.on_delta(Delta(run_id=spec.run_id, text=text, token_ids=[], first_token_index=index))
+                self._show(spec.run_id, pieces.feed(text or ""), parts, sink)
         if reason is None:  # the connection ended without saying so; what came is no answer
             raise EngineFailed(f"the server of {self.model} ended its stream without a finish_reason")
-        if usage is not None:  # some tell more, in nested objects
-            usage = {name: int(value) for name, value in usage.items() if isinstance(value, int)}
-        usage = usage or {"prompt_tokens": 0, "completion_tokens": len(parts), "total_tokens": len(parts)}
+        self._show(spec.run_id, pieces.flush(), parts, sink)
+        usage = _counts(usage) or {"prompt_tokens": 0, "completion_tokens": len(parts), "total_tokens": len(parts)}
         return Finished(
             run_id=spec.run_id,
             output={"text": "".join(parts)},
-            finish_reason=reason,
+            finish_reason=encodable(str(reason)),
             usage=usage,
             prompt_tokens=int(usage.get("prompt_tokens", 0)),
             completion_tokens=int(usage.get("completion_tokens", 0)),
         )
+
+    def _show(self, run_id: str, text: str, parts: list[str], sink: GuardedSink) -> None:
+        if text:
+            delta = Delta(run_id=run_id, text=text, token_ids=[], first_token_index=len(parts))
+            parts.append(text)
+            if not sink.delta(delta):
+                raise InternalError("what the engine gave could not be taken")  # the sink knows; this closes the stream
 
     def _body(self, spec: RunSpec) -> dict[str, Any]:
         extra = {name: _json_or_text(value) for name, value in spec.extra.items()}
@@ -241,8 +247,9 @@ class RemoteEngine:
         if answer.is_error:
             raise _typed(answer)
         found = answer.json()
-        vectors = [item["embedding"] for item in sorted(found["data"], key=lambda item: item["index"])]
-        usage = {name: int(value) for name, value in (found.get("usage") or {}).items() if isinstance(value, int)}
+        items = sorted(found["data"], key=lambda item: item["index"])
+        vectors = [[float(value) for value in item["embedding"]] for item in items]
+        usage = _counts(found.get("usage"))
         return Finished(
             run_id=spec.run_id,
             output={"embeddings": vectors, "dimensions": len(vectors[0])},
@@ -252,27 +259,23 @@ class RemoteEngine:
         )
 
     def cancel(self, run_id: str) -> None:
-        task = self._tasks.get(run_id)
-        if task is not None:
-            self._free(run_id)  # here: a task that is cancelled before its first step never runs its own clean-up
+        found = self._tasks.pop(run_id, None)
+        if found is not None:
+            task, sink = found
+            sink.close()
             task.cancel()
 
-    def capacity(self) -> Capacity:
-        if self._state is not EngineState.READY or asyncio.get_running_loop().time() < self._closed_until:
-            return Capacity(free_slots=0, free_tokens=None)
-        return Capacity(free_slots=self._slots.free, free_tokens=None)
+    def limits(self) -> Limits:
+        return Limits(slots=self._slots)
 
     async def stop(self) -> None:
         self._state = EngineState.STOPPED
-        tasks = list(self._tasks.values())
+        tasks = [task for task, _ in self._tasks.values()]
         for run_id in list(self._tasks):
             self.cancel(run_id)
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._http is not None:
             await self._http.aclose()
-
-    def memory_need(self) -> int:
-        return 0
 
     def measured_memory(self) -> int | None:
         return None
@@ -295,10 +298,16 @@ def _as_event(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "choices": choices}
 
 
+def _counts(usage: Any) -> dict[str, int]:
+    """The numbers of a usage that are counts; some servers tell more, in nested objects."""
+    counts = usage.items() if isinstance(usage, dict) else ()
+    return {str(name): int(value) for name, value in counts if isinstance(value, int) and 0 <= value < MOST_TOKENS}
+
+
 def _message(body: Any) -> str:
     error = body.get("error") if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
-    return str(text or "no reason given")[:300]
+    return encodable(str(text or "no reason given")[:300])
 
 
 def _typed(answer: httpx.Response) -> PenstockError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from jinja2 import TemplateError
 
 from penstock.processors.core.context import build_context
 from penstock.processors.core.stops import StopMatcher
+from penstock.processors.engines.backend import Emit, leave
 from penstock.processors.engines.base import EngineInfo, Finished, Message, Prepared, RunFailed, RunSpec
-from penstock.processors.engines.child import Emit, leave
 from penstock.processors.engines.detokenise import Detokeniser
 from penstock.processors.engines.loading import (
     block_size,
@@ -28,7 +27,6 @@ from penstock.processors.engines.loading import (
     dtype_name,
     limit_device_memory,
     measured_memory,
-    resolve_source,
 )
 from penstock.processors.engines.sampling import GREEDY, Sampling, sampling_of
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
@@ -36,7 +34,6 @@ from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, Invalid
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 512
-REMEMBERED_PROMPTS = 1024
 WARM_UP_S = 120
 
 
@@ -49,7 +46,6 @@ class TextBackend:
         self._emit = emit
         self._block = block_size(options)
         self._cache_tokens = cache_tokens(options)
-        self._prompts: OrderedDict[str, tuple[list[int], int]] = OrderedDict()
         self._runs: dict[str, _Run] = {}
         self._model: Any = None
         self._manager: Any = None
@@ -69,7 +65,7 @@ class TextBackend:
 
         torch.set_num_threads(int(self._options.get("threads", 1)))
         disable_progress_bar()
-        folder, extra = _folder_and_file(resolve_source(self._source))
+        folder, extra = _folder_and_file(Path(self._source))
         device = device_name(self._options)
         limit_device_memory(self._options)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
@@ -140,8 +136,11 @@ class TextBackend:
 
     # -- preparing
 
-    def prepare(self, spec: RunSpec) -> Prepared:
-        """Tokens of the prompt, and of the cache in all. Raises ContextLengthExceeded, UnsupportedParameter."""
+    def prepare(self, spec: RunSpec) -> tuple[Prepared, tuple[list[int], int]]:
+        """Tokens of the prompt, and of the cache in all; the prompt is its ids and how many may follow.
+
+        Raises ContextLengthExceeded, InvalidRequest, UnsupportedParameter.
+        """
         self._sampling(spec.params)
         wanted = spec.params.get("max_tokens")
         reserve = min(int(wanted), self._window - 1) if wanted is not None else min(64, self._window // 4)
@@ -167,14 +166,14 @@ class TextBackend:
         else:
             ids = self._tokenizer(spec.prompt or "", add_special_tokens=True)["input_ids"] or [self._first_id()]
         new_tokens = self._fit(ids, int(wanted) if wanted is not None else None, spec)
-        self._remember(spec.run_id, ids, new_tokens)
-        return Prepared(
+        prepared = Prepared(
             run_id=spec.run_id,
             prompt_tokens=len(ids),
             need_tokens=-(-(len(ids) + new_tokens) // self._block) * self._block,
             context_messages=len(messages or ()),
             dropped_turns=dropped,
         )
+        return prepared, (ids, new_tokens)
 
     def _fit(self, ids: Sequence[int], wanted: int | None, spec: RunSpec) -> int:
         """How many tokens may follow: as asked, or what fits up to the default."""
@@ -210,17 +209,10 @@ class TextBackend:
         bos = self._tokenizer.bos_token_id
         return int(bos if bos is not None else min(self._eos, default=0))
 
-    def _remember(self, run_id: str, ids: list[int], new_tokens: int) -> None:
-        self._prompts[run_id] = (ids, new_tokens)
-        if len(self._prompts) > REMEMBERED_PROMPTS:
-            self._prompts.popitem(last=False)
-
     # -- running
 
-    def run(self, spec: RunSpec) -> None:
-        if spec.run_id not in self._prompts:
-            self.prepare(spec)
-        ids, new_tokens = self._prompts.pop(spec.run_id)
+    def run(self, spec: RunSpec, prompt: tuple[list[int], int]) -> None:
+        ids, new_tokens = prompt
         self.check()
         run = _Run(self, spec, len(ids))
         self._runs[spec.run_id] = run
@@ -268,7 +260,6 @@ class TextBackend:
         self._manager.output_router.output_queue = _Nowhere()
 
     def cancel(self, run_id: str) -> None:
-        self._prompts.pop(run_id, None)
         if self._runs.pop(run_id, None) is not None:
             self.let_go(run_id)
 
@@ -277,6 +268,9 @@ class TextBackend:
         self._manager.cancel_request(run_id)
         with self._manager.output_router._lock:
             self._manager.output_router.result_handlers.pop(run_id, None)
+
+    def progress(self) -> int | None:
+        return self._manager.current_batch if self._runs else None
 
     def measured_memory(self) -> int:
         return measured_memory(device_name(self._options))
@@ -317,6 +311,14 @@ class _Run:
 
     def on_output(self, output: Any) -> None:
         """Called on the loop for each step, with all tokens so far."""
+        try:
+            self._take(output)
+        except Exception as error:  # in a callback nobody hears it
+            logger.exception("engine.output_failed")
+            self._backend.let_go(self._spec.run_id)
+            self.fail(EngineFailed(f"{type(error).__name__} while the output was read"))
+
+    def _take(self, output: Any) -> None:
         run_id = self._spec.run_id
         if output.error is not None:
             # Requests are validated before: what fails here is the engine, mostly its whole loop.

@@ -1,88 +1,52 @@
-"""Models: the catalog of what is configured, and the manager that brings engines to life with memory granted first."""
+"""The manager brings engines to life, with memory granted first, and says when one has died.
+
+It does what it is told and reports: when to load, how often, and when to give up is the caller's to decide.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from penstock.processors.core.admission import CannotLoad, Grant, Ledger, MemoryShort
-from penstock.processors.engines import loading
-from penstock.processors.engines.base import Engine
-from penstock.processors.engines.noop import NoopEngine
-from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InvalidRequest, ModelNotFound, PenstockError
+from penstock.processors.engines.base import Engine, EngineState, Limits
+from penstock.processors.engines.loading import device_name
+from penstock.processors.engines.threads import in_daemon_thread
+from penstock.processors.models import sizing
+from penstock.processors.models.catalog import Catalog, ModelConfig, share_cores
+from penstock.processors.models.factory import make_engine
+from penstock.processors.models.sizing import Estimate, ModelSize
+from penstock.schemas.errors import EngineFailed, InsufficientCapacity, PenstockError
 from penstock.schemas.records import ModelState, Requirements
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
-    """A configured model. `source`: hub id, folder, GGUF file, URL of a server (remote) or anything (noop)."""
-
-    id: str
-    source: str
-    engine: str
-    tasks: tuple[str, ...] = ("text_generation",)
-    aliases: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-class Catalog:
-    """Which model serves a request. The first configured model of a task is the best for it."""
-
-    def __init__(self, configs: Iterable[ModelConfig]) -> None:
-        self._configs = list(configs)
-        self._names: dict[str, ModelConfig] = {}
-        for config in self._configs:
-            for name in (config.id, *config.aliases):
-                if name in self._names:
-                    raise InvalidRequest(f"two models are called {name}; names and aliases must differ", param="models")
-                self._names[name] = config
-
-    def __iter__(self) -> Any:
-        return iter(self._configs)
-
-    def get(self, model: str) -> ModelConfig:
-        """By id or alias. Raises ModelNotFound."""
-        config = self._names.get(model)
-        if config is None:
-            raise ModelNotFound(f"the model {model} is not served here", param="model")
-        return config
-
-    def resolve(self, task: str, model: str | None) -> ModelConfig:
-        """The model for a request; None means the best for the task. Raises ModelNotFound."""
-        if model is None:
-            for config in self._configs:
-                if task in config.tasks:
-                    return config
-            raise ModelNotFound(f"no model here serves {task}", param="model")
-        config = self.get(model)
-        if task not in config.tasks:
-            raise ModelNotFound(f"the model {model} does not serve {task}", param="model")
-        return config
+Probe = Callable[[], Mapping[str, int]]
+"""Device → bytes in use by all programs. It may block."""
 
 
 class Lifecycle(StrEnum):
     """A model's state on this worker."""
 
-    CONFIGURED = "configured"
+    ABSENT = "absent"
     LOADING = "loading"
     READY = "ready"
-    FAILED = "failed"
-    UNLOADING = "unloading"
+    DRAINING = "draining"  # what runs may finish, nothing new starts
+    UNLOADING = "unloading"  # its process is ending, asked or not
+    FAILED = "failed"  # it could not be loaded, or its process died
 
 
-_ALLOWED: dict[Lifecycle, frozenset[Lifecycle]] = {
-    Lifecycle.CONFIGURED: frozenset({Lifecycle.LOADING}),
-    Lifecycle.LOADING: frozenset({Lifecycle.READY, Lifecycle.FAILED, Lifecycle.CONFIGURED}),
-    Lifecycle.READY: frozenset({Lifecycle.UNLOADING}),
-    Lifecycle.FAILED: frozenset({Lifecycle.LOADING}),
-    Lifecycle.UNLOADING: frozenset({Lifecycle.CONFIGURED}),
+_ALLOWED: Mapping[Lifecycle, frozenset[Lifecycle]] = {
+    Lifecycle.ABSENT: frozenset({Lifecycle.LOADING}),
+    Lifecycle.LOADING: frozenset({Lifecycle.READY, Lifecycle.FAILED, Lifecycle.ABSENT}),
+    Lifecycle.READY: frozenset({Lifecycle.DRAINING, Lifecycle.UNLOADING}),
+    Lifecycle.DRAINING: frozenset({Lifecycle.READY, Lifecycle.UNLOADING}),
+    Lifecycle.UNLOADING: frozenset({Lifecycle.ABSENT, Lifecycle.FAILED}),
+    Lifecycle.FAILED: frozenset({Lifecycle.LOADING, Lifecycle.ABSENT}),
 }
 
 
@@ -90,15 +54,20 @@ class IllegalTransition(RuntimeError):
     """A model was asked to go where it cannot go from its state."""
 
 
-class _Loaded:
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
-        self.state = Lifecycle.CONFIGURED
-        self.engine: Engine | None = None
-        self.grant: Grant | None = None
-        self.need_bytes: int | None = None
-        self.error: PenstockError | None = None
-        self.lock = asyncio.Lock()
+@dataclass(eq=False, slots=True)
+class _Model:
+    config: ModelConfig
+    state: Lifecycle = Lifecycle.ABSENT
+    engine: Engine | None = None
+    grant: Grant | None = None
+    size: ModelSize | None = None
+    """Read once; read again only after a load has failed."""
+    error: PenstockError | None = None
+    loading: asyncio.Task[Engine] | None = None
+    ending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is loaded or ended: one after the other."""
+    dead: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process of its engine has ended unasked."""
 
     def go(self, state: Lifecycle) -> None:
         if state not in _ALLOWED[self.state]:
@@ -107,54 +76,11 @@ class _Loaded:
         self.state = state
 
 
-def make_engine(config: ModelConfig) -> Engine:
-    """The engine of a configured model, not started. Raises InvalidRequest, and what reading its size raises."""
-    options = dict(config.options)
-    match config.engine:
-        case "noop":
-            return NoopEngine(config.id, options)
-        case "remote":
-            from penstock.processors.engines.remote import RemoteEngine
-
-            return RemoteEngine(config.id, config.source, options)
-        case "text" | "embedding":
-            from penstock.processors.engines.host import ChildEngine
-
-            # Looked up once, here: the child opens what was sized.
-            source = str(loading.resolve_source(config.source))
-            if config.engine == "text":
-                options["cache_tokens"] = loading.cache_tokens(options)
-            options["granted_bytes"] = loading.memory_need(source, config.engine, options)
-            return ChildEngine(
-                config.id,
-                config.engine,
-                source,
-                options,
-                memory_need_bytes=options["granted_bytes"],
-                slots=int(options.get("slots", 64 if config.engine == "text" else 256)),
-            )
-        case _:
-            raise InvalidRequest(f"{config.id}: there is no engine {config.engine}", param="models")
-
-
-def share_cores(configs: Sequence[ModelConfig], cores: int) -> dict[str, ModelConfig]:
-    """By id, with `threads` for each local engine that names none: two that want all cores slow each other sevenfold.
-
-    One core is left to Kafka, the worker and the gateway where there are more than two.
-    """
-    local = [config for config in configs if config.engine in ("text", "embedding")]
-    threads = max(1, (cores - 1) // max(1, len(local)))
-    return {
-        config.id: replace(config, options={"threads": threads, **config.options}) if config in local else config
-        for config in configs
-    }
-
-
 class ModelManager:
-    """Loads models when they are asked for: memory is granted by the ledger before a process is started.
+    """The configured models on this worker.
 
-    `on_change` is called after each change of a model's state, `on_load(model, seconds)` after each load,
-    `on_unload(model)` when its process has ended, asked or not.
+    `on_up(model, limits)`: it is ready. `on_down(model, exit code)`: its process has ended and its memory is back; the
+    code is None when `unload` ended it. `on_change()`: some state changed. Nothing is called once `stop` has begun.
     """
 
     def __init__(
@@ -162,36 +88,69 @@ class ModelManager:
         catalog: Catalog,
         ledger: Ledger,
         *,
-        make: Callable[[ModelConfig], Engine] = make_engine,
+        probe: Probe | None = None,
+        on_up: Callable[[str, Limits], None] = lambda model, limits: None,
+        on_down: Callable[[str, int | None], None] = lambda model, code: None,
         on_change: Callable[[], None] = lambda: None,
-        on_load: Callable[[str, float], None] = lambda model, seconds: None,
-        on_unload: Callable[[str], None] = lambda model: None,
+        make: Callable[[ModelConfig, ModelSize], Engine] = make_engine,
+        size: Callable[[ModelConfig], Awaitable[ModelSize]] = sizing.size_model,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.catalog = catalog
         self._ledger = ledger
-        self._make = make
-        self._on_change = on_change
-        self._on_load = on_load
-        self._on_unload = on_unload
+        self._probe = probe
+        self._on_up, self._on_down, self._on_change = on_up, on_down, on_change
+        self._make, self._size = make, size
         self._clock = clock
-        shared = share_cores(list(catalog), loading.usable_cores())
-        self._loaded = {model: _Loaded(config) for model, config in shared.items()}
+        self._stopping = False
+        shared = share_cores(list(catalog), sizing.usable_cores())
+        self._models = {model: _Model(config) for model, config in shared.items()}
+
+    # -- what is known
 
     def resolve(self, task: str, model: str | None) -> ModelConfig:
+        """Raises ModelNotFound."""
         return self.catalog.resolve(task, model)
 
     def engine(self, model: str) -> Engine | None:
-        """The engine of a ready model, else None."""
-        found = self._loaded.get(model)
-        return found.engine if found is not None and found.state is Lifecycle.READY else None
+        """The engine of a model that is ready or draining, else None."""
+        found = self._models.get(model)
+        if found is None or self.state(model) not in (Lifecycle.READY, Lifecycle.DRAINING):
+            return None
+        return found.engine
 
     def state(self, model: str) -> Lifecycle:
-        return self._loaded[model].state
+        found = self._models[model]
+        alive = found.state in (Lifecycle.READY, Lifecycle.DRAINING)
+        if alive and found.engine is not None and found.engine.state is EngineState.DEAD:
+            return Lifecycle.UNLOADING  # `on_down` follows when its process has really ended
+        return found.state
+
+    def states(self) -> Sequence[ModelState]:
+        return [
+            ModelState(
+                model=model,
+                state=self.state(model).value,
+                memory_bytes=None if found.engine is None else found.engine.measured_memory(),
+            )
+            for model, found in self._models.items()
+        ]
+
+    def error(self, model: str) -> PenstockError | None:
+        """Why it is FAILED."""
+        return self._models[model].error
+
+    def need_bytes(self, model: str) -> int | None:
+        size = self._models[model].size
+        return None if size is None else size.need_bytes
+
+    def estimate(self, model: str) -> Estimate:
+        """What its runs will need, before it is loaded."""
+        return sizing.estimate(self._models[model].config)
 
     def check_fits(self, model: str, requirements: Requirements | None) -> None:
         """Raises InsufficientCapacity for a model, or a request's own requirements, that no device here could hold."""
-        known = self._loaded[model].error
+        known = self._models[model].error
         if isinstance(known, InsufficientCapacity):
             raise known
         if requirements is None:
@@ -201,58 +160,109 @@ class ModelManager:
             if need and not any(self._ledger.fits_ever(need, device) for device in devices):
                 raise self._ledger.insufficient("the request", need, devices[0] if devices else "")
 
-    async def ensure_loaded(self, model: str) -> Engine:
-        """The model's engine, loaded if need be; concurrent calls share one load.
+    async def observe(self) -> Mapping[str, int]:
+        """Measure the devices, so that what no grant explains is not granted; the bytes in use by device."""
+        if self._probe is None:
+            return {}
+        used = await in_daemon_thread(self._probe)
+        granted = self._granted_memory()
+        for device, used_bytes in used.items():
+            self._ledger.observe(device, used_bytes, by_grants_bytes=granted.get(device, 0))
+        return used
 
-        Raises InsufficientCapacity when it can never fit, EngineFailed (call again later) when loading failed or memory
-        is short now.
+    def _granted_memory(self) -> dict[str, int]:
+        """Measured bytes by device of the holders of grants."""
+        total: dict[str, int] = {}
+        for model in self._models.values():
+            if model.grant is not None and model.engine is not None:
+                # What it uses beyond its grant is nobody's grant: it counts as foreign, and is not granted again.
+                measured = min(model.engine.measured_memory() or 0, model.grant.bytes)
+                total[model.grant.device] = total.get(model.grant.device, 0) + measured
+        return total
+
+    # -- loading
+
+    async def load(self, model: str) -> Engine:
+        """The model's engine, loaded if need be; who asks together shares one load. A draining model is ready again.
+
+        Raises MemoryShort (it would fit, but not now), InsufficientCapacity (it never fits), CannotLoad (somebody has
+        to mend its configuration or files), EngineFailed. The load goes on when the caller is cancelled: `unload` and
+        `stop` end it.
         """
-        found = self._loaded[self.catalog.get(model).id]
-        async with found.lock:
-            if found.state is Lifecycle.READY and found.engine is not None:
-                return found.engine
-            return await self._load(found)
-
-    async def _load(self, found: _Loaded) -> Engine:
-        config = found.config
-        found.go(Lifecycle.LOADING)
-        self._on_change()
-        began = self._clock()
-        engine: Engine | None = None
+        found = self._models[self.catalog.get(model).id]
+        if self._stopping:
+            raise EngineFailed("the worker is stopping")
+        if found.state is Lifecycle.DRAINING and self.engine(found.config.id) is not None:
+            found.go(Lifecycle.READY)
+            self._up(found)
+        loading = found.loading
+        if loading is None:
+            if (engine := self.engine(found.config.id)) is not None:
+                return engine
+            loading = found.loading = asyncio.create_task(self._load(found), name=f"load {found.config.id}")
+            loading.add_done_callback(lambda task: self._load_ended(found, task))
         try:
-            engine = await asyncio.to_thread(self._make, config)
-            engine.on_died = lambda _code: self._on_unload(config.id)
-            found.need_bytes = engine.memory_need()
-            found.grant = self._grant(config, found.need_bytes)
-            await engine.start()
-        except BaseException as error:
-            if engine is not None:
-                await engine.stop()  # first: what it holds is free only when its process has ended
-            found.go(Lifecycle.FAILED)
-            if found.grant is not None:
-                self._ledger.release(found.grant)
-                found.grant = None
-            self._on_change()
-            if isinstance(error, EngineFailed | InsufficientCapacity):
-                found.error = error
-                raise
-            if isinstance(error, Exception):
-                logger.exception("model.load_failed model=%s", config.id)
-                # Callers are told no more: the rest may name places on this machine.
-                known = CannotLoad if isinstance(error, PenstockError) else EngineFailed
-                found.error = known(f"{config.id} could not be loaded, the worker's log says why")
-                raise found.error from error
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            if loading.cancelled():
+                raise EngineFailed(f"loading {found.config.id} was given up") from None
             raise
-        found.engine, found.error = engine, None
+
+    def _load_ended(self, found: _Model, task: asyncio.Task[Engine]) -> None:
+        if found.loading is task:
+            found.loading = None
+        if not task.cancelled():
+            task.exception()  # retrieved: perhaps nobody waits any more
+
+    async def _load(self, found: _Model) -> Engine:
+        if found.state in (Lifecycle.READY, Lifecycle.DRAINING):
+            await found.dead.wait()  # its engine is dying: the memory is back when its process has ended
+        async with found.ending:
+            try:
+                return await self._grant_and_start(found)
+            except BaseException as error:
+                await self._clear(found)
+                known = self._known_error(found, error)
+                short = known is None or isinstance(known, MemoryShort)
+                if found.state is Lifecycle.LOADING:
+                    found.go(Lifecycle.ABSENT if short else Lifecycle.FAILED)
+                    found.error = None if short else known
+                    self._changed()
+                if not short:
+                    found.size = None  # perhaps its files are mended before the next try
+                if known is None or known is error:
+                    raise
+                raise known from error
+
+    async def _grant_and_start(self, found: _Model) -> Engine:
+        config = found.config
+        if found.size is None:
+            self._go_loading(found)
+            found.size = await self._size(config)
+        await self.observe()
+        found.grant = self._grant(config, found.size.need_bytes)
+        self._go_loading(found)
+        engine = self._make(config, found.size)
+        found.engine = engine
+        found.dead.clear()
+        engine.on_died = lambda code: self._died(found, engine, code)
+        await engine.start()
+        if engine.state is not EngineState.READY:
+            raise EngineFailed(f"{config.id} died as soon as it was loaded")
+        found.error = None
         found.go(Lifecycle.READY)
-        self._on_load(config.id, self._clock() - began)
-        self._on_change()
+        self._up(found)
         return engine
+
+    def _go_loading(self, found: _Model) -> None:
+        if found.state is not Lifecycle.LOADING:
+            found.go(Lifecycle.LOADING)
+            self._changed()
 
     def _grant(self, config: ModelConfig, need_bytes: int) -> Grant | None:
         if need_bytes == 0:
             return None
-        device = loading.device_name(config.options)
+        device = device_name(config.options)
         if not self._ledger.fits_ever(need_bytes, device):
             raise self._ledger.insufficient(config.id, need_bytes, device)
         grant = self._ledger.grant(config.id, need_bytes, device, self._clock())
@@ -263,50 +273,92 @@ class ModelManager:
             )
         return grant
 
+    def _known_error(self, found: _Model, error: BaseException) -> PenstockError | None:
+        """What callers are told; None for a load that was cancelled."""
+        if not isinstance(error, Exception):
+            return None
+        if isinstance(error, EngineFailed | InsufficientCapacity):
+            return error
+        logger.error("model.load_failed model=%s", found.config.id, exc_info=error)
+        # They are told no more: the rest may name places on this machine.
+        kind = CannotLoad if isinstance(error, PenstockError) else EngineFailed
+        return kind(f"{found.config.id} could not be loaded, the worker's log says why")
+
+    # -- ending
+
+    def drain(self, model: str) -> None:
+        """Say that nothing new starts on a ready model; `unload` follows when what runs has finished."""
+        found = self._models[self.catalog.get(model).id]
+        if self.state(found.config.id) is Lifecycle.READY:
+            found.go(Lifecycle.DRAINING)
+            self._changed()
+
     async def unload(self, model: str) -> None:
-        """End the model's process; all its memory comes back."""
-        found = self._loaded[self.catalog.get(model).id]
-        async with found.lock:
-            if found.state is not Lifecycle.READY:
-                return
-            found.go(Lifecycle.UNLOADING)
-            engine, found.engine = found.engine, None
-            if engine is not None:
-                await engine.stop()
-            if found.grant is not None:
-                self._ledger.release(found.grant)
-                found.grant = None
-            found.go(Lifecycle.CONFIGURED)
-        self._on_unload(found.config.id)
-        self._on_change()
+        """End the model's process, or its loading; then its memory is back. What runs on it ends silently."""
+        found = self._models[self.catalog.get(model).id]
+        await self._give_up_loading(found)
+        async with found.ending:
+            if found.state in (Lifecycle.READY, Lifecycle.DRAINING):
+                found.go(Lifecycle.UNLOADING)
+                self._changed()
+                await self._clear(found)
+                found.go(Lifecycle.ABSENT)
+                if not self._stopping:
+                    self._on_down(found.config.id, None)
+            elif found.state is Lifecycle.FAILED:
+                found.error = None
+                found.go(Lifecycle.ABSENT)
+            self._changed()
 
     async def stop(self) -> None:
-        """End all engines at once."""
-        await asyncio.gather(*(self.unload(config.id) for config in self.catalog), return_exceptions=True)
+        """End all engines and all loading, at once and silently. A model that has died meanwhile stays as it is."""
+        self._stopping = True
+        results = await asyncio.gather(*(self.unload(model) for model in self._models), return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException):
+                logger.error("model.stop_failed", exc_info=error)
 
-    def states(self) -> Sequence[ModelState]:
-        return [
-            ModelState(
-                model=config.id,
-                state=found.state.value,
-                memory_bytes=None if found.engine is None else found.engine.measured_memory(),
-            )
-            for config in self.catalog
-            for found in [self._loaded[config.id]]
-        ]
+    async def _give_up_loading(self, found: _Model) -> None:
+        loading = found.loading
+        if loading is not None:
+            if not loading.cancelling():  # a second time would interrupt its clearing up
+                loading.cancel()
+            await asyncio.wait([loading])
 
-    def need_bytes(self, model: str) -> int | None:
-        return self._loaded[model].need_bytes
+    async def _clear(self, found: _Model) -> None:
+        """End the engine, then give its memory back: it is free only when the process has ended."""
+        engine = found.engine
+        if engine is not None:
+            await engine.stop()
+        found.engine = None
+        self._release(found)
 
-    def error(self, model: str) -> PenstockError | None:
-        return self._loaded[model].error
+    def _release(self, found: _Model) -> None:
+        grant, found.grant = found.grant, None
+        if grant is not None:
+            self._ledger.release(grant)
 
-    def granted_memory(self) -> dict[str, int]:
-        """Measured bytes by device of the holders of grants, for the ledger's observation."""
-        found: dict[str, int] = {}
-        for loaded in self._loaded.values():
-            if loaded.grant is not None and loaded.engine is not None:
-                # What it uses beyond its grant is nobody's grant: it counts as foreign, and is not granted again.
-                measured = min(loaded.engine.measured_memory() or 0, loaded.grant.bytes)
-                found[loaded.grant.device] = found.get(loaded.grant.device, 0) + measured
-        return found
+    def _died(self, found: _Model, engine: Engine, code: int) -> None:
+        """The engine's process has ended unasked."""
+        if found.engine is not engine or found.state not in (Lifecycle.READY, Lifecycle.DRAINING):
+            return  # `unload` was faster
+        found.go(Lifecycle.UNLOADING)
+        found.engine = None
+        self._release(found)
+        found.error = EngineFailed(f"the engine process of {found.config.id} died")
+        found.go(Lifecycle.FAILED)
+        found.dead.set()
+        if not self._stopping:
+            self._on_down(found.config.id, code)
+        self._changed()
+
+    # -- telling
+
+    def _up(self, found: _Model) -> None:
+        if found.engine is not None and not self._stopping:
+            self._on_up(found.config.id, found.engine.limits())
+        self._changed()
+
+    def _changed(self) -> None:
+        if not self._stopping:
+            self._on_change()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from penstock.processors.core.admission import Ledger
-from penstock.processors.engines.base import Engine, EngineInfo, EngineState
+from penstock.processors.engines.base import Engine, EngineInfo, Limits
 from penstock.processors.hardware import cpu, nvml
 from penstock.processors.metrics import Metrics
-from penstock.processors.models.manager import Catalog, Lifecycle, ModelConfig, ModelManager
+from penstock.processors.models.catalog import Catalog, ModelConfig
+from penstock.processors.models.manager import ModelManager
+from penstock.processors.models.sizing import Estimate
 from penstock.processors.settings import WorkerSettings
-from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import DeviceState, ModelInfo, ModelState, Record, Requirements
 from penstock.schemas.topics import TopicNames
 
@@ -23,10 +23,9 @@ Publish = Callable[[str, str, Record], None]
 
 
 class Serving:
-    """The models' side of the worker, as lanes and reports need it.
+    """The models' side of the worker, as its shell and reports need it. What is loaded when is the flow's to decide.
 
-    Models are loaded in the background from the start on, in the order they are configured, so that the first request
-    does not wait for what could have been done before it.
+    `on_up`, `on_down` and `on_change` are the manager's.
     """
 
     def __init__(
@@ -36,6 +35,8 @@ class Serving:
         *,
         publish: Publish,
         names: TopicNames,
+        on_up: Callable[[str, Limits], None],
+        on_down: Callable[[str, int | None], None],
         on_change: Callable[[], None],
         clock_ms: Callable[[], int],
     ) -> None:
@@ -43,7 +44,7 @@ class Serving:
         self._metrics = metrics
         self._publish = publish
         self._names = names
-        self._on_change = on_change
+        self._on_up, self._on_down, self._on_change = on_up, on_down, on_change
         self._clock_ms = clock_ms
         memory = settings.memory
         self._ledger = Ledger(
@@ -62,32 +63,23 @@ class Serving:
                 for model in settings.models
             ),
             self._ledger,
+            probe=used_bytes,
+            on_up=self._up,
+            on_down=self._down,
             on_change=self._changed,
-            on_load=self._loaded,
-            on_unload=lambda model: metrics.unloads.labels(model).inc(),
         )
-        self._preload: asyncio.Task[None] | None = None
         self._used: dict[str, int] = {}
 
-    async def start(self) -> None:
-        self._changed()
-        self._preload = asyncio.create_task(self._load_all(), name="preload")
-
     async def stop(self) -> None:
-        """End all engines; their memory comes back with their processes."""
-        if self._preload is not None:
-            self._preload.cancel()
-            await asyncio.gather(self._preload, return_exceptions=True)
+        """End all engines and all loading at once; their memory comes back with their processes."""
         await self._manager.stop()
 
-    async def _load_all(self) -> None:
-        for config in self._manager.catalog:
-            try:
-                await self._manager.ensure_loaded(config.id)
-            except PenstockError as error:  # told again, with a retry, to the first request that asks for it
-                logger.error("serving.load_failed model=%s error=%s", config.id, error)
+    # -- for the shell
 
-    # -- for lanes
+    @property
+    def models(self) -> list[str]:
+        """In the order they are configured."""
+        return [config.id for config in self._manager.catalog]
 
     def resolve(self, task: str, model: str | None) -> ModelConfig:
         """Raises ModelNotFound."""
@@ -96,9 +88,15 @@ class Serving:
     def engine(self, model: str) -> Engine | None:
         return self._manager.engine(model)
 
-    async def ensure_loaded(self, model: str) -> Engine:
-        """Raises InsufficientCapacity, EngineFailed."""
-        return await self._manager.ensure_loaded(model)
+    def estimate(self, model: str) -> Estimate:
+        return self._manager.estimate(model)
+
+    async def load(self, model: str) -> Engine:
+        """Raises MemoryShort, InsufficientCapacity, CannotLoad, EngineFailed."""
+        return await self._manager.load(model)
+
+    async def unload(self, model: str) -> None:
+        await self._manager.unload(model)
 
     def check_fits(self, model: str, requirements: Requirements | None) -> None:
         """Raises InsufficientCapacity, naming need and capacity."""
@@ -106,13 +104,9 @@ class Serving:
 
     # -- for reports
 
-    def observe(self) -> None:
-        """Measure the devices; what no grant explains is not granted again. Takes milliseconds: call it in a thread."""
-        used = {"cpu": cpu.used_bytes(), **nvml.used_bytes()}
-        granted = self._manager.granted_memory()
-        for device, used_bytes in used.items():
-            self._ledger.observe(device, used_bytes, by_grants_bytes=granted.get(device, 0))
-        self._used = used
+    async def observe(self) -> None:
+        """Measure the devices; what no grant explains is not granted again."""
+        self._used = dict(await self._manager.observe())
 
     def model_states(self) -> list[ModelState]:
         return list(self._manager.states())
@@ -134,9 +128,6 @@ class Serving:
         for config in self._manager.catalog:
             engine = self._manager.engine(config.id)
             info = EngineInfo() if engine is None else engine.info()
-            state = self._manager.state(config.id)
-            if engine is not None and engine.state is not EngineState.READY:
-                state = Lifecycle.LOADING
             record = ModelInfo(
                 model=config.id,
                 tasks=list(config.tasks),
@@ -147,20 +138,29 @@ class Serving:
                 max_output_tokens=info.max_output_tokens,
                 dimensions=info.dimensions,
                 defaults=_defaults(config),
-                state=str(state),
+                state=str(self._manager.state(config.id)),
                 weights_bytes=self._manager.need_bytes(config.id),
                 updated_at=self._clock_ms(),
                 worker_id=self._settings.worker_id,
             )
             self._publish(self._names.model, config.id, record)
 
+    def _up(self, model: str, limits: Limits) -> None:
+        self._metrics.loads.labels(model).inc()
+        self._on_up(model, limits)
+
+    def _down(self, model: str, code: int | None) -> None:
+        self._metrics.unloads.labels(model).inc()
+        self._on_down(model, code)
+
     def _changed(self) -> None:
         self.publish_models()
         self._on_change()
 
-    def _loaded(self, model: str, seconds: float) -> None:
-        self._metrics.loads.labels(model).inc()
-        logger.info("serving.loaded model=%s seconds=%.1f", model, seconds)
+
+def used_bytes() -> dict[str, int]:
+    """Bytes in use on each device, by all programs."""
+    return {"cpu": cpu.used_bytes(), **nvml.used_bytes()}
 
 
 def _defaults(config: ModelConfig) -> dict[str, str]:

@@ -8,19 +8,15 @@ from typing import Any
 import pytest
 
 from penstock.processors.core.admission import CannotLoad, DeviceCapacity, Ledger, MemoryShort
-from penstock.processors.engines.base import EngineState
+from penstock.processors.engines.base import EngineState, Limits
 from penstock.processors.engines.noop import NoopEngine
-from penstock.processors.models.manager import (
-    Catalog,
-    IllegalTransition,
-    Lifecycle,
-    ModelConfig,
-    ModelManager,
-    make_engine,
-    share_cores,
-)
+from penstock.processors.models.catalog import Catalog, ModelConfig, share_cores
+from penstock.processors.models.factory import make_engine
+from penstock.processors.models.manager import IllegalTransition, Lifecycle, ModelManager
+from penstock.processors.models.sizing import ModelSize
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InvalidRequest, ModelNotFound
 from penstock.schemas.records import Requirements
+from support import wait_until_async
 
 
 def config(model: str, **fields: Any) -> ModelConfig:
@@ -28,27 +24,76 @@ def config(model: str, **fields: Any) -> ModelConfig:
 
 
 class Heavy(NoopEngine):
-    """Needs memory, takes its time to start, and may fail to."""
+    """Takes its time to start, and may fail to. It can die, and its process takes its time to end."""
 
-    def __init__(self, need_bytes: int, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         super().__init__("m", {})
-        self.need_bytes, self.error = need_bytes, error
+        self.error = error
         self.started = 0
-
-    def memory_need(self) -> int:
-        return self.need_bytes
+        self.loading = asyncio.Event()
+        self.loading.set()
+        self.stopped_while_loading = False
 
     async def start(self) -> None:
         self.started += 1
-        await asyncio.sleep(0)
+        await self.loading.wait()
         if self.error is not None:
             raise self.error
         await super().start()
 
+    def die(self) -> None:
+        self._state = EngineState.DEAD
 
-def manager_of(engine: NoopEngine, total_bytes: int = 1000, **config_fields: Any) -> tuple[ModelManager, Ledger]:
-    ledger = Ledger([DeviceCapacity(device="cpu", kind="cpu", total_bytes=total_bytes)])
-    return ModelManager(Catalog([config("m", **config_fields)]), ledger, make=lambda _: engine), ledger
+    def measured_memory(self) -> int | None:
+        return None
+
+
+class Bench:
+    """A manager of one model, with all that it reports. Each load gets an engine of its own."""
+
+    def __init__(self, need_bytes: int, *, total_bytes: int = 1000, foreign_bytes: int = 0, **fields: Any) -> None:
+        self.ledger = Ledger([DeviceCapacity(device="cpu", kind="cpu", total_bytes=total_bytes)])
+        self.need_bytes = need_bytes
+        self.foreign_bytes = foreign_bytes
+        self.error: Exception | None = None
+        self.size_error: Exception | None = None
+        self.slow = False
+        self.engines: list[Heavy] = []
+        self.sized = 0
+        self.told: list[tuple[Any, ...]] = []
+        self.manager = ModelManager(
+            Catalog([config("m", aliases=("alias",), **fields)]),
+            self.ledger,
+            probe=lambda: {"cpu": self.foreign_bytes},
+            make=self.make,
+            size=self.size,
+            on_up=lambda model, limits: self.told.append(("up", model, limits)),
+            on_down=lambda model, code: self.told.append(("down", model, code)),
+            on_change=lambda: self.told.append(("state", str(self.manager.state("m")))),
+        )
+
+    def make(self, config: ModelConfig, size: ModelSize) -> Heavy:
+        engine = Heavy(self.error)
+        if self.slow:
+            engine.loading.clear()
+        self.engines.append(engine)
+        return engine
+
+    async def size(self, config: ModelConfig) -> ModelSize:
+        self.sized += 1
+        if self.size_error is not None:
+            raise self.size_error
+        return ModelSize(source="noop", need_bytes=self.need_bytes)
+
+    @property
+    def reserved(self) -> int:
+        return self.ledger.reserved_bytes("cpu")
+
+    def states(self) -> list[str]:
+        return [found[1] for found in self.told if found[0] == "state"]
+
+    async def until_started(self, count: int = 1) -> None:
+        await wait_until_async(lambda: sum(engine.started for engine in self.engines) >= count)
 
 
 def test_the_first_of_a_task_is_the_best_and_aliases_are_names() -> None:
@@ -78,68 +123,169 @@ def test_local_engines_share_the_cores() -> None:
 
 
 async def test_who_asks_together_shares_one_load_with_its_memory_granted() -> None:
-    engine = Heavy(400)
-    manager, ledger = manager_of(engine)
+    bench = Bench(400)
+    manager = bench.manager
     assert manager.engine("m") is None
-    found = await asyncio.gather(*(manager.ensure_loaded("m") for _ in range(5)))
-    assert set(found) == {engine}
-    assert engine.started == 1
-    assert ledger.reserved_bytes("cpu") == 400
-    assert manager.engine("m") is engine
+    assert manager.state("m") is Lifecycle.ABSENT
+    loaded = await asyncio.gather(*(manager.load(name) for name in ("m", "alias", "m")))
+    assert set(loaded) == {bench.engines[0]}
+    assert (len(bench.engines), bench.sized, bench.reserved) == (1, 1, 400)
+    assert manager.engine("m") is await manager.load("m") is loaded[0]
     assert manager.state("m") is Lifecycle.READY
+    assert bench.told == [("state", "loading"), ("up", "m", Limits(slots=256)), ("state", "ready")]
+    bench.told.clear()
     await manager.stop()
-    assert engine.state is EngineState.STOPPED
-    assert ledger.reserved_bytes("cpu") == 0
-
-
-async def test_what_never_fits_is_told_with_need_and_capacity() -> None:
-    manager, ledger = manager_of(Heavy(4000))
-    with pytest.raises(InsufficientCapacity) as caught:
-        await manager.ensure_loaded("m")
-    assert caught.value.details == {"need": 4000, "capacity": 1000, "unit": "bytes"}
-    assert ledger.reserved_bytes("cpu") == 0
-
-
-async def test_what_does_not_fit_now_may_be_asked_again() -> None:
-    engine = Heavy(400)
-    manager, ledger = manager_of(engine)
-    other = ledger.grant("other", 800, "cpu", 0.0)
-    assert other is not None
+    assert loaded[0].state is EngineState.STOPPED
+    assert bench.reserved == 0
+    assert not bench.told
     with pytest.raises(EngineFailed):
-        await manager.ensure_loaded("m")
-    assert engine.started == 0
-    ledger.release(other)
-    assert await manager.ensure_loaded("m") is engine
+        await manager.load("m")
+
+
+async def test_the_devices_are_observed_before_the_first_grant() -> None:
+    bench = Bench(600, foreign_bytes=500)
+    with pytest.raises(MemoryShort):
+        await bench.manager.load("m")
+    assert not bench.engines
+    bench.foreign_bytes = 400
+    await bench.manager.load("m")
+
+
+async def test_what_never_fits_is_told_with_need_and_capacity_and_refused_from_then_on() -> None:
+    bench = Bench(2000)
+    bench.manager.check_fits("m", None)
+    with pytest.raises(InsufficientCapacity) as caught:
+        await bench.manager.load("m")
+    assert caught.value.details == {"need": 2000, "capacity": 1000, "unit": "bytes"}
+    assert not bench.engines
+    assert bench.manager.state("m") is Lifecycle.FAILED
+    with pytest.raises(InsufficientCapacity):
+        bench.manager.check_fits("m", None)
+
+
+async def test_what_is_short_of_memory_is_neither_failed_nor_sized_again() -> None:
+    bench = Bench(600)
+    other = bench.ledger.grant("other", 500, "cpu", 0.0)
+    assert other is not None
+    for _ in range(3):
+        with pytest.raises(MemoryShort):
+            await bench.manager.load("m")
+        assert bench.manager.state("m") is Lifecycle.ABSENT
+        assert bench.manager.error("m") is None
+    assert bench.sized == 1
+    assert bench.states() == ["loading", "absent"], "only the first time had to read the size"
+    bench.ledger.release(other)
+    assert (await bench.manager.load("m")).state is EngineState.READY
+    assert bench.sized == 1
 
 
 @pytest.mark.parametrize("error", [EngineFailed("no"), OSError("disk"), RuntimeError("torch")])
 async def test_a_load_that_fails_gives_its_memory_back_and_may_be_tried_again(error: Exception) -> None:
-    engine = Heavy(400, error)
-    manager, ledger = manager_of(engine)
-    with pytest.raises(EngineFailed):
-        await manager.ensure_loaded("m")
-    assert manager.state("m") is Lifecycle.FAILED
-    assert ledger.reserved_bytes("cpu") == 0
-    assert engine.state is EngineState.STOPPED
-    engine.error = None
-    assert await manager.ensure_loaded("m") is engine
+    bench = Bench(400)
+    bench.error = error
+    with pytest.raises(EngineFailed) as caught:
+        await bench.manager.load("m")
+    assert bench.manager.state("m") is Lifecycle.FAILED
+    assert bench.manager.error("m") is caught.value
+    assert bench.reserved == 0
+    assert bench.engines[0].state is EngineState.STOPPED
+    bench.error = None
+    assert await bench.manager.load("m") is bench.engines[1]
+    assert bench.sized == 2, "the files may have been mended"
+    assert bench.manager.error("m") is None
 
 
-async def test_a_cancelled_load_leaves_nothing_reserved() -> None:
-    engine = Heavy(400)
-    manager, ledger = manager_of(engine)
-    task = asyncio.create_task(manager.ensure_loaded("m"))
+async def test_a_death_is_seen_at_once_and_told_when_the_process_has_ended() -> None:
+    bench = Bench(400)
+    manager = bench.manager
+    await manager.load("m")
+    first = bench.engines[0]
+    bench.told.clear()
+    first.die()
+    assert manager.engine("m") is None
+    assert manager.state("m") is Lifecycle.UNLOADING
+    assert [found.state for found in manager.states()] == ["unloading"]
+    assert bench.reserved == 400, "its process has not ended yet"
+    first.on_died(-9)
+    assert bench.told == [("down", "m", -9), ("state", "failed")]
+    assert bench.reserved == 0
+    assert isinstance(manager.error("m"), EngineFailed)
+    assert await manager.load("m") is bench.engines[1]
+    first.on_died(-9)
+    assert manager.state("m") is Lifecycle.READY, "only the engine that it has can die"
+
+
+async def test_a_load_waits_for_the_process_before_it() -> None:
+    bench = Bench(600)
+    await bench.manager.load("m")
+    bench.engines[0].die()
+    again = asyncio.create_task(bench.manager.load("m"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(bench.engines) == 1
+    bench.engines[0].on_died(-9)
+    assert (await again).state is EngineState.READY
+    assert bench.reserved == 600
+    assert [found[:2] for found in bench.told if found[0] != "state"] == [("up", "m"), ("down", "m"), ("up", "m")]
+    # Stopped while it waits so, it waits no longer.
+    bench.engines[1].die()
+    again = asyncio.create_task(bench.manager.load("m"))
+    await asyncio.sleep(0)
+    await bench.manager.stop()
+    with pytest.raises(EngineFailed, match="given up"):
+        await again
+    assert bench.engines[1].state is EngineState.STOPPED
+    assert bench.reserved == 0
+
+
+async def test_unloading() -> None:
+    bench = Bench(400)
+    manager = bench.manager
+    await manager.unload("m")
+    await manager.load("m")
+    bench.told.clear()
+    manager.drain("m")
+    assert manager.state("m") is Lifecycle.DRAINING
+    assert manager.engine("m") is bench.engines[0], "what runs on it goes on"
+    assert await manager.load("m") is bench.engines[0]
+    assert manager.state("m") is Lifecycle.READY
+    manager.drain("m")
+    await asyncio.gather(manager.unload("m"), manager.unload("m"))
+    assert manager.state("m") is Lifecycle.ABSENT
+    assert bench.reserved == 0
+    assert [found[:2] for found in bench.told if found[0] != "state"] == [("up", "m"), ("down", "m")]
+    assert bench.states()[:4] == ["draining", "ready", "draining", "unloading"]
+
+
+@pytest.mark.parametrize("way", ["unload", "stop"])
+async def test_loading_is_given_up_at_once(way: str) -> None:
+    bench = Bench(400)
+    bench.slow = True
+    task = asyncio.create_task(bench.manager.load("m"))
+    await bench.until_started()
     async with asyncio.timeout(5):
-        while not engine.started:
-            await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert ledger.reserved_bytes("cpu") == 0
-    assert await manager.ensure_loaded("m") is engine
+        await asyncio.gather(*(getattr(bench.manager, way)(*(["m"] if way == "unload" else [])) for _ in range(2)))
+    with pytest.raises(EngineFailed, match="given up"):
+        await task
+    assert bench.manager.state("m") is Lifecycle.ABSENT
+    assert bench.engines[0].state is EngineState.STOPPED
+    assert bench.reserved == 0
+
+
+async def test_a_caller_who_gives_up_does_not_end_the_load_of_others() -> None:
+    bench = Bench(400)
+    bench.slow = True
+    one, other = (asyncio.create_task(bench.manager.load("m")) for _ in range(2))
+    await bench.until_started()
+    one.cancel()
+    await asyncio.gather(one, return_exceptions=True)
+    assert one.cancelled()
+    bench.engines[0].loading.set()
+    assert await other is bench.engines[0]
 
 
 async def test_requirements_that_no_device_meets() -> None:
-    manager, _ = manager_of(Heavy(1))
+    manager = Bench(1).manager
     manager.check_fits("m", None)
     manager.check_fits("m", Requirements(cpu_memory_bytes=900))
     for requirements in (Requirements(cpu_memory_bytes=1100), Requirements(vram_bytes=1)):
@@ -148,24 +294,14 @@ async def test_requirements_that_no_device_meets() -> None:
 
 
 def test_an_illegal_transition_raises() -> None:
-    manager, _ = manager_of(Heavy(1))
-    with pytest.raises(IllegalTransition, match="configured cannot become ready"):
-        manager._loaded["m"].go(Lifecycle.READY)
+    manager = Bench(1).manager
+    with pytest.raises(IllegalTransition, match="absent cannot become ready"):
+        manager._models["m"].go(Lifecycle.READY)
 
 
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="steam"):
-        make_engine(config("m", engine="steam"))
-
-
-async def test_memory_that_is_short_now_is_waited_for() -> None:
-    manager, ledger = manager_of(Heavy(600))
-    other = ledger.grant("another", 500, "cpu", 0.0)
-    assert other is not None
-    with pytest.raises(MemoryShort):
-        await manager.ensure_loaded("m")
-    ledger.release(other)
-    assert (await manager.ensure_loaded("m")).state is EngineState.READY
+        make_engine(config("m", engine="steam"), ModelSize(source="x"))
 
 
 @pytest.mark.parametrize(
@@ -173,27 +309,19 @@ async def test_memory_that_is_short_now_is_waited_for() -> None:
     [(InvalidRequest("/home/me/model is broken"), CannotLoad), (OSError("/home/me/model"), EngineFailed)],
 )
 async def test_callers_hear_nothing_of_this_machines_folders(error: Exception, kind: type[EngineFailed]) -> None:
-    manager, _ = manager_of(Heavy(10, error))
+    bench = Bench(10)
+    bench.size_error = error
     with pytest.raises(kind) as caught:
-        await manager.ensure_loaded("m")
+        await bench.manager.load("m")
     assert "/home" not in str(caught.value)
     assert isinstance(caught.value, CannotLoad) == (kind is CannotLoad)
+    assert bench.manager.state("m") is Lifecycle.FAILED
 
 
-async def test_what_can_never_fit_is_refused_at_once_the_next_time() -> None:
-    manager, _ = manager_of(Heavy(5_000))
-    manager.check_fits("m", None)
-    with pytest.raises(InsufficientCapacity):
-        await manager.ensure_loaded("m")
-    with pytest.raises(InsufficientCapacity):
-        manager.check_fits("m", None)
-
-
-async def test_memory_beyond_a_grant_is_not_explained_by_it() -> None:
-    class Greedy(Heavy):
-        def measured_memory(self) -> int | None:
-            return 900
-
-    manager, _ = manager_of(Greedy(100))
-    await manager.ensure_loaded("m")
-    assert manager.granted_memory() == {"cpu": 100}
+async def test_memory_beyond_a_grant_is_not_explained_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(100)
+    await bench.manager.load("m")
+    monkeypatch.setattr(bench.engines[0], "measured_memory", lambda: 900)
+    bench.foreign_bytes = 900
+    await bench.manager.observe()
+    assert bench.ledger.free_bytes("cpu") == 1000 - 100 - 800

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.processors.engines import loading
+from penstock.processors.models import sizing
+from penstock.processors.models.catalog import ModelConfig
 from penstock.schemas.errors import InvalidRequest
 
 
@@ -15,7 +17,7 @@ def write_safetensors(path: Path, shapes: dict[str, tuple[str, int]]) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, (dtype, count) in shapes.items():
-        size = count * loading.DTYPE_BYTES[dtype]
+        size = count * sizing.DTYPE_BYTES[dtype]
         header[name] = {"dtype": dtype, "shape": [count], "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
@@ -25,7 +27,7 @@ def write_safetensors(path: Path, shapes: dict[str, tuple[str, int]]) -> None:
 def test_parameters_over_all_shards(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model-00001-of-00002.safetensors", {"a": ("BF16", 1000), "b": ("F32", 24)})
     write_safetensors(tmp_path / "model-00002-of-00002.safetensors", {"c": ("F16", 7)})
-    assert loading.parameters(tmp_path) == 1031
+    assert sizing.parameters(tmp_path) == 1031
 
 
 def test_need_is_weights_cache_logits_and_process(tmp_path: Path) -> None:
@@ -35,24 +37,24 @@ def test_need_is_weights_cache_logits_and_process(tmp_path: Path) -> None:
     options = {"cache_tokens": 1000, "block_size": 32, "slots": 4, "dtype": "bfloat16"}
     assert loading.cache_tokens(options) == 992
     kv = 992 * 2 * 2 * 4 * 8 * 2
-    logits = 4 * 50 * 4 * loading.LOGITS_COPIES
-    expected = 2_000_000 + kv + logits + loading.PROCESS_BYTES
-    assert loading.memory_need(str(tmp_path), "text", options) == expected
-    assert loading.memory_need(str(tmp_path), "embedding", options) == 2_000_000 + loading.PROCESS_BYTES
+    logits = 4 * 50 * 4 * sizing.LOGITS_COPIES
+    expected = 2_000_000 + kv + logits + sizing.PROCESS_BYTES
+    assert sizing.memory_need(tmp_path, "text", options) == expected
+    assert sizing.memory_need(tmp_path, "embedding", options) == 2_000_000 + sizing.PROCESS_BYTES
     on_card = {**options, "device": "cuda"}
-    assert loading.memory_need(str(tmp_path), "text", on_card) == expected + loading.CUDA_CONTEXT_BYTES
+    assert sizing.memory_need(tmp_path, "text", on_card) == expected + loading.CUDA_CONTEXT_BYTES
 
 
 def test_pickled_weights_are_not_weights(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(InvalidRequest, match="safetensors"):
-        loading.memory_need(str(tmp_path), "text", {})
+        sizing.memory_need(tmp_path, "text", {})
 
 
 @pytest.mark.parametrize("source", ["no-such-model", "/no/such/folder", "./nothing", "a/b/c"])
 def test_what_cannot_be_a_model_names_the_cure(source: str) -> None:
     with pytest.raises(InvalidRequest, match="neither a folder"):
-        loading.resolve_source(source)
+        sizing.local_path(source)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +68,15 @@ def test_what_cannot_be_a_model_names_the_cure(source: str) -> None:
 )
 def test_device_and_dtype(options: dict[str, str], device: str, dtype: str) -> None:
     assert (loading.device_name(options), loading.dtype_name(options)) == (device, dtype)
+
+
+def test_an_estimate_counts_bytes_and_the_answer_in_whole_blocks() -> None:
+    options = {"cache_tokens": 1000, "block_size": 32, "slots": 4, "default_max_tokens": 100}
+    found = sizing.estimate(ModelConfig(id="m", source="x", engine="text", options=options))
+    assert (found.limits.slots, found.limits.tokens) == (4, 992)
+    assert found.need_tokens(40, 10) == 32
+    assert found.need_tokens(40, None) == 128
+    assert found.need_tokens(1_000_000, 10) == 992
+    for engine, slots in (("noop", 256), ("remote", 8), ("embedding", 256)):
+        found = sizing.estimate(ModelConfig(id="m", source="x", engine=engine))
+        assert (found.limits.slots, found.limits.tokens, found.need_tokens(10_000, 5)) == (slots, None, 0)

@@ -1,0 +1,148 @@
+"""What all layers of the flow share: the parts, the requests held, the effects gathered, the one door for transitions.
+
+The flow is one object in layers, each in a file of its own and using only those below it:
+board ← endings ← runs ← loads ← arriving ← flow.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.processors.core import states
+from penstock.processors.core.budget import Budget
+from penstock.processors.core.effects import Effect
+from penstock.processors.core.gate import CommitGate
+from penstock.processors.core.lane import Lane
+from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.starting import Starter
+from penstock.processors.core.states import ENDING, Stage
+from penstock.processors.core.statuses import Statuses
+from penstock.processors.core.streams import Streams
+from penstock.processors.core.work import Work, WorkKey
+from penstock.schemas.records import ControlCommand, Requirements
+
+TP = tuple[str, int]
+
+
+class Catalog(Protocol):
+    """Which lane serves a request."""
+
+    def resolve(self, task: str, model: str | None) -> str:
+        """The lane. Raises ModelNotFound."""
+        ...
+
+    def check_fits(self, lane: str, requirements: Requirements | None) -> None:
+        """Raises InsufficientCapacity, naming need and capacity, for what can never fit."""
+        ...
+
+
+class Commands(Protocol):
+    """The control topic as remembered."""
+
+    def apply(self, command: ControlCommand, now_ms: int) -> bool: ...
+    def cancelled(self, tenant: str, request_id: str) -> ControlCommand | None: ...
+    def priority(self, tenant: str, request_id: str) -> int | None: ...
+    def erasures(self) -> list[ControlCommand]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSettings:
+    """Limits and lingers; seconds unless named otherwise."""
+
+    aging_s: float = 20.0
+    aged_share: int = 8
+    commit_span: int = 50_000
+    intake_bytes: int = 256 << 20
+    chunk_linger_s: float = 0.03
+    status_linger_s: float = 0.025
+    max_execution_s: float = 900.0
+    retry_delay_s: float = 0.05
+
+
+class Board:
+    """The parts of one worker's flow and what they know together."""
+
+    def __init__(
+        self,
+        settings: FlowSettings,
+        catalog: Catalog,
+        commands: Commands,
+        *,
+        deaths: Callable[[WorkKey, str], int] = lambda key, request_id: 0,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._commands = commands
+        self._deaths = deaths
+        self._effects: list[Effect] = []
+        self.gate = CommitGate(commit_span=settings.commit_span)
+        self.scheduler = Scheduler(aging_s=settings.aging_s, aged_share=settings.aged_share)
+        self.budget = Budget(settings.intake_bytes)
+        self.streams = Streams(self._emit, settings.chunk_linger_s)
+        self.statuses = Statuses(self._emit, settings.status_linger_s)
+        self.starter = Starter(
+            self.scheduler,
+            self.statuses,
+            self._emit,
+            self._go,
+            lambda: self.generation,
+            max_execution_s=settings.max_execution_s,
+        )
+        self.lanes: dict[str, Lane] = {}
+        self.works: dict[WorkKey, Work] = {}
+        self._subjects: dict[tuple[str, str], Work] = {}
+        self._seq = itertools.count(1)
+        self._retries: list[tuple[float, int, Work]] = []
+        self._endings: Counter[TP] = Counter()
+        self._ends_under_way = 0
+        self._paused: frozenset[TP] = frozenset()
+        self._dirty: dict[str, Lane] = {}
+        self.generation = -1
+        self.taking = True
+        self.transitions: set[states.Transition] | None = None
+        """Set it to a set to have every transition noted (the simulator does)."""
+
+    # -- effects
+
+    def _emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def take_effects(self) -> list[Effect]:
+        """What the shell is to do, in order."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _go(self, work: Work, event: str, after: Stage) -> None:
+        """The one place where a request changes its state. Raises IllegalTransition."""
+        before = work.stage
+        states.check(before, event, after)
+        if self.transitions is not None:
+            self.transitions.add((str(before), event, str(after)))
+        work.stage = after
+        if (after in ENDING) != (before in ENDING):
+            change = 1 if after in ENDING else -1
+            self._endings[work.tp] += change
+            self._ends_under_way += change
+
+    def lane(self, name: str) -> Lane:
+        lane = self.lanes.get(name)
+        if lane is None:
+            lane = self.lanes[name] = Lane(name)
+            self.budget.register(name)
+        return lane
+
+    def _touch(self, lane: Lane) -> None:
+        self._dirty[lane.name] = lane
+
+    def _touch_later(self, lane: Lane) -> None:
+        """At the next tick: what was asked for takes its time."""
+        lane.look_due = True
+
+    def _all_dirty(self) -> None:
+        for lane in self.lanes.values():
+            lane.look_due = True
+            self._dirty[lane.name] = lane

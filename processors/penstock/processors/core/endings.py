@@ -1,0 +1,201 @@
+"""How a request ends: its outcome on the way to the broker, its answer kept, its dead letter, its silent end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.processors.core.board import Board
+from penstock.processors.core.effects import CancelRun, Ended, Fetch, Keep, Letter, LookUp, Status, Terminal
+from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
+from penstock.processors.core.suspects import acquit
+from penstock.processors.core.work import Work
+from penstock.schemas.errors import InternalError, PenstockError
+from penstock.schemas.topics import CLASSES
+
+
+class Endings(Board):
+    """Every end is decided once; what replaces the record is durable before its offset may be committed."""
+
+    def looked_up(self, work: Work, finished: Any | None, now: float, *, large: bool = False) -> None:
+        """The answer that stands in the conversation of a request that was to end unrun, or None."""
+        if work.stage is not Stage.LOOKING:
+            return
+        if finished is not None:
+            self._completed(work, "looked_up", finished, now, append=False, large=large)
+        else:
+            self._settle(work, "looked_up", now, error=work.end_with)
+
+    def kept(self, work: Work, finished: Any, artifact: Any, now: float) -> None:
+        """Its answer stands in the conversation; a large output is an artifact."""
+        if work.stage is Stage.KEEPING:
+            self._settle(work, "kept", now, finished=finished, artifact=artifact)
+
+    def keep_failed(self, work: Work, error: PenstockError, now: float) -> None:
+        """Its answer can never be kept."""
+        if work.stage is Stage.KEEPING:
+            self._settle(work, "kept", now, error=error)
+
+    def moved(self, work: Work) -> None:
+        """Its record stands on the partition of its conversation."""
+        if work.stage is Stage.MOVING:
+            self._go(work, "moved", Stage.DONE)
+            self._complete(work)
+
+    def cannot_move(self, work: Work, error: PenstockError) -> None:
+        """Its record cannot be written again."""
+        if work.stage is Stage.MOVING:
+            self._letter(work, "unmovable", error)
+
+    def lettered(self, work: Work, now: float) -> None:
+        """The broker has its dead letter."""
+        if work.stage is not Stage.LETTERING:
+            return
+        if work.request_id:
+            status = status_of(work.end_with) if work.end_with is not None else "dead_lettered"
+            self._settle(work, "lettered", now, error=work.error, status=status)
+        else:
+            self._go(work, "lettered", Stage.DONE)
+            self._complete(work)
+
+    def delivered(self, work: Work, status: str) -> None:
+        """The broker has its terminal event: its offset may be committed."""
+        if work.stage is not Stage.SETTLING:
+            return
+        self._go(work, "delivered", Stage.DONE)
+        if work.started_at is not None:
+            self._emit(Ended(work.key, work.request_id, dropped=False))
+        self._complete(work)
+        self._emit(Status(work, status, done=True))
+
+    def chunk_refused(self, work: Work, now: float) -> None:
+        """A piece of its stream can never be published: the whole could not either."""
+        if work.stage is Stage.RUNNING:
+            self._stop_run(work)
+            error = InternalError("a piece of the output cannot be published")
+            self._settle(work, "failed", now, error=error)
+
+    def _completed(self, work: Work, event: str, finished: Any, now: float, *, append: bool, large: bool) -> None:
+        if append or large:
+            self._go(work, event, Stage.KEEPING)
+            self._emit(Keep(work, finished, append))
+        else:
+            self._settle(work, event, now, finished=finished)
+
+    def _settle(
+        self,
+        work: Work,
+        event: str,
+        now: float,
+        *,
+        error: PenstockError | None = None,
+        finished: Any = None,
+        artifact: Any = None,
+        status: str | None = None,
+    ) -> None:
+        """Its outcome goes to the broker, once."""
+        status = status or ("completed" if error is None else status_of(error))
+        self._go(work, event, Stage.SETTLING)
+        work.pending_status = status
+        self._emit(Terminal(work, status, now, error, finished, artifact))
+
+    def _letter(self, work: Work, event: str, error: PenstockError) -> None:
+        work.error = error
+        self._go(work, event, Stage.LETTERING)
+        self._emit(Letter(work, error, nameless=not work.request_id))
+
+    def _end_unrun(self, work: Work, event: str, error: PenstockError, now: float) -> None:
+        """End what did not run here; a turn only if it has no answer from a worker that died before it could say so."""
+        if work.line is None:
+            self._settle(work, event, now, error=error)
+        else:
+            work.end_with = error
+            self._go(work, event, Stage.LOOKING)
+            self._emit(LookUp(work))
+
+    def _end_waiting(self, work: Work, event: str, error: PenstockError, now: float) -> None:
+        """End what waits in the scheduler, or for a retry; what is parked is read again, for what its outcome echoes."""
+        if work.stage is Stage.FETCHING:
+            work.end_with = work.end_with or error
+            self.scheduler.remove(work)
+        elif work.stage is Stage.PARKED:
+            work.end_with = error
+            self.scheduler.remove(work)
+            self.lane(work.lane).parked[work.klass] -= 1
+            self._go(work, "fetch", Stage.FETCHING)
+            self._emit(Fetch(work.tp, (work.key[2],), len(CLASSES)))
+        elif work.stage is Stage.RETRYING:
+            self._settle(work, event, now, error=error)
+        else:
+            self._leave_waiting(work)
+            if event == "lane_failed":
+                self._settle(work, event, now, error=error)
+            else:
+                self._end_unrun(work, event, error, now)
+
+    def _end_running(self, work: Work, event: str, error: PenstockError, now: float) -> None:
+        run = work.run
+        if work.stage is Stage.RUNNING and work.stream and run is not None:
+            self.streams.flush(work, run)
+        self._stop_run(work)
+        self._settle(work, event, now, error=error)
+
+    def _drop(self, work: Work) -> None:
+        if work.stage in OVER:
+            return
+        journaled = work.started_at is not None
+        self._stop_run(work)
+        self._leave_waiting(work)
+        self._go(work, "drop", Stage.DROPPED)
+        if journaled:
+            self._emit(Ended(work.key, work.request_id, dropped=True))
+        self._forget(work)
+
+    def _complete(self, work: Work) -> None:
+        """What replaces the record is durable."""
+        self.gate.complete(work.tp, work.key[2])
+        self._forget(work)
+
+    def _forget(self, work: Work) -> None:
+        if self.works.get(work.key) is work:
+            del self.works[work.key]
+        subject = (work.tenant, work.request_id)
+        if self._subjects.get(subject) is work:
+            del self._subjects[subject]
+        if work.counted:
+            self.budget.drop_fact(work.tp)
+            if work.body is not None:
+                self.budget.drop_body(work.klass, work.lane, work.size_bytes)
+        acquit(work)
+        if work.line is not None and work.holds_line:
+            self.scheduler.release_line(work.line)
+            self._all_dirty()  # the next turn may be for another model
+
+    def _stop_run(self, work: Work) -> None:
+        """Its engine need not go on, and what it held comes back."""
+        if work.run is not None and work.stage in (Stage.PREPARING, Stage.READY, Stage.BEGINNING, Stage.RUNNING):
+            self._emit(CancelRun(work.lane, work.run.run_id))
+        self._give_back(work)
+
+    def _leave_waiting(self, work: Work) -> None:
+        """Out of the scheduler, if it is there."""
+        if work.stage in IN_SCHEDULER:
+            if work.stage is Stage.PARKED:
+                self.lane(work.lane).parked[work.klass] -= 1
+            self._stop_run(work)
+            self.scheduler.remove(work)
+
+    def _hold_line(self, work: Work, now: float) -> None:
+        """Out of the scheduler, but its conversation waits for it: its next attempt runs in place."""
+        if work.stage in IN_SCHEDULER:
+            self.scheduler.start(work, now)
+            work.holds_line = work.line is not None
+
+    def _give_back(self, work: Work) -> None:
+        if work.lane:
+            lane = self.lane(work.lane)
+            self.starter.leave(lane, work)
+            self._touch(lane)
+
+
+def status_of(error: PenstockError) -> str:
+    return {"cancelled": "cancelled", "expired": "expired", "dead_lettered": "dead_lettered"}.get(error.code, "failed")

@@ -1,0 +1,126 @@
+"""A request's attempts: prepared, begun, running, failed and tried again."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from penstock.processors.core.effects import Retried
+from penstock.processors.core.endings import Endings
+from penstock.processors.core.retries import DeadLetter, Retry, decide
+from penstock.processors.core.states import ON_LANE, Stage
+from penstock.processors.core.suspects import acquit
+from penstock.processors.core.work import Run, Work
+from penstock.schemas.errors import PenstockError
+
+
+class Runs(Endings):
+    """Answers of a run that is over (another attempt, an end) pass by: they name the run they speak of."""
+
+    def prepared(self, work: Work, run_id: str, need_tokens: int, prepared: Any, now: float, mark: Any = None) -> None:
+        """Its conversation was read and its prompt counted: it needs so many tokens of its engine."""
+        run = self._current(work, run_id, Stage.PREPARING)
+        if run is None:
+            return
+        run.need_tokens, run.prepared, run.mark = need_tokens, prepared, mark
+        self._go(work, "prepared", Stage.READY)
+        self._touch(self.lane(work.lane))
+
+    def answer_stands(self, work: Work, run_id: str, finished: Any, now: float, *, large: bool) -> None:
+        """The conversation holds its answer already (a worker died after appending it): it is the outcome."""
+        if self._current(work, run_id, Stage.PREPARING) is not None:
+            self._leave_waiting(work)
+            self._completed(work, "answer_stands", finished, now, append=False, large=large)
+
+    def refused(self, work: Work, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
+        """It cannot be prepared, or its turn cannot begin."""
+        if work.run is None or work.run.run_id != run_id or work.stage not in (Stage.PREPARING, Stage.BEGINNING):
+            return
+        self._failed(work, "refused", error, now, again=again)
+
+    def begun(self, work: Work, run_id: str, now: float) -> None:
+        """Its turn's input stands in the conversation."""
+        run = self._current(work, run_id, Stage.BEGINNING)
+        if run is not None:
+            self.starter.run(work, run, "begun", now)
+
+    def log_moved(self, work: Work, run_id: str, now: float) -> None:
+        """Somebody else wrote to the conversation since it was read: its prompt is made anew."""
+        if self._current(work, run_id, Stage.BEGINNING) is not None:
+            self._requeue(work, "log_moved", now)
+
+    def delta(self, work: Work, run_id: str, text: str, token_ids: list[int], now: float) -> None:
+        run = work.run
+        if run is not None and run.run_id == run_id and work.stage is Stage.RUNNING:
+            self.streams.delta(work, run, text, token_ids, now)
+
+    def finished(self, work: Work, run_id: str, finished: Any, now: float, *, large: bool) -> None:
+        """The engine is done; `finished` is passed on untouched. `large`: its output must become an artifact."""
+        run = self._current(work, run_id, Stage.RUNNING)
+        if run is None:
+            return
+        if work.stream:
+            self.streams.flush(work, run)
+        lane = self.lane(work.lane)
+        lane.survived()
+        self._give_back(work)
+        acquit(work)
+        append = work.line is not None and work.task == "text_generation"
+        self._completed(work, "finished", finished, now, append=append, large=large)
+
+    def failed(self, work: Work, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
+        """A run ended without output. `again`: the same run may succeed on this worker."""
+        if self._current(work, run_id, Stage.RUNNING) is not None:
+            self._failed(work, "failed", error, now, again=again)
+
+    def not_started(self, work: Work, run_id: str, now: float) -> None:
+        """Its engine had gone when it was to start; `lane_down` follows, and it is not to blame for that."""
+        if self._current(work, run_id, Stage.RUNNING) is not None:
+            self.lane(work.lane).busy_until = float("inf")
+            self._requeue(work, "lane_down", now)
+
+    def _failed(self, work: Work, event: str, error: PenstockError, now: float, *, again: bool) -> None:
+        """Run it again in place, dead-letter it, or say that it failed."""
+        self._hold_line(work, now)
+        self._give_back(work)
+        decision = decide(error, work.spent, work.max_attempts, now, None) if again else None
+        if isinstance(decision, Retry):
+            work.attempt += 1
+            work.spent += 1
+            work.run = None
+            self._go(work, event, Stage.RETRYING)
+            self._emit(Retried(work))
+            self.statuses.say_at_once(work, "retrying", error.code)
+            due = now + max(decision.delay_s, self._settings.retry_delay_s)
+            heapq.heappush(self._retries, (due, work.seq, work))
+        elif isinstance(decision, DeadLetter):
+            self._letter(work, event, error)
+        else:
+            self._settle(work, event, now, error=error)
+
+    def _requeue(self, work: Work, event: str, now: float) -> None:
+        """Back to its place in the queue, without an attempt spent."""
+        self._give_back(work)
+        run, work.run = work.run, None
+        if run is not None and run.sent_pieces:
+            work.attempt += 1  # readers must be able to tell the new words from those that were published
+        if work.stage in ON_LANE:
+            self.scheduler.put_back(work)
+        told = work.published_status is not None
+        self._go(work, event, Stage.QUEUED)
+        if told:
+            self.statuses.say_at_once(work, "retrying", "engine_failed")
+        self._touch(self.lane(work.lane))
+
+    def _retry_due(self, now: float) -> None:
+        while self._retries and self._retries[0][0] <= now:
+            _, _, work = heapq.heappop(self._retries)
+            if work.stage is Stage.RETRYING:
+                self.scheduler.put_back(work)
+                self._go(work, "due", Stage.QUEUED)
+                self._touch(self.lane(work.lane))
+
+    def _current(self, work: Work, run_id: str, stage: Stage) -> Run | None:
+        """The run that an answer speaks of; None when it is over."""
+        run = work.run
+        return run if run is not None and run.run_id == run_id and work.stage is stage else None

@@ -1,0 +1,75 @@
+"""The catalog: which models are configured, and which of them serves a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.processors.engines.backend import BACKENDS
+from penstock.schemas.errors import InvalidRequest, ModelNotFound
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """A configured model. `source`: hub id, folder, GGUF file, URL of a server (remote) or anything (noop)."""
+
+    id: str
+    source: str
+    engine: str
+    tasks: tuple[str, ...] = ("text_generation",)
+    aliases: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def local(self) -> bool:
+        """Whether it runs in a process on this machine, with memory to be granted."""
+        return self.engine in BACKENDS
+
+
+class Catalog:
+    """Which model serves a request. The first configured model of a task is the best for it."""
+
+    def __init__(self, configs: Iterable[ModelConfig]) -> None:
+        self._configs = list(configs)
+        self._names: dict[str, ModelConfig] = {}
+        for config in self._configs:
+            for name in (config.id, *config.aliases):
+                if name in self._names:
+                    raise InvalidRequest(f"two models are called {name}; names and aliases must differ", param="models")
+                self._names[name] = config
+
+    def __iter__(self) -> Iterator[ModelConfig]:
+        return iter(self._configs)
+
+    def get(self, model: str) -> ModelConfig:
+        """By id or alias. Raises ModelNotFound."""
+        config = self._names.get(model)
+        if config is None:
+            raise ModelNotFound(f"the model {model} is not served here", param="model")
+        return config
+
+    def resolve(self, task: str, model: str | None) -> ModelConfig:
+        """The model for a request; None means the best for the task. Raises ModelNotFound."""
+        if model is None:
+            for config in self._configs:
+                if task in config.tasks:
+                    return config
+            raise ModelNotFound(f"no model here serves {task}", param="model")
+        config = self.get(model)
+        if task not in config.tasks:
+            raise ModelNotFound(f"the model {model} does not serve {task}", param="model")
+        return config
+
+
+def share_cores(configs: Sequence[ModelConfig], cores: int) -> dict[str, ModelConfig]:
+    """By id, with `threads` for each local engine that names none: two that want all cores slow each other sevenfold.
+
+    One core is left to Kafka, the worker and the gateway where there are more than two.
+    """
+    local = sum(config.local for config in configs)
+    threads = max(1, (cores - 1) // max(1, local))
+    return {
+        config.id: replace(config, options={"threads": threads, **config.options}) if config.local else config
+        for config in configs
+    }

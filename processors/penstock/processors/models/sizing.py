@@ -1,0 +1,171 @@
+"""How large a model is before it is loaded: the memory that its engine will take, and what its runs will need of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.processors.engines.base import Limits
+from penstock.processors.engines.loading import (
+    CUDA_CONTEXT_BYTES,
+    block_size,
+    cache_tokens,
+    device_name,
+    dtype_name,
+)
+from penstock.processors.engines.threads import in_daemon_thread
+from penstock.processors.models import gguf_header
+from penstock.processors.models.catalog import ModelConfig
+from penstock.schemas.errors import InvalidRequest
+
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
+PROCESS_BYTES = 200 * 2**20
+"""What an engine's process takes beside weights and cache: pages of its own, tokenizer, small activations."""
+LOGITS_COPIES = 4
+"""Temporary tensors of vocabulary size in a step: logits, sorted, probabilities, their running sum."""
+BYTES_PER_TOKEN = 4
+"""Of text, before a tokenizer is there to count."""
+DEFAULT_MAX_TOKENS = 512
+SLOTS = {"text": 64, "embedding": 256, "noop": 256, "remote": 8}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSize:
+    """`source` is where the model really lies: what was sized is what is loaded."""
+
+    source: str
+    need_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What is known of a model's engine before it is loaded. `limits` and `block` are those it will have."""
+
+    limits: Limits
+    bytes_per_token: int = BYTES_PER_TOKEN
+    default_max_tokens: int = DEFAULT_MAX_TOKENS
+    block: int = 1
+
+    def need_tokens(self, text_bytes: int, max_tokens: int | None) -> int:
+        """Tokens that a run will need of the engine, about; 0 where tokens are not what limits."""
+        if self.limits.tokens is None:
+            return 0
+        answer = self.default_max_tokens if max_tokens is None else max_tokens
+        tokens = -(-text_bytes // self.bytes_per_token) + answer
+        return min(-(-tokens // self.block) * self.block, self.limits.tokens)
+
+
+def estimate(config: ModelConfig) -> Estimate:
+    options = config.options
+    slots = int(options.get("slots", SLOTS.get(config.engine, 1)))
+    if config.engine != "text":
+        return Estimate(limits=Limits(slots=slots))
+    return Estimate(
+        limits=Limits(slots=slots, tokens=cache_tokens(options)),
+        default_max_tokens=int(options.get("default_max_tokens", DEFAULT_MAX_TOKENS)),
+        block=block_size(options),
+    )
+
+
+async def size_model(config: ModelConfig) -> ModelSize:
+    """Find the model, fetching it from the hub if need be, and size it. Cancelled, it leaves nothing that goes on.
+
+    Raises InvalidRequest with the cure, OSError.
+    """
+    if not config.local:
+        return ModelSize(source=config.source)
+    path = local_path(config.source) or await fetch(config.source)
+    need = await in_daemon_thread(memory_need, path, config.engine, config.options)
+    return ModelSize(source=str(path), need_bytes=need)
+
+
+def local_path(source: str) -> Path | None:
+    """A local folder or GGUF file; None for the id of a model on the hub. Raises InvalidRequest for what is neither."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if source.count("/") != 1 or source.startswith(("/", ".", "~")):
+        raise InvalidRequest(f"the model {source} is neither a folder, a GGUF file nor a hub id (owner/name)")
+    return None
+
+
+async def fetch(source: str) -> Path:
+    """The folder of a hub id in the hub's cache.
+
+    In a process: the hub's client downloads in threads of an executor, which would hold up the worker's end.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock.processors.models.fetching", source, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        printed, _ = await process.communicate()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        raise InvalidRequest(f"the model {source} could not be fetched from the hub; name a local folder")
+    return Path(printed.decode().strip().splitlines()[-1])
+
+
+def parameters(folder: Path) -> int:
+    """Number of parameters from the safetensors headers: exact, without reading the weights."""
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header: dict[str, Any] = json.loads(stream.read(length))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                begin, end = tensor["data_offsets"]
+                total += (end - begin) // DTYPE_BYTES.get(tensor["dtype"], 1)
+    return total
+
+
+def model_config(folder: Path) -> dict[str, Any]:
+    """The language model's part of config.json; empty for a folder that has none."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return {}
+    config: dict[str, Any] = json.loads(file.read_text())
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, dict) else config
+
+
+def kv_bytes_per_token(config: Mapping[str, Any], element_bytes: int) -> int:
+    """2 (keys, values) · layers · kv heads · head size · bytes."""
+    heads = int(config.get("num_attention_heads", 1))
+    head_size = int(config.get("head_dim") or int(config.get("hidden_size", 0)) // heads)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    return 2 * int(config.get("num_hidden_layers", 0)) * kv_heads * head_size * element_bytes
+
+
+def memory_need(path: Path, kind: str, options: Mapping[str, Any]) -> int:
+    """Bytes that an engine of this model will take: weights in its dtype, its token cache, its steps, its process."""
+    element_bytes = 4 if dtype_name(options) == "float32" else 2
+    if path.is_file():
+        header = gguf_header.read(path)
+        count, config = header.parameters, header.config()
+    else:
+        count, config = parameters(path), model_config(path)
+    if not count:
+        raise InvalidRequest(f"{path} holds no safetensors weights (pickled ones are not opened)")
+    need = count * element_bytes + PROCESS_BYTES
+    if kind == "text":
+        need += cache_tokens(options) * kv_bytes_per_token(config, element_bytes)
+        # A step makes logits for one token of each of its runs.
+        need += int(options.get("slots", SLOTS[kind])) * int(config.get("vocab_size", 0)) * 4 * LOGITS_COPIES
+    return need + (0 if device_name(options) == "cpu" else CUDA_CONTEXT_BYTES)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0))
