@@ -23,6 +23,7 @@ class Coordinator:
         self._group = cluster.log.group
         self._lives: dict[str, Life] = {}
         self._asked: set[str] = set()
+        self._thrown_out: list[Life] = []
 
     def joins(self, life: Life, member_id: str | None) -> Callable[[], str | None]:
         """At the broker: the member joins; None when it is not known any more."""
@@ -41,28 +42,32 @@ class Coordinator:
 
         return join
 
-    def leaves(self, member_id: str | None) -> Callable[[], None]:
+    def leaves(self, life: Life) -> Callable[[], None]:
         def leave() -> None:
-            if member_id is not None:
+            for member_id in self._ids(life):
                 self._remove(member_id)
 
         return leave
 
     def unreachable(self, life: Life) -> None:
         """Heartbeats stop: the session runs out if they do not come again."""
-        for member_id in [known for known, whose in self._lives.items() if whose is life]:
+        for member_id in self._ids(life):
             self._world.at(SESSION_S, None, f"the session of {life.name} runs out?", self._expire, member_id, life)
+
+    def _ids(self, life: Life) -> list[str]:
+        return [member_id for member_id, whose in self._lives.items() if whose is life]
 
     def _expire(self, member_id: str, life: Life) -> None:
         if not life.network.reachable and member_id in self._group.members:
             self._world.note(f"the session of {life.name} has run out")
+            self._thrown_out.append(life)
             self._remove(member_id)
 
     def reachable(self, life: Life) -> None:
         """Heartbeats come again, and are answered with what happened meanwhile."""
-        member_id = life.membership.member_id
-        if member_id is not None and member_id not in self._group.members:
-            life.network.hear("group", "that it was thrown out", life.membership.thrown_out, member_id)
+        if life in self._thrown_out:
+            self._thrown_out.remove(life)
+            life.network.hear("group", "that it was thrown out", life.membership.thrown_out)
 
     def _remove(self, member_id: str) -> None:
         self._group.remove(member_id)

@@ -47,7 +47,8 @@ class Grants:
         self._alone(lane, work)
         self._granted[lane.name] += 1
         apart = work.alone or work.group is not None
-        rivals = [other for other in self._flow.works.values() if other is not work and self._could(lane, other)]
+        waiting = [other for other in self._flow.works.values() if other is not work and other.lane == lane.name]
+        rivals = [other for other in waiting if self._could(lane, other, waiting)]
         self._order(lane, work, rivals, now, apart=apart)
         self._aged(lane, work, rivals, now, apart=apart)
 
@@ -79,14 +80,21 @@ class Grants:
         if groups and groups != {id(work.group)}:
             raise Violation(f"suspects: {work} is granted beside suspects of another group")
 
-    def _could(self, lane: Lane, other: Work) -> bool:
-        """Whether it could be granted now as well."""
-        if other.lane != lane.name or other.alone or other.group is not None:
+    def _could(self, lane: Lane, other: Work, waiting: list[Work]) -> bool:
+        """Whether it could be granted now as well, with room set aside for those before it that are being prepared."""
+        if other.alone or other.group is not None:
             return False
         if other.stage is not Stage.READY and not (other.stage is Stage.QUEUED and lane.inline and other.line is None):
             return False
+        unready = [
+            one.cost
+            for one in waiting
+            if one.stage in IN_SCHEDULER and one.stage is not Stage.READY and RANK[one.klass] <= RANK[other.klass]
+        ]
+        if not lane.inline and lane.free_slots <= len(unready):
+            return False
         need = 0 if other.run is None else other.run.need_tokens
-        if lane.tokens is not None and lane.used_tokens + need > lane.tokens:
+        if lane.tokens is not None and lane.used_tokens + sum(unready) + need > lane.tokens:
             return False
         if other.line is None:
             return True
@@ -131,7 +139,10 @@ class Grants:
             for other in rivals
             if now - other.arrived_at > self._settings.aging_s and RANK[other.klass] > RANK[work.klass]
         ]
-        if not old or apart:
+        aged_share = now - work.arrived_at > self._settings.aging_s and any(
+            self._stands_before(other, work) for other in rivals
+        )
+        if not old or apart or aged_share:
             self._passed_over[lane.name] = 0
             return
         self._passed_over[lane.name] += 1

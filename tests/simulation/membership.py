@@ -41,15 +41,15 @@ class Membership:
     def _joined(self, member_id: str | None) -> None:
         self._joining = False
         if member_id is None:
-            self.thrown_out(self.member_id)
+            self.thrown_out()
         else:
             self.member_id = member_id
 
-    def thrown_out(self, member_id: str | None) -> None:
+    def thrown_out(self) -> None:
         """The coordinator does not know this member any more: others may have taken its partitions."""
-        if not self._joining and member_id == self.member_id:
+        self._fenced = True
+        if not self._joining:
             self.member_id = None
-            self._fenced = True
             self.join()
 
     def synced(self, generation: int, assigned: tuple[TP, ...]) -> None:
@@ -69,7 +69,9 @@ class Membership:
 
     def _offsets_told(self, generation: int, assigned: tuple[TP, ...], offsets: Offsets | None) -> None:
         if offsets is None:
-            self._life.timer("offsets", RETRY_S, lambda: self._ask_offsets(generation, assigned))
+            if generation == self._group.generation:
+                life, world = self._life, self._life.world
+                world.at(RETRY_S, life, f"{life.name} will ask again", self._ask_offsets, generation, assigned)
             return
         missing: Offsets = {tp: (0, "") for tp in assigned if tp not in offsets}
         if not missing:
@@ -99,16 +101,14 @@ class Membership:
 
         return store
 
-    def commit(self, gate: CommitGate, then: Callable[[], None] | None = None) -> None:
-        """Commit what the gate names, one commit at a time."""
+    def commit(self, gate: CommitGate, then: Callable[[bool], None]) -> None:
+        """Commit what the gate names, one commit at a time. `then` is told whether another one may be due."""
         if self._committing or self.generation < 0:
-            if then is not None:
-                then()
+            then(self._committing)
             return
         offsets = dict(sorted(gate.commits().items()))
         if not offsets:
-            if then is not None:
-                then()
+            then(False)
             return
         self._committing = True
         generation = self.generation
@@ -124,15 +124,14 @@ class Membership:
             if answer == "taken" and gate.generation == generation:
                 for tp, (offset, metadata) in offsets.items():
                     gate.committed(tp, offset, metadata)
-            if then is not None:
-                then()
+            then(True)
 
         self._life.network.ask("group", "commits", send, told)
 
     def leave(self, gate: CommitGate, left: Callable[[], None]) -> None:
         """Commit, then leave."""
 
-        def go() -> None:
-            self._life.network.ask("group", "leaves", self._cluster.coordinator.leaves(self.member_id), lambda _: left())
+        def go(_: bool) -> None:
+            self._life.network.ask("group", "leaves", self._cluster.coordinator.leaves(self._life), lambda _: left())
 
         self.commit(gate, go)

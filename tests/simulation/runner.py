@@ -99,7 +99,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def explain(outcome: Outcome, plant: str | None, tries: int) -> None:
+def explain(outcome: Outcome, plant: str | None, tries: int, lines: int) -> None:
     """The violation, whether it replays, and the smallest plan that shows it."""
     say(f"seed {outcome.plan.seed} violates: {outcome.violation}")
     with planted(plant):
@@ -109,7 +109,7 @@ def explain(outcome: Outcome, plant: str | None, tries: int) -> None:
         smallest = shrink(outcome, tries)
         traced = run(smallest.plan, keep_trace=True)
     say(f"smallest after shrinking ({smallest.steps} steps): {smallest.violation}\n  {smallest.plan.describe()}")
-    for line in traced.trace[-LAST_LINES:]:
+    for line in traced.trace[-lines:]:
         say(f"    {line}")
 
 
@@ -134,6 +134,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trace", action="store_true", help="with --seed: print all that happens")
     parser.add_argument("--stop-at", type=int, default=1, help="stop after so many violations")
+    parser.add_argument("--lines", type=int, default=LAST_LINES, help="how much of the history of a violation to print")
     parser.add_argument("--shrink", type=int, default=SHRINK_TRIES, help="tries to make a violation smaller")
     options = parser.parse_args(arguments)
     if options.seed is not None:
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
     for outcome in report.failed[1:]:
         say(f"seed {outcome.plan.seed} violates too: {outcome.violation}")
     if report.failed:
-        explain(report.failed[0], options.plant, options.shrink)
+        explain(report.failed[0], options.plant, options.shrink, options.lines)
     unvisited = report.missing if report.seeds >= ALL_TRANSITIONS_FROM else []
     for transition in unvisited:
         say(f"no seed visits {transition[0]} --{transition[1]}--> {transition[2]}")

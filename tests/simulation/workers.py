@@ -97,7 +97,6 @@ class Life(Actor):
             self.timer("turn", 0.0005, lambda: None)
         if self.flow.works or self.consumer.inbox or self.flow.next_due() is not None:
             self.timer("tick", self.cluster.plan.tick_s, self._tick)
-        self.timer("commit", self.cluster.plan.commit_s, self._commit)
         self.consumer.arm()
 
     def timer(self, name: str, delay_s: float, do: Callable[[], None]) -> None:
@@ -149,6 +148,8 @@ class Life(Actor):
         while queue:
             effect = queue.popleft()
             self.cluster.checks.effect(self, effect)
+            if self.world.keeps_trace:
+                self.world.note(f"  {self.name} {_told(effect)}")
             self._carry[type(effect)](effect)
             queue.extend(flow.take_effects())
             if not queue:
@@ -163,18 +164,25 @@ class Life(Actor):
         if self._ticks % POSITIONS_EACH == 0:
             self.flow.tell_positions(64)
 
-    def _commit(self) -> None:
-        self.membership.commit(self.flow.gate)
+    def may_commit(self) -> None:
+        """Something was done: a commit may be due."""
+        self.timer("commit", self.cluster.plan.commit_s, lambda: self.membership.commit(self.flow.gate, self._committed))
+
+    def _committed(self, again: bool) -> None:
+        if again:
+            self.may_commit()
 
     # -- from Kafka
 
     def on_batch(self, batch: Batch) -> None:
         if self.flow.taking:
             self.consumer.put(batch)
+            self.may_commit()
 
     def on_assigned(self, committed: Mapping[TP, tuple[int, str]], generation: int, fenced: bool) -> None:
         self.consumer.assigned(committed, generation)
         self.flow.assigned(committed, generation, fenced=fenced, now=self.world.now)
+        self.may_commit()
 
     def on_commands(self, commands: list[ControlCommand]) -> None:
         for command in commands:
@@ -318,6 +326,7 @@ class Life(Actor):
 
         def acknowledged(_: object) -> None:
             self.flow.delivered(work, event.status or "")
+            self.may_commit()
 
         self.network.ask("result", label, lambda: self.cluster.on_result(event), acknowledged)
 
@@ -327,6 +336,7 @@ class Life(Actor):
 
         def acknowledged(_: object) -> None:
             self.flow.lettered(work, self.world.now)
+            self.may_commit()
 
         label = f"letter {work.origin.topic}/{work.origin.partition}/{work.origin.offset}"
         self.network.ask("dlq", label, lambda: self.cluster.on_letter(letter), acknowledged)
@@ -341,6 +351,7 @@ class Life(Actor):
 
         def acknowledged(_: object) -> None:
             self.flow.moved(work)
+            self.may_commit()
 
         self.network.ask(
             "requests", f"moves {work.request_id}", lambda: self.cluster.append_request(tp, key, value, headers), acknowledged
@@ -404,6 +415,12 @@ class Life(Actor):
         self.network.flushes_until = self.world.now + self._rng.choice([0.0, 0.002, 0.02])
         for engine in self.engines.values():
             engine.end()
+
+
+def _told(effect: ask.Effect) -> str:
+    work = getattr(effect, "work", None)
+    what = getattr(effect, "status", None) or getattr(effect, "lane", None) or getattr(effect, "run_id", "")
+    return f"{type(effect).__name__} {what} {'' if work is None else work}"
 
 
 def _large(work: Work) -> bool:

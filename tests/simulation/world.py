@@ -38,7 +38,7 @@ class World:
         self.faults: Counter[str] = Counter()
         self.trace: list[str] = []
         self.after_step: Callable[[], None] = lambda: None
-        self._keep_trace = keep_trace
+        self.keeps_trace = keep_trace
         self._digest = hashlib.blake2b(digest_size=12)
         self._queue: list[tuple[float, int, Actor | None, str, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
@@ -61,10 +61,11 @@ class World:
         self.note(f"fault {name} {detail}")
 
     def note(self, text: str) -> None:
-        """A line of the history."""
+        """A line of the history; one that begins with a space is for people, and not part of its hash."""
         line = f"{self.now:.6f} {text}"
-        self._digest.update(line.encode())
-        if self._keep_trace:
+        if not text.startswith(" "):
+            self._digest.update(line.encode())
+        if self.keeps_trace:
             self.trace.append(line)
 
     @property
