@@ -103,6 +103,7 @@ class WorkerApp:
             raise CannotStart(f"{kafka.names.control} could not be read: {error}", EXIT_UNREACHABLE) from error
         parts.refetcher.start()
         await parts.serving.observe()
+        parts.serving.publish_models()
         parts.lanes.load_all()
         await parts.membership.start()
         parts.background += [
@@ -137,6 +138,8 @@ class WorkerApp:
             raise
         except Exception:
             logger.exception("worker.loop_failed")
+            if self._parts is not None:
+                self._parts.worker.break_down()
             self._finish(EXIT_FAILED)
 
     async def _watch_forever(self) -> None:
@@ -280,8 +283,11 @@ class WorkerApp:
         await parts.control.stop()
         await parts.refetcher.stop()
         parts.turns.close()
+        parts.watch.close()
         await asyncio.to_thread(parts.transport.close, 5.0)
-        parts.journal.close(orderly=not parts.worker.broken)
+        if not parts.worker.broken:
+            parts.journal.orderly_stop()
+        parts.journal.close()
         await parts.health.stop()
         logger.info("worker.stopped worker_id=%s", self.settings.worker_id)
 

@@ -16,7 +16,7 @@ from penstock.processors.erasing import Erasing
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.health import HealthServer
-from penstock.processors.kafka.broker_watch import BrokerWatch
+from penstock.processors.kafka.broker_watch import BrokerWatch, metadata_probe
 from penstock.processors.kafka.control import ControlBook, ControlFollower
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
@@ -45,6 +45,7 @@ class Parts:
     transport: Transport
     publisher: Publisher
     turns: Turns
+    watch: BrokerWatch
     worker: Worker
     flow: Flow
     execution: Execution
@@ -85,12 +86,20 @@ def assemble(
     transport = Transport(kafka, delivery_timeout_s=DELIVERY_TIMEOUT_S)
     asynchronous = AsyncTransport(transport, loop)
     publisher = Publisher(asynchronous, codec, names)
-    turns = _turns(settings, asynchronous, codec, faults)
+    watch = BrokerWatch(metadata_probe(kafka))
+    turns = _turns(settings, asynchronous, codec, faults, watch)
     journal = CrashJournal(conf.data_dir / "journal")
     book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
     lanes = Lanes(metrics, clock=clock)
     serving = Serving(
-        settings, publish=publisher.record, names=names, on_up=lanes.up, on_down=lanes.down, clock_ms=now_ms
+        settings,
+        metrics,
+        publish=publisher.record,
+        names=names,
+        on_up=lanes.up,
+        on_down=lanes.down,
+        on_change=lambda: worker.changed(),
+        clock_ms=now_ms,
     )
     flow = Flow(flow_settings(settings), lanes, book, deaths=journal.deaths)
     urgencies = {topic: CLASSES.index(names.class_of_topic(topic) or "medium") for topic in partitions}
@@ -113,6 +122,7 @@ def assemble(
         urgency=urgency,
         on_batch=worker.on_batch,
         on_assigned=worker.on_assigned,
+        on_revoking=lambda: flow.gate.commits(),
         stall=lambda: faults.due("fetch"),
     )
     erasing = Erasing(turns, book, membership.owns)
@@ -147,6 +157,7 @@ def assemble(
         transport=transport,
         publisher=publisher,
         turns=turns,
+        watch=watch,
         worker=worker,
         flow=flow,
         execution=execution,
@@ -185,7 +196,7 @@ def make_codec(settings: WorkerSettings, *, background: bool = False) -> Codec:
     return registry_codec(settings.schema_registry.url, write=settings.schema_registry.write, background=background)
 
 
-def _turns(settings: WorkerSettings, transport: AsyncTransport, codec: Codec, faults: Faults) -> Turns:
+def _turns(settings: WorkerSettings, transport: AsyncTransport, codec: Codec, faults: Faults, watch: BrokerWatch) -> Turns:
     conf = settings.conversations
     kafka = settings.kafka_settings()
     log = KafkaLog(kafka, transport, max_topics=conf.max_topics, durability=settings.topics.durability)
@@ -195,7 +206,7 @@ def _turns(settings: WorkerSettings, transport: AsyncTransport, codec: Codec, fa
         kafka.names.conversation,
         threads=conf.threads,
         cached_bytes=conf.cached_bytes,
-        watch=BrokerWatch(kafka),
+        watch=watch,
         after_append=lambda: faults.hit("after_answer_append"),
     )
 

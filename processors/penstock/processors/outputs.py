@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.processors.work import Work
+from penstock.processors.core.work import Work
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.ids import output_artifact_id
 from penstock.schemas.records import ArtifactRef

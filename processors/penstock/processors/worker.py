@@ -29,6 +29,7 @@ from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
+from penstock.producers.reader import RawMessage
 from penstock.schemas.errors import BadAvro, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
 
@@ -136,7 +137,7 @@ class Worker:
             self._r.flow.command(command, now, wall_ms)
         self.changed()
 
-    def on_fetched(self, tp: TP, records: list[Delivered]) -> None:
+    def on_fetched(self, tp: TP, records: list[RawMessage]) -> None:
         """Parked records that were read again."""
         for record in records:
             key = (*tp, record.offset)
@@ -168,9 +169,10 @@ class Worker:
             self._turn()
         except Exception:  # a fault of ours: go on half alive and every request waits for ever
             logger.exception("worker.turn_failed")
-            self._break()
+            self.break_down()
 
-    def _break(self) -> None:
+    def break_down(self) -> None:
+        """A fault of ours: nothing more is taken or started, and what ran counts as having died with this worker."""
         self._broken = True
         self._on_broken()
 
@@ -217,7 +219,7 @@ class Worker:
             tp, record.offset, read, record.value or b"", record.headers, record.key, self._clock(), now_ms()
         )
 
-    def _read(self, tp: TP, record: Delivered) -> Any:
+    def _read(self, tp: TP, record: Delivered | RawMessage) -> Any:
         """Raises RegistryUnavailable."""
         headers = [(name, value or b"") for name, value in record.headers] if record.headers else ()
         return self._r.intake.read(tp[0], tp[1], record.offset, record.timestamp_ms, headers, record.value)
@@ -349,7 +351,7 @@ class Worker:
         return self._clock() < self._registry_away_until
 
 
-def _body(read: Any, record: Delivered) -> Body:
+def _body(read: Any, record: RawMessage) -> Body:
     request = None if isinstance(read, Poison) else read.request
     size = len(record.value or b"")
     return Body(request, record.value or b"", record.headers, record.key, size)  # pyright: ignore[reportArgumentType]

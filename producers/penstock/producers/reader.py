@@ -64,11 +64,17 @@ OnBatch = Callable[[Sequence[RawMessage]], None]
 
 
 def make_consumer(
-    settings: KafkaSettings, *, fetch_wait_ms: int = 100, buffer_kbytes: int = 16_384, tells_ends: bool = True
+    settings: KafkaSettings,
+    *,
+    fetch_wait_ms: int = 100,
+    buffer_kbytes: int = 16_384,
+    tells_ends: bool = True,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Consumer:
     """A consumer that assigns itself and commits nothing. `fetch_wait_ms` delays only seeks and new assignments.
 
-    With `tells_ends` it says each time that it came to a partition's end, which costs as much as a record.
+    With `tells_ends` it says each time that it came to a partition's end, which costs as much as a record. `overrides`
+    are settings of librdkafka that stand above all others.
     """
     config = {
         **settings.librdkafka(),
@@ -82,6 +88,7 @@ def make_consumer(
         "fetch.error.backoff.ms": 50,
         "fetch.queue.backoff.ms": 20,
         "queued.max.messages.kbytes": buffer_kbytes,
+        **(overrides or {}),
     }
     try:
         return Consumer(config, logger=client_logger)

@@ -183,7 +183,7 @@ class Arriving(Loads):
         work = self.works.get(key)
         if work is None or work.stage is not Stage.FETCHING:
             return
-        self.scheduler.remove(work)
+        self._unqueue(work)
         reason = work.end_with or InternalError("its record was deleted from the topic before its turn came")
         self._letter(work, "gone", reason)
 

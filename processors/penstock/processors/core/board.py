@@ -80,12 +80,13 @@ class Board:
         self._deaths = deaths
         self._effects: list[Effect] = []
         self.gate = CommitGate(commit_span=settings.commit_span)
-        self.scheduler = Scheduler(aging_s=settings.aging_s, aged_share=settings.aged_share)
+        self.scheduler: Scheduler[Work] = Scheduler(aging_s=settings.aging_s, aged_share=settings.aged_share)
         self.budget = Budget(settings.intake_bytes)
         self.streams = Streams(self._emit, settings.chunk_linger_s)
         self.statuses = Statuses(self._emit, settings.status_linger_s)
         self.starter = Starter(
             self.scheduler,
+            self.budget,
             self.statuses,
             self._emit,
             self._go,

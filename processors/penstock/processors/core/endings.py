@@ -113,13 +113,13 @@ class Endings(Board):
             self._emit(LookUp(work))
 
     def _end_waiting(self, work: Work, event: str, error: PenstockError, now: float) -> None:
-        """End what waits in the scheduler, or for a retry; what is parked is read again, for what its outcome echoes."""
+        """End what waits in the scheduler, or for a retry; what is parked is read again for its outcome."""
         if work.stage is Stage.FETCHING:
             work.end_with = work.end_with or error
-            self.scheduler.remove(work)
+            self._unqueue(work)
         elif work.stage is Stage.PARKED:
             work.end_with = error
-            self.scheduler.remove(work)
+            self._unqueue(work)
             self.lane(work.lane).parked[work.klass] -= 1
             self._go(work, "fetch", Stage.FETCHING)
             self._emit(Fetch(work.tp, (work.key[2],), len(CLASSES)))
@@ -182,7 +182,12 @@ class Endings(Board):
             if work.stage is Stage.PARKED:
                 self.lane(work.lane).parked[work.klass] -= 1
             self._stop_run(work)
-            self.scheduler.remove(work)
+            self._unqueue(work)
+
+    def _unqueue(self, work: Work) -> None:
+        """Out of the scheduler, which lets go of its line if it held one."""
+        self.scheduler.remove(work)
+        work.holds_line = False
 
     def _hold_line(self, work: Work, now: float) -> None:
         """Out of the scheduler, but its conversation waits for it: its next attempt runs in place."""

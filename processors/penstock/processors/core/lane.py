@@ -45,7 +45,7 @@ class Lane:
         """Works that hold a slot, with their tokens."""
         self.ahead: dict[Work, None] = {}
         """Works whose prompts are being counted or are known."""
-        self.parked = dict.fromkeys(CLASSES, 0)
+        self.parked: dict[str, int] = dict.fromkeys(CLASSES, 0)
         """Requests by class whose bytes are not here."""
         self.exclusive: Group | None = None
         """While set, only these suspects may start."""

@@ -1,236 +1,269 @@
-"""The scheduler: which queued request starts next. Strict classes with a share for what has waited long; turns in line.
+"""The scheduler: which queued request starts next on each lane (its engine).
 
-Within a class items go by arrival. An item's *lane* is its engine: what cannot start now on one lane never holds up
-another. A *line* is a conversation: its items become eligible one at a time, in the order they were added.
-`docs/decisions/0007` argues aging by share.
+Classes are strict, but for a share of the starts that goes to what has waited long (`docs/decisions/0007`). Within a
+class tenants have fair shares by cost (`fairqueue`). Within a tenant: priority, then deadline, then arrival. Turns of a
+conversation go one at a time (`lines`). What may start now is *eligible*: all but the turns behind another one.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from collections.abc import Iterator
 from heapq import merge
-from itertools import islice, takewhile
-from typing import Any
+from itertools import islice
+from typing import Generic
 
-WorkKey = tuple[str, int, int]
-CLASSES: tuple[str, ...] = ("high", "medium", "low")
+from penstock.processors.core.lane_queues import CLASSES, ByTime, Item, ItemT, Lane, Place
+from penstock.processors.core.lines import Line
 
+__all__ = ["CLASSES", "Item", "Scheduler"]
 
-class Decision(Enum):
-    """Whether an item may start now."""
-
-    GRANTED = auto()
-    WAIT = auto()  # not this item; others of its lane may
-    BLOCK_LANE = auto()  # nothing on this lane
+RANKS = {klass: rank for rank, klass in enumerate(CLASSES)}
+AGED_TRIED = 4
+"""Aged items that are offered before all others when it is their turn. More would hide what is urgent if none fits."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
-    """A queued request. Times are seconds of the caller's clock."""
+class Scheduler(Generic[ItemT]):
+    """What has waited longer than `aging_s` is aged; of `aged_share` starts on a lane one is for the aged."""
 
-    key: WorkKey
-    request_id: str
-    tenant: str
-    klass: str
-    priority: int
-    lane: str
-    line: str | None
-    enqueued_at: float
-    deadline: float | None
-    work: Any
-
-
-class Full(Exception):
-    """The scheduler holds as many items as it may."""
-
-
-class Scheduler:
-    """Bounded. What has waited longer than `aging_s` is aged; of `aged_share` dispatches one is for the aged."""
-
-    def __init__(self, *, aging_s: float, aged_share: int, capacity: int) -> None:
+    def __init__(self, *, aging_s: float, aged_share: int) -> None:
         if aged_share < 2:
             raise ValueError("aged_share must be at least 2, or aged work would come before all other")
         self._aging_s = aging_s
         self._aged_share = aged_share
-        self._capacity = capacity
-        self._items: dict[WorkKey, Item] = {}
+        self._places: dict[int, Place[ItemT]] = {}  # by ticket
+        self._lanes: dict[str, Lane[ItemT]] = {}
+        self._lines: dict[str, Line[Place[ItemT]]] = {}
         self._depths = dict.fromkeys(CLASSES, 0)
-        # Eligible items by class and lane, oldest first: of a line only its first item is among them.
-        self._ready: dict[str, dict[str, OrderedDict[WorkKey, Item]]] = {klass: {} for klass in CLASSES}
-        self._lines: dict[str, deque[WorkKey]] = {}  # waiting items of each line that is open, in order
-        self._busy: dict[str, WorkKey] = {}  # line → the item that is eligible or running
-        self._running_lines: set[str] = set()
-        self._since_aged = 0
+        self._by_arrival: dict[str, ByTime[ItemT]] = {klass: ByTime(self._places) for klass in CLASSES}
+        self._by_deadline: ByTime[ItemT] = ByTime(self._places)
+        self._with_deadline = 0
+        self._tickets = 0
+        self._changes = 0
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._places)
 
-    def __contains__(self, key: WorkKey) -> bool:
-        return key in self._items
+    def __contains__(self, item: ItemT) -> bool:
+        return self._place(item) is not None
 
-    def add(self, item: Item) -> None:
-        """Queue an item. Raises Full at the limit, ValueError for a key that is queued already."""
-        if item.key in self._items:
-            raise ValueError(f"{item.key} is queued already")
-        if len(self._items) >= self._capacity:
-            raise Full
-        self._items[item.key] = item
-        self._depths[item.klass] += 1
-        if item.line is not None:
-            if item.line in self._busy or item.line in self._running_lines:
-                self._lines.setdefault(item.line, deque()).append(item.key)
-                return
-            self._busy[item.line] = item.key
-        self._make_ready(item)
+    def _place(self, item: ItemT) -> Place[ItemT] | None:
+        place = self._places.get(item.ticket)
+        return place if place is not None and place.item is item else None
 
-    def _make_ready(self, item: Item) -> None:
-        queue = self._ready[item.klass].setdefault(item.lane, OrderedDict())
-        newest = next(reversed(queue.values()), None)
-        queue[item.key] = item
-        if newest is not None and newest.enqueued_at > item.enqueued_at:
-            # A turn that waited for its line stands where it arrived, not behind those who came after it.
-            ordered = sorted(queue.values(), key=lambda one: one.enqueued_at)
-            self._ready[item.klass][item.lane] = OrderedDict((one.key, one) for one in ordered)
+    # -- changes
 
-    def next(self, now: float, can_start: Callable[[Item], Decision]) -> Item | None:
-        """The item that starts now, which leaves the queue; its line stays taken until `release_line`."""
-        blocked: set[str] = set()
-        if self._since_aged >= self._aged_share - 1:
-            aged = self._pick_aged(now, can_start, blocked)
-            if aged is not None:
-                self._since_aged = 0
-                return self._start(aged)
-        for klass in CLASSES:
-            item = self._pick(self._heads(klass), can_start, blocked)
-            if item is not None:
-                self._since_aged = min(self._since_aged + 1, self._aged_share)
-                return self._start(item)
-        return None
+    def add(self, item: ItemT) -> None:
+        """Queue an item. Raises ValueError for one that is queued already."""
+        self._queue(item, returned=False)
 
-    def _heads(self, klass: str) -> list[Iterator[Item]]:
-        return [iter(queue.values()) for queue in self._ready[klass].values()]
+    def put_back(self, item: ItemT) -> None:
+        """A started item must start again: it gets its old place, holds its line, and its tenant gets the cost back."""
+        self._queue(item, returned=True, refund=True)
 
-    def _pick_aged(self, now: float, can_start: Callable[[Item], Decision], blocked: set[str]) -> Item | None:
-        """The longest waiting of the aged of all classes below the highest."""
-        heads: list[Iterator[Item]] = [
-            takewhile(lambda item: now - item.enqueued_at > self._aging_s, queue.values())
-            for klass in CLASSES[1:]
-            for queue in self._ready[klass].values()
-        ]
-        return self._pick(heads, can_start, blocked)
-
-    @staticmethod
-    def _pick(queues: list[Iterator[Item]], can_start: Callable[[Item], Decision], blocked: set[str]) -> Item | None:
-        """The oldest item of the queues that may start; a queue is asked no further than it must."""
-        fronts = [(item, queue) for queue in queues if (item := next(queue, None)) is not None]
-        while fronts:
-            at = min(range(len(fronts)), key=lambda index: fronts[index][0].enqueued_at)
-            item, queue = fronts[at]
-            decision = Decision.BLOCK_LANE if item.lane in blocked else can_start(item)
-            if decision is Decision.GRANTED:
-                return item
-            following = None
-            if decision is Decision.BLOCK_LANE:
-                blocked.add(item.lane)
-            else:
-                following = next(queue, None)
-            if following is None:
-                del fronts[at]
-            else:
-                fronts[at] = (following, queue)
-        return None
-
-    def _start(self, item: Item) -> Item:
-        del self._items[item.key]
-        self._depths[item.klass] -= 1
-        self._unready(item)
-        if item.line is not None:
-            self._busy.pop(item.line, None)
-            self._running_lines.add(item.line)
-        return item
-
-    def _unready(self, item: Item) -> bool:
-        lanes = self._ready[item.klass]
-        queue = lanes.get(item.lane)
-        if queue is None or queue.pop(item.key, None) is None:
-            return False
-        if not queue:
-            del lanes[item.lane]
-        return True
-
-    def release_line(self, line: str) -> None:
-        """The running turn of a line has ended: its next one becomes eligible."""
-        self._running_lines.discard(line)
-        if line not in self._busy:
-            self._open_next(line)
-
-    def _open_next(self, line: str) -> None:
-        waiting = self._lines.get(line)
-        if not waiting:
-            self._lines.pop(line, None)
+    def _queue(self, item: ItemT, *, returned: bool, refund: bool = False) -> None:
+        if item.ticket:
+            raise ValueError("the item is queued already")
+        self._changes += 1
+        self._tickets += 1
+        item.ticket = self._tickets
+        place = self._places[item.ticket] = Place(item, item.ticket, returned=returned)
+        lane = self._lanes.get(item.lane)
+        if lane is None:
+            lane = self._lanes[item.lane] = Lane(self._places)
+        self._count(place, lane, item)
+        if item.line is None:
+            lane.admit(place, refund=refund)
             return
-        key = waiting.popleft()
-        if not waiting:
-            del self._lines[line]
-        self._busy[line] = key
-        self._make_ready(self._items[key])
+        line = self._lines.get(item.line)
+        if line is None:
+            line = self._lines[item.line] = Line(self._places)
+        if returned:
+            line.held, line.returned = True, place
+            lane.admit(place, refund=refund)
+        else:
+            line.add(place)
+            self._update_front(line, place.klass)
 
-    def remove(self, key: WorkKey) -> Item | None:
-        """Take an item out (cancelled, expired, revoked); None when it is not queued."""
-        item = self._items.pop(key, None)
-        if item is None:
-            return None
-        self._depths[item.klass] -= 1
-        self._unready(item)
-        if item.line is not None:
-            if self._busy.get(item.line) == key:
-                del self._busy[item.line]
-                self._open_next(item.line)
-            elif (waiting := self._lines.get(item.line)) is not None:
-                waiting.remove(key)
-                if not waiting:
-                    del self._lines[item.line]
-        return item
-
-    def reprioritize(self, key: WorkKey, *, klass: str, priority: int) -> bool:
-        """Move an item to another class, in the place of its arrival there; False when it is not queued."""
-        item = self._items.get(key)
-        if item is None:
-            return False
-        changed = replace(item, klass=klass, priority=priority)
-        self._items[key] = changed
-        self._depths[item.klass] -= 1
+    def _count(self, place: Place[ItemT], lane: Lane[ItemT], item: ItemT) -> None:
+        klass = place.klass
         self._depths[klass] += 1
-        if self._unready(item):
-            self._make_ready(changed)
+        lane.depths[klass] += 1
+        self._by_arrival[klass].add(item.arrived_at, place, self._depths[klass])
+        if klass in lane.arrivals:
+            lane.arrivals[klass].add(item.arrived_at, place, lane.depths[klass])
+        if item.deadline is not None:
+            self._with_deadline += 1
+            self._by_deadline.add(item.deadline, place, self._with_deadline)
+
+    def remove(self, item: ItemT) -> bool:
+        """Take an item out that will not start; False when it is not queued. One that held its line lets go of it."""
+        place = self._place(item)
+        if place is None:
+            return False
+        self._lanes[item.lane].withdraw(place)
+        self._leave(place)
+        if place.returned and item.line is not None:
+            self.release_line(item.line)
         return True
 
-    def expired(self, now: float) -> list[Item]:
-        """Queued items whose deadline has passed; they stay until `remove`."""
-        return [item for item in self._items.values() if item.deadline is not None and item.deadline <= now]
+    def _leave(self, place: Place[ItemT]) -> None:
+        """The item is not queued any more; its lane has let it go already."""
+        self._changes += 1
+        item, klass = place.item, place.klass
+        del self._places[place.ticket]
+        item.ticket = 0
+        self._depths[klass] -= 1
+        self._lanes[item.lane].depths[klass] -= 1
+        if item.deadline is not None:
+            self._with_deadline -= 1
+        if item.line is None:
+            return
+        line = self._lines[item.line]
+        if place.returned:
+            line.returned = None
+            return
+        line.left(klass)
+        if line.fronts.get(klass) is place:
+            del line.fronts[klass]
+        self._update_front(line, klass)
+        self._forget_line(item.line)
 
-    def up_to(self, klass: str) -> int:
-        """How many items are queued in a class and those above it: where a newcomer of the class stands."""
-        return sum(self._depths[one] for one in CLASSES[: CLASSES.index(klass) + 1])
+    def _update_front(self, line: Line[Place[ItemT]], klass: str) -> None:
+        """Of each class the first turn is eligible, none while the line is held."""
+        before, now = line.fronts.get(klass), line.front(klass)
+        if before is now:
+            return
+        if now is not None:
+            line.fronts[klass] = now
+            self._lanes[now.item.lane].admit(now)
+        else:
+            del line.fronts[klass]
+        if before is not None:
+            self._lanes[before.item.lane].withdraw(before)
 
-    def front(self, count: int) -> list[Item]:
-        """The first eligible items, by class and arrival: the order of starting, but for aging and full lanes."""
-        found: list[Item] = []
+    def _forget_line(self, name: str) -> None:
+        if not self._lines[name]:
+            del self._lines[name]
+
+    def reprioritize(self, item: ItemT, klass: str, priority: int) -> bool:
+        """Move an item to another class or priority, in the place of its arrival there; False when it is not queued."""
+        place = self._place(item)
+        if place is None:
+            return False
+        returned = place.returned
+        if returned and item.line is not None:
+            self._lines[item.line].returned = None
+        lane = self._lanes[item.lane]
+        lane.withdraw(place)
+        self._leave(place)
+        item.klass, item.priority = klass, priority
+        self._queue(item, returned=returned)
+        return True
+
+    def start(self, item: ItemT, now: float) -> None:
+        """An eligible item starts: it leaves the queue, its tenant pays, its line is held until `release_line`."""
+        place = self._place(item)
+        if place is None or place.entry is None:
+            raise ValueError("the item is not eligible")
+        lane = self._lanes[item.lane]
+        strict = lane.strict()
+        aged = now - item.arrived_at > self._aging_s and strict is not None and RANKS[place.klass] > RANKS[strict]
+        if aged and self._is_turn_of_aged(lane):
+            lane.since_aged = 0
+        else:
+            lane.since_aged = min(lane.since_aged + 1, self._aged_share)
+        lane.take(place, place.entry)
+        if item.line is not None:
+            line = self._lines[item.line]
+            line.held = True
+            for klass in list(line.fronts):
+                if line.fronts[klass] is not place:
+                    self._update_front(line, klass)
+        self._leave(place)
+
+    def _is_turn_of_aged(self, lane: Lane[ItemT]) -> bool:
+        return lane.since_aged >= self._aged_share - 1
+
+    def release_line(self, name: str) -> None:
+        """The started item of a line has ended: the next ones become eligible."""
+        line = self._lines.get(name)
+        if line is None or not line.held:
+            return
+        self._changes += 1
+        line.held = False
+        if (place := line.returned) is not None:  # it waits like the others from now on
+            line.returned = None
+            place.returned = False
+            self._lanes[place.item.lane].withdraw(place)
+            line.add(place)
+        for klass in list(line.classes()):
+            self._update_front(line, klass)
+        self._forget_line(name)
+
+    # -- reading
+
+    def candidates(self, lane: str, now: float) -> Iterator[ItemT]:
+        """The eligible items of a lane in the order of starting. It ends when the scheduler has changed meanwhile."""
+        known = self._lanes.get(lane)
+        if known is None:
+            return iter(())
+        known.grow_old(now - self._aging_s)
+        return self._candidates(known, self._changes)
+
+    def _candidates(self, lane: Lane[ItemT], changes: int) -> Iterator[ItemT]:
+        if self._changes != changes:
+            return
+        offered: set[int] = set()
+        if self._is_turn_of_aged(lane) and (strict := lane.strict()) is not None:
+            lower = [iter(lane.aged[klass]) for klass in CLASSES[RANKS[strict] + 1 :] if lane.aged[klass]]
+            for place in islice(merge(*lower, key=lambda one: one.item.arrived_at), AGED_TRIED):
+                offered.add(place.ticket)
+                yield place.item
+                if self._changes != changes:
+                    return
         for klass in CLASSES:
-            queues = (queue.values() for queue in self._ready[klass].values())
-            found += islice(merge(*queues, key=lambda item: item.enqueued_at), count - len(found))
-        return found
+            for place in lane.queues[klass]:
+                if place.ticket not in offered:
+                    yield place.item
+                    if self._changes != changes:
+                        return
+
+    def ahead(self, lane: str, klass: str, count: int) -> list[ItemT]:
+        """The first eligible items of a class on a lane."""
+        known = self._lanes.get(lane)
+        return [] if known is None else [place.item for place in islice(known.queues[klass], count)]
+
+    def front(self, count: int) -> list[ItemT]:
+        """The first eligible items of all lanes by class; lanes are merged by arrival, each keeps its order."""
+        items: list[ItemT] = []
+        for klass in CLASSES:
+            queues = (iter(lane.queues[klass]) for lane in self._lanes.values())
+            merged = merge(*queues, key=lambda place: place.item.arrived_at)
+            items += (place.item for place in islice(merged, count - len(items)))
+        return items
+
+    def expired(self, now: float) -> list[ItemT]:
+        """Queued items whose deadline has passed; they stay until `remove`."""
+        return [place.item for place in self._by_deadline.up_to(now)]
+
+    def lanes(self) -> list[str]:
+        """Lanes that have eligible items."""
+        return [name for name, lane in self._lanes.items() if lane.strict() is not None]
 
     def depths(self) -> dict[str, int]:
         """Queued items by class, those behind their line included."""
         return dict(self._depths)
 
+    def depth(self, lane: str, klass: str) -> int:
+        """Queued items of a class on a lane, those behind their line included."""
+        known = self._lanes.get(lane)
+        return 0 if known is None else known.depths[klass]
+
+    def up_to(self, klass: str) -> int:
+        """How many items are queued in a class and those above it: where a newcomer of the class stands."""
+        return sum(self._depths[one] for one in CLASSES[: RANKS[klass] + 1])
+
     def oldest_age(self, now: float) -> dict[str, float]:
         """Seconds that the longest waiting item of each class has waited; 0 for an empty one."""
-        found = dict.fromkeys(CLASSES, 0.0)
-        for item in self._items.values():
-            found[item.klass] = max(found[item.klass], now - item.enqueued_at)
-        return found
+        first = {klass: times.first() for klass, times in self._by_arrival.items()}
+        return {klass: 0.0 if arrived_at is None else now - arrived_at for klass, arrived_at in first.items()}

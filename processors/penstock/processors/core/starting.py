@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.processors.core.budget import Budget
 from penstock.processors.core.effects import Begin, Effect, Fetch, Prepare, Start
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.scheduler import Scheduler
@@ -50,7 +51,8 @@ class Starter:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler[Work],
+        budget: Budget,
         statuses: Statuses,
         emit: Callable[[Effect], None],
         go: Go,
@@ -59,6 +61,7 @@ class Starter:
         max_execution_s: float,
     ) -> None:
         self._scheduler = scheduler
+        self._budget = budget
         self._statuses = statuses
         self._emit = emit
         self._go = go
@@ -99,7 +102,7 @@ class Starter:
 
     def _in_order(self, lane: Lane, now: float) -> Work | None:
         room = self._room(lane)
-        seen = dict.fromkeys(CLASSES, 0)
+        seen: dict[str, int] = dict.fromkeys(CLASSES, 0)
         for walked, work in enumerate(self._scheduler.candidates(lane.name, now)):
             if walked >= WALK:
                 return None
@@ -169,7 +172,7 @@ class Starter:
                 self._statuses.say(work, "waiting_for_memory", now)
             return False
         if work.stage is Stage.PARKED:
-            self._fetch(lane, work.klass)
+            self._fetch(lane, work.klass, at_least_one=True)
         elif work.stage is Stage.QUEUED:
             if not may_prepare:
                 return False
@@ -195,16 +198,23 @@ class Starter:
         """Before their turn comes, while few of their class have their bytes."""
         for klass, parked in lane.parked.items():
             if parked and self._scheduler.depth(lane.name, klass) - parked < FETCH_AHEAD // 2:
-                self._fetch(lane, klass)
+                self._fetch(lane, klass, at_least_one=False)
 
-    def _fetch(self, lane: Lane, klass: str) -> None:
-        """Have the bytes of the first parked requests of a class read again, many at once."""
+    def _fetch(self, lane: Lane, klass: str, *, at_least_one: bool) -> None:
+        """Have the bytes of the first parked requests of a class read again, as many as their share has room for."""
         wanted: dict[tuple[str, int], list[int]] = {}
+        room = self._budget.room(klass, lane.name)
         for work in self._scheduler.ahead(lane.name, klass, FETCH_AHEAD):
-            if work.stage is Stage.PARKED:
-                self._go(work, "fetch", Stage.FETCHING)
-                lane.parked[klass] -= 1
-                wanted.setdefault(work.tp, []).append(work.key[2])
+            if work.stage is Stage.FETCHING:
+                room -= work.size_bytes
+            if work.stage is not Stage.PARKED:
+                continue
+            room -= work.size_bytes
+            if room < 0 and (wanted or not at_least_one):
+                break
+            self._go(work, "fetch", Stage.FETCHING)
+            lane.parked[klass] -= 1
+            wanted.setdefault(work.tp, []).append(work.key[2])
         for tp, offsets in wanted.items():
             self._emit(Fetch(tp, tuple(sorted(offsets)), CLASSES.index(klass)))
 

@@ -13,7 +13,7 @@ from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.intake import origin_header
 from penstock.processors.kafka.publisher import Publisher
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BadAvro, PenstockError, TooLarge, to_error_record
+from penstock.schemas.errors import BadAvro, TooLarge, to_error_record
 from penstock.schemas.records import STATUS_RANKS, DeadLetter, ResultEvent, StatusEvent, Usage
 
 logger = logging.getLogger(__name__)

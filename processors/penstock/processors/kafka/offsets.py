@@ -1,0 +1,124 @@
+"""What the group has committed, read so that unknown never means none (issue 7, number 13).
+
+A coordinator that is away, that is loading or that does not answer is asked again. Only a clear "no offset" counts as
+none, and then the start of the log is committed before any work, so that the group never looks new again.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+
+from penstock.processors.kafka.batches import TP, Committed
+
+logger = logging.getLogger(__name__)
+
+ASK_S = 10.0
+AGAIN_S = 0.5
+
+FENCED = frozenset(
+    (
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.FENCED_INSTANCE_ID,
+    )
+)
+"""Answers that say that this generation is over for this member: another assignment will come."""
+
+Wait = Callable[[float], bool]
+"""Waits so many seconds; True when there is no point in going on."""
+
+
+def group_identity(kafka: Any) -> tuple[int, str]:
+    """The generation and this member's id, as the coordinator gave them. -1 while it is no member."""
+    group: bytes = kafka.consumer_group_metadata() or b""
+    known = group.startswith(b"CGMDv2:")
+    return (struct.unpack_from("<i", group, 7)[0] if known else -1), kafka.memberid() or ""
+
+
+def committed_or_start(kafka: Any, tps: Sequence[TP], wait: Wait) -> dict[TP, Committed] | None:
+    """The committed offset and metadata of each partition; the start of the log, then committed, where there is none.
+
+    Returns None when `wait` ends it, or when the broker says that this generation is over.
+    """
+    if not tps:
+        return {}
+    committed = _ask("committed offsets", wait, lambda: kafka.committed([TopicPartition(*tp) for tp in tps], ASK_S))
+    if committed is None:
+        return None
+    known = {(p.topic, p.partition): (p.offset, p.metadata or "") for p in committed if p.offset >= 0}
+    without = [tp for tp in tps if tp not in known]
+    if not without:
+        return known
+    starts = _ask("first offsets", wait, lambda: _first_offsets(kafka, without))
+    if starts is None or not _commit_starts(kafka, starts, wait):
+        return None
+    logger.info("group.start_offsets committed=%d", len(starts))
+    return known | {(p.topic, p.partition): (p.offset, "") for p in starts}
+
+
+def _first_offsets(kafka: Any, tps: Sequence[TP]) -> list[TopicPartition]:
+    found = kafka.offsets_for_times([TopicPartition(*tp, OFFSET_BEGINNING) for tp in tps], ASK_S)
+    if any(p.offset < 0 and p.error is None for p in found):
+        raise KafkaException(KafkaError(KafkaError._NO_OFFSET))  # pyright: ignore[reportPrivateUsage]
+    return found
+
+
+def _ask(what: str, wait: Wait, question: Callable[[], list[TopicPartition]]) -> list[TopicPartition] | None:
+    """Ask until the broker answers for every partition. An offset without error and below 0 means "no offset"."""
+    while True:
+        try:
+            answer = question()
+            error = next((p.error for p in answer if p.error is not None), None)
+            strange = [p for p in answer if p.error is None and p.offset < 0 and p.offset != OFFSET_INVALID]
+            if error is None and not strange:
+                return answer
+            reason = error or strange
+        except KafkaException as failure:
+            reason = failure
+        logger.warning("group.offsets_unknown what=%s error=%s: asked again", what, reason)
+        if wait(AGAIN_S):
+            return None
+
+
+def _commit_starts(kafka: Any, starts: Sequence[TopicPartition], wait: Wait) -> bool:
+    """Commit them, again and again if need be; False when this generation is over."""
+    offsets = {(p.topic, p.partition): (p.offset, "") for p in starts}
+    while True:
+        results, error = commit_now(kafka, offsets)
+        if all(results.values()):
+            return True
+        if error is not None and error.code() in FENCED:
+            logger.warning("group.start_offsets_refused error=%s: waiting for the next assignment", error)
+            return False
+        logger.warning("group.start_offsets_failed error=%s: tried again", error)
+        if wait(AGAIN_S):
+            return False
+
+
+def commit_now(kafka: Any, offsets: Mapping[TP, Committed]) -> tuple[dict[TP, bool], KafkaError | None]:
+    """Commit and wait for the answer: what the broker took, and an error of what it did not take."""
+    try:
+        answer = kafka.commit(offsets=as_partitions(offsets), asynchronous=False)
+    except KafkaException as failure:
+        return dict.fromkeys(offsets, False), failure.args[0]
+    return commit_results(offsets, None, answer), next((p.error for p in answer if p.error is not None), None)
+
+
+def as_partitions(offsets: Mapping[TP, Committed]) -> list[TopicPartition]:
+    return [TopicPartition(*tp, offset, metadata) for tp, (offset, metadata) in offsets.items()]
+
+
+def commit_results(
+    offsets: Mapping[TP, Committed], error: KafkaError | None, answer: Sequence[TopicPartition] | None
+) -> dict[TP, bool]:
+    """What the broker surely took of a commit. librdkafka gives one partition's error to all partitions of a commit."""
+    if error is not None:
+        return dict.fromkeys(offsets, False)
+    taken = {(p.topic, p.partition) for p in answer or () if p.error is None}
+    return {tp: tp in taken for tp in offsets}

@@ -1,0 +1,357 @@
+"""The one thread that does everything with the group's consumer: polls, hands over, commits, answers rebalances.
+
+confluent_kafka lets one call at a time into a consumer, so beside a thread that polls any other call would starve.
+What the thread fetches waits in a `FetchBuffer`; only a few batches at a time are handed to the event loop, so that
+more urgent records pass what waits. A partition that holds enough is paused inside librdkafka, never to keep records
+back: `hold` only leaves them in the buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from penstock.processors.kafka.batches import TP, Batch, Committed, Delivered
+from penstock.processors.kafka.commits import CommitQueue, Sent
+from penstock.processors.kafka.fetch_buffer import FetchBuffer
+from penstock.processors.kafka.offsets import (
+    as_partitions,
+    commit_now,
+    commit_results,
+    committed_or_start,
+    group_identity,
+)
+from penstock.producers.kafka_errors import client_logger
+from penstock.producers.reader import message_headers
+
+logger = logging.getLogger(__name__)
+
+FETCH_RECORDS = 500
+HANDED_BATCHES = 3
+IDLE_POLL_S = 0.02
+BUSY_WAIT_S = 0.005
+WAKE_S = 0.5
+STALLED_S = 0.05
+ANSWER_S = 60.0
+
+_PARTITION_EOF = KafkaError._PARTITION_EOF  # pyright: ignore[reportPrivateUsage]
+_OF_ONE_PARTITION = frozenset(
+    (
+        KafkaError.OFFSET_METADATA_TOO_LARGE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    )
+)
+
+
+class GroupEvents(Protocol):
+    """What the thread tells the event loop. The coroutines are waited for: the rebalance goes on after them."""
+
+    async def assigned(self, generation: int, member_id: str, committed: Mapping[TP, Committed]) -> None: ...
+    async def revoked(self, *, lost: bool) -> Mapping[TP, Committed]:
+        """Returns what should be committed before the partitions go; ignored when they are lost already."""
+        ...
+
+    def handed_over(self, batch: Batch) -> None: ...
+
+
+class PollThread:
+    """Owns the consumer. `subscribe`, `commit`, `hold` and `stop` may be called from any thread."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        loop: asyncio.AbstractEventLoop,
+        events: GroupEvents,
+        *,
+        urgency: Callable[[str], int],
+        stall: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._loop = loop
+        self._events = events
+        self._stall = stall
+        self._buffer = FetchBuffer(urgency)
+        self._commits = CommitQueue()
+        self._answers: list[Sent] = []  # in the order of sending; librdkafka's callbacks are matched with these
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._wake = threading.Event()
+        self._held: frozenset[TP] = frozenset()
+        self._paused: frozenset[TP] = frozenset()
+        self._room = threading.Semaphore(HANDED_BATCHES)
+        self._generation = -1
+        self._sent_at = 0.0
+        self.owned: frozenset[TP] = frozenset()
+        self.failure: BaseException | None = None
+        self._fatal: KafkaError | None = None
+        self._kafka = Consumer(
+            {**config, "on_commit": self._on_commit, "error_cb": self._on_error}, logger=client_logger
+        )
+        self._thread = threading.Thread(target=self._run, name="group consumer", daemon=True)
+
+    # -- from any thread
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        def subscribe() -> None:
+            self._kafka.subscribe(
+                list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+
+        self._calls.put(subscribe)
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def commit(
+        self, generation: int, offsets: Mapping[TP, Committed], answered: Callable[[dict[TP, bool]], None]
+    ) -> None:
+        """Commit for this generation. `answered` is called in the poll thread; later generations answer False."""
+
+        def commit() -> None:
+            if generation == self._generation:
+                self._commits.ask(offsets, answered)
+            else:
+                answered(dict.fromkeys(offsets, False))
+
+        self._calls.put(commit)
+
+    def hold(self, tps: frozenset[TP]) -> None:
+        """Hand over nothing of exactly these partitions from now on."""
+        self._held = tps
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Commit what waits, leave the group, end. Blocks; may be called twice."""
+        self._ending.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        else:
+            self._kafka.close()
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.is_set():
+                if self._fatal is not None:
+                    raise KafkaException(self._fatal)
+                self._serve_calls()
+                if self.owned and self._stall():
+                    self._ending.wait(STALLED_S)
+                    continue
+                self._fetch()
+                self._hand_over()
+                self._send_commits()
+                self._apply_pauses()
+        except BaseException as error:
+            logger.exception("group.thread_failed")
+            self.failure = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self._ending.set()
+        try:
+            self._serve_calls()
+            self._commit_all({})
+            self._kafka.close()
+        except Exception as error:
+            logger.warning("group.leave_failed error=%r", error)
+        self._commits.begin({})
+        self._serve_calls()
+
+    def _serve_calls(self) -> None:
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            call()
+
+    def _fetch(self) -> None:
+        """Wait a moment for records, for less when there is something else to do, and take what is there."""
+        wait_s = IDLE_POLL_S
+        if self._buffer.has_any(self._held):
+            self._wake.clear()
+            if self._room_left():
+                wait_s = 0.0
+            else:
+                self._wake.wait(BUSY_WAIT_S)
+                wait_s = 0.0
+        elif not self._buffer.empty:
+            wait_s = BUSY_WAIT_S
+        try:
+            first = self._kafka.poll(wait_s)  # consume(n, t) would wait for n records or for t
+            if first is None:
+                return
+            generation = self._generation
+            messages = [first, *self._kafka.consume(FETCH_RECORDS - 1, 0)]
+        except KafkaException as error:
+            logger.warning("group.poll_failed error=%s", error)
+            self._ending.wait(STALLED_S)
+            return
+        if generation != self._generation:
+            # A rebalance came in between, and these may be of either assignment. They are fetched again.
+            self._kafka.assign([TopicPartition(*tp, offset) for tp, offset in self._buffer.ends().items()])
+            return
+        for message in messages:
+            self._take_message(message)
+
+    def _room_left(self) -> bool:
+        if self._room.acquire(blocking=False):
+            self._room.release()
+            return True
+        return False
+
+    def _take_message(self, message: Message) -> None:
+        error = message.error()
+        tp = (message.topic() or "", message.partition() or 0)
+        if error is None:
+            headers, readable = message_headers(message)
+            self._buffer.add(
+                tp,
+                Delivered(
+                    message.offset() or 0, message.timestamp()[1], message.key(), message.value(), headers, readable
+                ),
+            )
+        elif error.code() == _PARTITION_EOF:
+            self._buffer.reached_end(tp, message.offset() or 0)
+        else:
+            logger.warning("group.fetch_error topic=%s partition=%s error=%s", *tp, error)
+
+    def _hand_over(self) -> None:
+        while self._room.acquire(blocking=False):
+            piece = self._buffer.take(self._held)
+            if piece is None:
+                self._room.release()
+                return
+            tp, start, end, records = piece
+            batch = Batch(tp, start, end, self._generation, records, self._room_back(self._room))
+            self._loop.call_soon_threadsafe(self._events.handed_over, batch)
+
+    def _room_back(self, room: threading.Semaphore) -> Callable[[], None]:
+        def back() -> None:
+            room.release()
+            self._wake.set()
+
+        return back
+
+    def _apply_pauses(self) -> None:
+        wanted = self._buffer.pauses(self._paused)
+        if wanted == self._paused:
+            return
+        pause, resume = wanted - self._paused, self._paused - wanted
+        if pause:
+            self._kafka.pause([TopicPartition(*tp) for tp in pause])
+        if resume:
+            self._kafka.resume([TopicPartition(*tp) for tp in resume])
+            if self._paused == self.owned:
+                self._wake_fetching(resume)
+        self._paused = wanted
+
+    def _wake_fetching(self, tps: frozenset[TP]) -> None:
+        """A broker's thread that has nothing to fetch sleeps for up to a second; a request wakes it."""
+        try:
+            self._kafka.offsets_for_times([TopicPartition(*tp, OFFSET_END) for tp in tps], WAKE_S)
+        except KafkaException:
+            pass
+
+    # -- commits
+
+    def _send_commits(self) -> None:
+        unanswered = self._commits.sent
+        if unanswered is not None and time.monotonic() - self._sent_at > ANSWER_S:
+            logger.warning("group.commit_unanswered partitions=%d", len(unanswered.offsets))
+            self._commits.answer(unanswered, {})
+        sent = self._commits.next()
+        if sent is None:
+            return
+        self._sent_at = time.monotonic()
+        try:
+            self._kafka.commit(offsets=as_partitions(sent.offsets), asynchronous=True)
+            self._answers.append(sent)
+        except KafkaException as error:
+            logger.info("group.commit_failed error=%s", error)
+            self._commits.answer(sent, {})
+
+    def _on_commit(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
+        offsets = {(p.topic, p.partition): p.offset for p in partitions}
+        for sent in self._answers:
+            if {tp: offset for tp, (offset, _) in sent.offsets.items()} == offsets:
+                self._answers.remove(sent)
+                one_by_one = error is not None and error.code() in _OF_ONE_PARTITION
+                self._commits.answer(sent, commit_results(sent.offsets, error, partitions), one_by_one=one_by_one)
+                break
+        if error is not None:
+            logger.info("group.commit_failed error=%s", error)
+
+    def _commit_all(self, more: Mapping[TP, Committed]) -> None:
+        """Inside a rebalance no callback comes, so wait for the answer."""
+        if more:
+            self._commits.ask(more, lambda _: None)
+        offsets = self._commits.all_open()
+        if offsets:
+            results, error = commit_now(self._kafka, offsets)
+            if error is not None:
+                logger.info("group.commit_failed error=%s: the work is done again elsewhere, seen once", error)
+            self._commits.answer_all(results)
+
+    # -- rebalances, inside poll
+
+    def _on_assign(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
+        tps = [(p.topic, p.partition) for p in partitions]
+        committed = committed_or_start(kafka, tps, self._ending.wait)
+        generation, member_id = group_identity(kafka)
+        if committed is None:
+            kafka.assign([])
+            return
+        kafka.assign([TopicPartition(*tp, offset) for tp, (offset, _) in committed.items()])
+        self._begin(committed)
+        self._generation = generation
+        self._wait_for(self._events.assigned(generation, member_id, committed))
+
+    def _on_revoke(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
+        more = self._wait_for(self._events.revoked(lost=False))
+        self._serve_calls()
+        self._commit_all(more or {})
+        self._begin({})
+
+    def _on_lost(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
+        logger.warning("group.lost partitions=%d: others may work on them", len(partitions))
+        self._wait_for(self._events.revoked(lost=True))
+        self._begin({})
+
+    def _begin(self, committed: Mapping[TP, Committed]) -> None:
+        self._buffer.assign({tp: offset for tp, (offset, _) in committed.items()})
+        self._commits.begin(committed)
+        self._answers.clear()
+        self._paused = frozenset()
+        self._room = threading.Semaphore(HANDED_BATCHES)
+        self._generation = -1
+        self.owned = frozenset(committed)
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Let the loop do its part; while it stops there is none."""
+        if self._ending.is_set():
+            coroutine.close()
+            return None
+        done = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        while not self._ending.is_set():
+            try:
+                return done.result(IDLE_POLL_S)
+            except TimeoutError:
+                if done.done():
+                    raise
+        done.cancel()
+        return None
+
+    def _on_error(self, error: KafkaError) -> None:
+        logger.info("group.client_error error=%s", error)
+        if error.fatal():
+            self._fatal = error
