@@ -191,7 +191,7 @@ class Endings(Board):
 
     def _hold_line(self, work: Work, now: float) -> None:
         """Out of the scheduler, but its conversation waits for it: its next attempt runs in place."""
-        if work.stage in IN_SCHEDULER:
+        if work in self.scheduler:
             self.scheduler.start(work, now)
             work.holds_line = work.line is not None
 

@@ -50,6 +50,11 @@ class Scheduler(Generic[ItemT]):
         place = self._places.get(item.ticket)
         return place if place is not None and place.item is item else None
 
+    def eligible(self, item: ItemT) -> bool:
+        """Whether it is queued and no turn of its conversation stands before it."""
+        place = self._place(item)
+        return place is not None and place.entry is not None
+
     # -- changes
 
     def add(self, item: ItemT) -> None:

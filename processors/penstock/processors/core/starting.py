@@ -146,15 +146,16 @@ class Starter:
         others = any(holder.group is not group for holder in lane.holders)
         room = self._room(lane)
         for work in sorted(group.members, key=lambda member: member.seq):
-            if work.stage in IN_SCHEDULER and self._step(lane, work, room, now, may_prepare=True) and not others:
+            # A turn whose conversation is taken by another one waits for that, and nobody waits for it.
+            eligible = work.stage in IN_SCHEDULER and self._scheduler.eligible(work)
+            if eligible and self._step(lane, work, room, now, may_prepare=True) and not others:
                 return work
         return None
 
-    @staticmethod
-    def _still_exclusive(lane: Lane) -> bool:
+    def _still_exclusive(self, lane: Lane) -> bool:
         group = lane.exclusive
         return group is not None and any(
-            work in lane.holders or (work.stage in IN_SCHEDULER and work.lane == lane.name) for work in group.members
+            work in lane.holders or (work.lane == lane.name and self._scheduler.eligible(work)) for work in group.members
         )
 
     # -- one candidate
