@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from simulation.workers import Life
 
 RANK = {"high": 0, "medium": 1, "low": 2}
-HOLDS_LINE = (Stage.BEGINNING, Stage.RUNNING, Stage.RETRYING, Stage.KEEPING)
 SLACK = 2
 """Starts out of order that the aged share may be ahead by."""
 
@@ -64,7 +63,7 @@ class Grants:
         for other in self._flow.works.values():
             if other is work or other.line != work.line or other.stage in OVER:
                 continue
-            if other.stage in HOLDS_LINE or (other.holds_line and other.stage is not Stage.SETTLING):
+            if _under_way(other):
                 raise Violation(f"line: {work} is granted while {other} is under way")
             earlier = other.seq < work.seq and other.klass == work.klass and other.key[:2] == work.key[:2]
             if earlier and other.stage in IN_SCHEDULER:
@@ -101,7 +100,7 @@ class Grants:
         return not any(
             one is not other
             and one.line == other.line
-            and (one.stage in HOLDS_LINE or one.holds_line or (one.klass == other.klass and one.seq < other.seq))
+            and (_under_way(one) or one.holds_line or (one.klass == other.klass and one.seq < other.seq))
             for one in self._flow.works.values()
         )
 
@@ -148,3 +147,10 @@ class Grants:
         self._passed_over[lane.name] += 1
         if self._passed_over[lane.name] > 2 * self._settings.aged_share:
             raise Violation(f"aging: {self._passed_over[lane.name]} starts in a row passed over {old[0]}")
+
+
+def _under_way(work: Work) -> bool:
+    """Whether its conversation must wait for it; not for an answer that stood there already, to be kept elsewhere."""
+    if work.stage is Stage.KEEPING:
+        return work.run is not None and work.run.granted_at is not None
+    return work.stage in (Stage.BEGINNING, Stage.RUNNING, Stage.RETRYING)

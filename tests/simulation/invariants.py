@@ -104,8 +104,8 @@ class Checks:
     def lane_goes_down(self, life: Life, name: str) -> None:
         """Who was on it as the flow knows it; only one who was there by himself can be the culprit."""
         lane = life.flow.lane(name)
-        running = [work for work in lane.holders if work.stage is Stage.RUNNING]
-        victims = running or [work for work in lane.ahead if work.stage is Stage.PREPARING]
+        victims = [work for work in lane.holders if work.stage is Stage.RUNNING]
+        victims += [work for work in lane.ahead if work.stage is Stage.PREPARING]
         if len(victims) == 1:
             self._cluster.truth.solo_deaths[victims[0]] += 1
 
