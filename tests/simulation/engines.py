@@ -71,6 +71,8 @@ class Engine:
         self._rng = life.world.stream(f"engine/{life.name}/{spec.name}")
         self.spec = spec
         self.alive = False
+        self.killer: Work | None = None
+        """Whose prompt it died of the last time."""
         self._number = 0
         self._names = 0
         self.runs: dict[str, EngineRun] = {}
@@ -120,10 +122,11 @@ class Engine:
         self._number += 1
         self.runs.clear()
 
-    def die(self) -> None:
+    def die(self, killer: Work | None = None) -> None:
         """The process dies; the worker notices a moment later."""
         if self.alive:
             self.end()
+            self.killer = killer
             delay = self._rng.choice([0.0, 0.001, 0.05])
             self._world.at(delay, self.life, f"{self.life.name} {self.spec.name} died", self.life.lane_down, self)
 
@@ -137,7 +140,7 @@ class Engine:
         script = script_of(request)
         if script.get("die") == "prepare":
             self.life.cluster.truth.killed(work)
-            self.die()
+            self.die(work)
             return
         error: PenstockError | None = None
         again = True
@@ -191,7 +194,7 @@ class Engine:
         match script.get("die"):
             case "run" if not run.cancelled:
                 self.life.cluster.truth.killed(run.work)
-                self.die()
+                self.die(run.work)
                 return True
             case "worker" if not run.cancelled:
                 self.life.cluster.kill_worker(self.life, "a prompt")

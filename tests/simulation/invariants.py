@@ -101,13 +101,16 @@ class Checks:
 
     # -- deaths of engines
 
-    def lane_goes_down(self, life: Life, name: str) -> None:
+    def lane_goes_down(self, life: Life, engine: Engine) -> None:
         """Who was on it as the flow knows it; only one who was there by himself can be the culprit."""
-        lane = life.flow.lane(name)
+        lane = life.flow.lane(engine.spec.name)
         victims = [work for work in lane.holders if work.stage is Stage.RUNNING]
         victims += [work for work in lane.ahead if work.stage is Stage.PREPARING]
         if len(victims) == 1:
             self._cluster.truth.solo_deaths[victims[0]] += 1
+        if engine.killer not in victims:
+            # Its killer was cancelled or timed out a moment before: whoever is there now can only be blamed.
+            self._cluster.truth.excused.update(victims)
 
     def _attempts(self, work: Work) -> None:
         truth = self._cluster.truth
@@ -121,7 +124,8 @@ class Checks:
         plan, truth = self._cluster.plan, self._cluster.truth
         if work.error is None or "died while it ran" not in str(work.error) or plan.has("engine_death"):
             return
-        if str(work.error).startswith("the engine") and (work.tenant, work.request_id) not in truth.killers:
+        guilty = (work.tenant, work.request_id) in truth.killers or work in truth.excused
+        if str(work.error).startswith("the engine") and not guilty:
             raise Violation(f"innocent: {work} is dead-lettered for a death that it did not cause")
 
     # -- bounds

@@ -44,8 +44,8 @@ class Network:
         """`at_broker` runs where the log is; its value comes back to `reply`, in the process that asked."""
         at = max(self._world.now + self.latency(), self._sent_until.get(channel, 0.0))
         self._sent_until[channel] = at
-        self._world.at(
-            at - self._world.now,
+        self._world.on(
+            at,
             None,
             f"{self._life.name} {label} arrives",
             self._arrive,
@@ -63,8 +63,8 @@ class Network:
             else:
                 self._unsent.append((channel, label, at_broker, reply))
         elif self._world.now < down_until:
-            delay = down_until - self._world.now
-            self._world.at(delay, None, f"{self._life.name} {label} again", self._arrive, channel, label, at_broker, reply)
+            again = f"{self._life.name} {label} arrives at last"
+            self._world.on(down_until, None, again, self._arrive, channel, label, at_broker, reply)
         else:
             value = at_broker()
             if reply is not None:
@@ -80,7 +80,7 @@ class Network:
             delay += self._rng.uniform(*LATE_ACK_S)
         at = max(self._world.now + delay, self._heard_until.get(channel, 0.0))
         self._heard_until[channel] = at
-        self._world.at(at - self._world.now, self._life, f"{self._life.name} hears {label}", reply, *values)
+        self._world.on(at, self._life, f"{self._life.name} hears {label}", reply, *values)
 
     def heal(self) -> None:
         """The process and the broker reach each other again."""

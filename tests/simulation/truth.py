@@ -52,6 +52,8 @@ class Truth:
         self.told_failures: Counter[Work] = Counter()
         """Failures of its own, after which it may be tried again."""
         self.solo_deaths: Counter[Work] = Counter()
+        self.excused: set[Work] = set()
+        """May be blamed for a death that it did not cause."""
 
     # -- records
 

@@ -292,7 +292,7 @@ class Life(Actor):
             self.flow.lane_up(spec.name, spec.slots, spec.tokens, self.world.now, inline=spec.inline)
 
     def lane_down(self, engine: Engine) -> None:
-        self.cluster.checks.lane_goes_down(self, engine.spec.name)
+        self.cluster.checks.lane_goes_down(self, engine)
         self.flow.lane_down(engine.spec.name, self.world.now)
 
     def lane_busy(self, name: str, seconds: float) -> None:

@@ -53,7 +53,11 @@ class World:
 
     def at(self, delay_s: float, actor: Actor | None, label: str, do: Callable[..., None], *args: Any) -> None:
         """`do` happens after a delay; with an actor, in its process."""
-        heapq.heappush(self._queue, (self.now + delay_s, next(self._order), actor, label, do, args))
+        self.on(self.now + delay_s, actor, label, do, *args)
+
+    def on(self, time_s: float, actor: Actor | None, label: str, do: Callable[..., None], *args: Any) -> None:
+        """As `at`, at a time. What is set to the same time happens in the order of setting."""
+        heapq.heappush(self._queue, (time_s, next(self._order), actor, label, do, args))
 
     def fault(self, name: str, detail: str = "") -> None:
         """A fault of the world happens."""
