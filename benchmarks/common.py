@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass
 class Row:
-    """One line of the table: the product's figure, the floor's in the same rounds, their ratio and the steal share."""
+    """One line of the table: the product's figure, the floor's in the same rounds, their ratio and the steal share.
+
+    A figure that has no floor leaves `floor` empty.
+    """
 
     name: str
     unit: str
@@ -59,14 +63,25 @@ class Row:
     steal: list[float]
     aim: str
 
-    def cells(self) -> list[str]:
-        ratios = [p / f for p, f in zip(self.product, self.floor, strict=True) if f]
+    def ratios(self) -> list[float]:
+        return [p / f for p, f in zip(self.product, self.floor, strict=True) if f] if self.floor else []
 
+    def record(self) -> dict[str, Any]:
+        """Medians for programs to read."""
+
+        def median(values: Sequence[float]) -> float | None:
+            return round(statistics.median(values), 4) if values else None
+
+        figures = {"product": self.product, "floor": self.floor, "ratio": self.ratios(), "steal": self.steal}
+        medians = {name: median(values) for name, values in figures.items()}
+        return {"what": self.name, "unit": self.unit, **medians, "aim": self.aim, "rounds": len(self.product)}
+
+    def cells(self) -> list[str]:
         def spread(values: Sequence[float]) -> str:
             return f"{statistics.median(values):.4g} ({min(values):.3g}–{max(values):.3g})" if values else "–"
 
         steal = f"{100 * statistics.median(self.steal):.0f} % (max {100 * max(self.steal):.0f} %)"
-        return [self.name, self.unit, spread(self.product), spread(self.floor), spread(ratios), self.aim, steal]
+        return [self.name, self.unit, spread(self.product), spread(self.floor), spread(self.ratios()), self.aim, steal]
 
 
 HEADER = ["what", "unit", "Penstock", "floor", "ratio", "aim", "steal"]
@@ -77,22 +92,46 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row.cells()) + " |" for row in rows])
 
 
-def interleave(
-    rounds: int, product: Callable[[], dict[str, float]], floor: Callable[[], dict[str, float]]
-) -> tuple[dict[str, list[float]], dict[str, list[float]], list[float]]:
-    """Runs product and floor by turns, so that a wave of stolen time hits both; figures by name, a value a round."""
-    ours: dict[str, list[float]] = {}
-    floors: dict[str, list[float]] = {}
+Figures = dict[str, float]
+
+
+def rotate(
+    rounds: int, sides: Mapping[str, Callable[[], Figures]]
+) -> tuple[dict[str, dict[str, list[float]]], list[float]]:
+    """Runs the sides by turns, each round beginning with another one, so that a wave of stolen time hits all of them.
+
+    Gives side → name of the figure → a value a round, and the steal share of each round.
+    """
+    results: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
     steals: list[float] = []
+    names = list(sides)
     for number in range(rounds):
-        pair = [(product, ours), (floor, floors)]
+        first = number % len(names)
         with Steal() as steal:
-            for run, into in pair if number % 2 == 0 else reversed(pair):
-                for name, value in run().items():
-                    into.setdefault(name, []).append(value)
+            for name in names[first:] + names[:first]:
+                for figure, value in sides[name]().items():
+                    results[name].setdefault(figure, []).append(value)
         steals.append(steal.share)
         print(f"  round {number + 1}/{rounds}: steal {100 * steal.share:.0f} %", file=sys.stderr, flush=True)
-    return ours, floors, steals
+    return results, steals
+
+
+def interleave(
+    rounds: int, product: Callable[[], Figures], floor: Callable[[], Figures]
+) -> tuple[dict[str, list[float]], dict[str, list[float]], list[float]]:
+    """`rotate` with two sides: the product's figures, the floor's, the steal share of each round."""
+    results, steals = rotate(rounds, {"product": product, "floor": floor})
+    return results["product"], results["floor"], steals
+
+
+def options(description: str | None, *, rounds: int) -> argparse.Namespace:
+    """What every benchmark takes: `--rounds N`, and `--quick` for one short round that shows only that it works."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--quick", action="store_true")
+    found = parser.parse_known_args()[0]
+    found.rounds = found.rounds or (1 if found.quick else rounds)
+    return found
 
 
 @contextmanager
@@ -128,3 +167,4 @@ def save(name: str, rows: Sequence[Row]) -> None:
     record = {"name": name, "at": time.strftime("%Y-%m-%d %H:%M"), "rows": [row.__dict__ for row in rows]}
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1))
     print(markdown(rows), flush=True)
+    print(json.dumps({"name": name, "at": record["at"], "rows": [row.record() for row in rows]}), flush=True)

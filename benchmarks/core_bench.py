@@ -1,25 +1,34 @@
-"""The pure core, operation by operation, beside a loop that puts a key into a dictionary and takes it out again."""
+"""The pure core, operation by operation, beside a loop that puts a key into a dictionary and takes it out again.
+
+The codec stands beside fastavro instead.
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from statistics import median
 
 from common import Row, interleave, save
 
 from penstock.gateway.frames import ChunkFrame
 from penstock.gateway.hub import Hub
+from penstock.processors.core.admission import DeviceCapacity, Ledger
 from penstock.processors.core.gate import CommitGate
-from penstock.processors.core.scheduler import CLASSES, Decision, Item, Scheduler
-from penstock.schemas.codec import default_codec
+from penstock.processors.core.scheduler import CLASSES, Scheduler
+from penstock.schemas.codec import default_codec, schema_text
+from penstock.schemas.compiled import reference
 from penstock.schemas.fold import ResultFold
-from penstock.schemas.records import Origin, ResultEvent
+from penstock.schemas.records import Origin, Record, ResultEvent, Timings, Usage
 from penstock.schemas.requests import parse_request
 
 ENOUGH_S = 0.2
 """How long one figure is measured, at least."""
 INFLIGHT = 64
+SPAN = 50_000
 CHUNKS = 1_000
 CLIENTS = 100
 FRAMES = 200
@@ -46,6 +55,20 @@ CHUNK = ResultEvent(
     first_token_index=0,
     text_offset=0,
 )
+END = replace(
+    CHUNK,
+    kind="terminal",
+    text=None,
+    token_ids=None,
+    first_token_index=None,
+    text_offset=None,
+    status="completed",
+    text_generation={"text": "word " * 16},
+    finish_reason="stop",
+    usage=Usage(prompt_tokens=20, completion_tokens=16, total_tokens=36),
+    timings=Timings(queued_ms=3, run_ms=20, first_token_ms=5),
+    model="tiny-lm",
+)
 
 
 def rate(work: Work) -> dict[str, float]:
@@ -66,56 +89,105 @@ def dictionary() -> int:
 
 
 def gate() -> Work:
-    """Records in flight by the dozen; the newest ends first, so that each dozen is acknowledged with its oldest."""
-    held = CommitGate(inflight_cap={"medium": (1_000, 500)}, commit_span=1_000, classes={})
+    """Records in flight by the dozen; the newest ends first, so that each dozen can be committed with its oldest."""
+    held = CommitGate(commit_span=1_000)
     tp, position = ("inference.request.medium", 0), 0
-    held.assign([tp], 1)
+    held.assign({tp: (0, "")}, 1)
 
     def work() -> int:
         nonlocal position
         offsets = range(position, position + INFLIGHT)
         position += INFLIGHT
+        held.batch(tp, offsets.start, offsets.stop, offsets)
         for offset in offsets:
-            held.arrive(tp, offset, f"r{offset}", offset)
-        acks = [ack for offset in reversed(offsets) for ack in held.complete(tp, offset)]
-        assert acks == list(offsets)
+            held.arrive(tp, offset, f"r{offset}")
+        for offset in reversed(offsets):
+            held.complete(tp, offset)
+        due = held.commits()
+        assert due == {tp: (position, "")}
+        held.committed(tp, *due[tp])
         return INFLIGHT
 
     return work
 
 
-def scheduler(queued: int) -> Work:
-    """Seven engines are full, and all that is queued waits for them, some of it for long; the eighth has room."""
-    held = Scheduler(aging_s=30, aged_share=4, capacity=queued + 1)
-
-    def add(number: int, lane: str, enqueued_at: float) -> None:
-        held.add(
-            Item(
-                key=("t", 0, number),
-                request_id=str(number),
-                tenant="default",
-                klass=CLASSES[number % 3],
-                priority=5,
-                lane=lane,
-                line=None,
-                enqueued_at=enqueued_at,
-                deadline=None,
-                work=None,
-            )
-        )
-
-    def can_start(item: Item) -> Decision:
-        return Decision.GRANTED if item.lane == "open" else Decision.BLOCK_LANE
-
-    for number in range(queued):
-        add(number, f"full-{number % 7}", 60 * number / queued)
+def commits() -> Work:
+    """Half of the offsets behind each unfinished head are done, at random: the done maps are made anew each time."""
+    held, chance = CommitGate(commit_span=SPAN), random.Random(1)
+    tps = [("inference.request.medium", number) for number in range(16)]
+    held.assign(dict.fromkeys(tps, (0, "")), 1)
+    for tp in tps:
+        held.batch(tp, 0, SPAN, range(SPAN))
+        for offset in range(SPAN):
+            held.arrive(tp, offset, f"{tp[1]}/{offset}")
+        for offset in chance.sample(range(1, SPAN), SPAN // 2):
+            held.complete(tp, offset)
+    end = SPAN
 
     def work() -> int:
-        for number in range(queued, queued + 100):
-            add(number, "open", 60)
-            item = held.next(60, can_start)
-            assert item is not None
-            assert item.key[2] == number
+        nonlocal end
+        for tp in tps:
+            held.batch(tp, end, end + 1, [])
+        end += 1
+        assert len(held.commits()) == len(tps)
+        return len(tps)
+
+    return work
+
+
+class Queued:
+    """The least that the scheduler asks of an item."""
+
+    __slots__ = ("arrived_at", "cost", "deadline", "klass", "lane", "line", "priority", "seq", "tenant", "ticket")
+
+    def __init__(self, seq: int, klass: str, tenant: str, lane: str, line: str | None, arrived_at: float) -> None:
+        self.seq = seq
+        self.klass = klass
+        self.tenant = tenant
+        self.lane = lane
+        self.line = line
+        self.arrived_at = arrived_at
+        self.deadline: float | None = arrived_at + 3_600 if seq % 2 else None
+        self.priority = 5
+        self.cost = 100
+        self.ticket = 0
+
+
+def scheduler(queued: int, *, lanes: int = 8, tenants: int = 4, lines: int = 0, room: float = 1.0) -> Work:
+    """A request arrives, the first that may start is granted its memory and starts, and one ends.
+
+    Some of what is queued has waited for long. `room`: the share of what is offered that fits into memory.
+    """
+    held: Scheduler[Queued] = Scheduler(aging_s=30, aged_share=4)
+    ledger = Ledger([DeviceCapacity(device="cuda:0", kind="cuda", total_bytes=64 << 30)])
+    seq = 0
+
+    def add() -> str:
+        nonlocal seq
+        seq += 1
+        lane = f"engine-{seq % lanes}"
+        line = f"conversation-{seq % lines}" if lines else None
+        arrived_at = 60.0 * min(seq, queued) / queued
+        held.add(Queued(seq, CLASSES[seq % 3], f"tenant-{seq % tenants}", lane, line, arrived_at))
+        return lane
+
+    for _ in range(queued):
+        add()
+
+    def work() -> int:
+        for number in range(100):
+            lane = add()
+            offered = held.candidates(lane, 60.0)
+            item = next(offered)
+            if room < 1 and number % round(1 / room):
+                item = next(offered, item)  # the first does not fit, and the next one passes it
+            grant = ledger.grant("run", 1 << 20, "cuda:0", 60.0)
+            assert grant is not None
+            held.start(item, 60.0)
+            ledger.release(grant)
+            if item.line is not None:
+                held.release_line(item.line)
+        assert len(held) == queued
         return 100
 
     return work
@@ -166,24 +238,51 @@ def hub() -> Work:
     return work
 
 
-def cases() -> dict[str, Work]:
+def cases() -> dict[str, Callable[[], Work]]:
+    """Made one by one, so that what one of them holds does not slow the next."""
     request, chunk = CODEC.encode(REQUEST), CODEC.encode(CHUNK)
     return {
-        f"gate: arrive and complete, {INFLIGHT} in flight": gate(),
-        **{f"scheduler: add and next, {n:,} queued, 7 of 8 lanes full": scheduler(n) for n in (100, 1_000, 10_000)},
-        f"fold: a chunk of a stream of {CHUNKS:,}": fold(),
-        f"codec: encode a request ({len(request)} bytes)": repeated(lambda: CODEC.encode(REQUEST)),
-        "codec: decode a request": repeated(lambda: CODEC.decode_any(request)),
-        f"codec: encode a chunk ({len(chunk)} bytes)": repeated(lambda: CODEC.encode(CHUNK)),
-        "codec: decode a chunk": repeated(lambda: CODEC.decode_any(chunk)),
-        f"hub: a frame to {CLIENTS} clients": hub(),
+        f"gate: arrive and complete, {INFLIGHT} in flight": gate,
+        f"gate: commit of a partition, {SPAN:,} held, half of them done at random, one of 16": commits,
+        **{f"scheduler: add, admit, start, {n:,} queued": partial(scheduler, n) for n in (10, 1_000, 100_000)},
+        "scheduler: the same, every second does not fit, 100,000 queued": partial(scheduler, 100_000, room=0.5),
+        "scheduler: the same, 10,000 tenants, 100,000 queued": partial(scheduler, 100_000, tenants=10_000),
+        "scheduler: the same, 10,000 turns of one conversation": partial(scheduler, 10_000, lanes=1, lines=1),
+        f"fold: a chunk of a stream of {CHUNKS:,}": fold,
+        f"hub: a frame to {CLIENTS} clients": hub,
     }
+
+
+def codec_cases() -> dict[str, tuple[Work, Work]]:
+    """The generated code, and fastavro with dictionaries beside it."""
+    found: dict[str, tuple[Work, Work]] = {}
+    samples: dict[str, Record] = {"request": REQUEST, "chunk": CHUNK, "terminal event": END}
+    for name, record in samples.items():
+        kind, encoded = type(record), CODEC.encode(record)
+        text = schema_text(kind.__name__)
+        by_fastavro = reference.make_encoder(text, kind, encoded[: reference.HEADER_SIZE])
+        from_fastavro = reference.make_decoder(text, text, kind)
+        found[f"codec: encode a {name} ({len(encoded)} bytes), beside fastavro"] = (
+            repeated(partial(CODEC.encode, record)),
+            repeated(partial(by_fastavro, record)),
+        )
+        found[f"codec: decode a {name}, beside fastavro"] = (
+            repeated(partial(CODEC.decode_any, encoded)),
+            repeated(partial(from_fastavro, encoded)),
+        )
+    return found
 
 
 def main(rounds: int = 7) -> None:
     rows: list[Row] = []
-    for name, work in cases().items():
+    for name, (work, other) in codec_cases().items():
+        ours, floors, steals = interleave(rounds, partial(rate, work), partial(rate, other))
+        print(f"{name}: {1e6 / median(ours['rate']):.2f} µs, fastavro {1e6 / median(floors['rate']):.2f} µs", flush=True)
+        rows.append(Row(name, "operations/s", ours["rate"], floors["rate"], steals, "reported"))
+    for name, make in cases().items():
+        work = make()
         ours, floors, steals = interleave(rounds, lambda work=work: rate(work), lambda: rate(dictionary))
+        print(f"{name}: {1e6 / median(ours['rate']):.2f} µs", flush=True)
         rows.append(Row(name, "operations/s", ours["rate"], floors["rate"], steals, "reported"))
     save("core_bench", rows)
 

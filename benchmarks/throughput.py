@@ -1,4 +1,5 @@
-"""Throughput of one worker on the no-op engine: topic to result topic, and through the gateway 64 at a time."""
+"""Throughput of one worker on the no-op engine: topic to result topic beside a bare echo and Celery on Redis, the main
+thread's time for each request, and through the gateway 64 at a time."""
 
 from __future__ import annotations
 
@@ -6,65 +7,35 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import aiohttp
-from common import Row, broker, interleave, save, system
-from confluent_kafka import Producer
+from backlog import WARM, encoded_requests, produce, rate, run_backlog, warm
+from common import Figures, Row, broker, options, rotate, save, system
 from overhead import BODY, NOOP, Echo
+from peers import CeleryPeer, PeerMissing, celery_peer
 
-from penstock.schemas.codec import default_codec
-from penstock.schemas.requests import parse_request
-from penstock.schemas.topics import partition_for
-from system import System, eventually, free_port
+from system import Process, System, eventually, free_port
 
 COUNT = 10_000
+CELERY_COUNT = 2_000
 
 
-def encoded_requests(count: int) -> list[tuple[bytes, bytes]]:
-    codec = default_codec()
-    pairs: list[tuple[bytes, bytes]] = []
-    for number in range(count):
-        body = {"task": "text_generation", "payload": {"prompt": "x" * 200, "max_tokens": 16}}
-        request = parse_request(body, request_id=f"bench-{time.time_ns()}-{number}", now_ms=time.time_ns() // 10**6)
-        pairs.append((request.request_id.encode(), codec.encode(request)))
-    return pairs
-
-
-def produce(bootstrap: str, topic: str, pairs: Sequence[tuple[bytes, bytes]], partitions: int) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "queue.buffering.max.messages": 1_000_000})
-    for key, value in pairs:
-        producer.produce(topic, value, key=key, partition=partition_for(key, partitions))
-    assert producer.flush(60) == 0
-
-
-def topic_to_result(found: System) -> dict[str, float]:
-    """Requests per second between the first and the last outcome of one backlog (the log's own times)."""
-    pairs = encoded_requests(COUNT)
-    wanted = {key for key, _ in pairs}
-    topic = found.names.request("text_generation", 5)
-    before = sum(found.ends([found.names.result]).values())
-    produce(found.bootstrap, topic, pairs, len(found.ends([topic])))
-    eventually(lambda: found.lag() == 0, 120, lambda: f"lag {found.lag()}\n{found.processes[0].tail()}")
-    times = sorted(m.timestamp()[1] for m in found.read(found.names.result) if m.key() in wanted)
-    assert len(times) >= COUNT, f"{len(times)} results after {before}"
-    return {"rate": (len(times) - 1) / max(0.001, (times[-1] - times[0]) / 1000)}
-
-
-def echo_rate(echo: Echo) -> dict[str, float]:
+def echo_rate(echo: Echo, count: int) -> Figures:
     """The same backlog through the bare echo."""
-    pairs = encoded_requests(COUNT)
+    pairs = encoded_requests(count)
     produce(echo.bootstrap, echo.source, pairs, 4)
     times: list[int] = []
     give_up = time.monotonic() + 60
     wanted = {key for key, _ in pairs}
-    while len(times) < COUNT:
-        assert time.monotonic() < give_up, f"the echo gave {len(times)} of {COUNT}"
+    while len(times) < count:
+        assert time.monotonic() < give_up, f"the echo gave {len(times)} of {count}"
         message = echo.consumer.poll(1)
         if message is not None and message.key() in wanted:
             times.append(message.timestamp()[1])
-    return {"rate": (len(times) - 1) / max(0.001, (max(times) - min(times)) / 1000)}
+    return {"rate": rate(times)}
 
 
 async def closed_loop(url: str, path: str, clients: int, seconds: float) -> dict[str, float]:
@@ -110,46 +81,75 @@ def plain_fastapi() -> tuple[subprocess.Popen[bytes], str]:
     return process, url
 
 
-def main(rounds: int = 5) -> None:
-    rows: list[Row] = []
+def peer_or_none(stack: ExitStack) -> CeleryPeer | None:
+    try:
+        return stack.enter_context(celery_peer())
+    except PeerMissing as error:
+        print(f"  without Celery: {error}", file=sys.stderr, flush=True)
+        return None
+
+
+def topic_to_result(found: System, worker: Process, *, rounds: int, quick: bool) -> list[Row]:
+    count = 2_000 if quick else COUNT
+    with ExitStack() as stack:
+        echo = Echo(found.bootstrap)
+        stack.callback(echo.close)
+        sides: dict[str, Callable[[], Figures]] = {
+            "penstock": lambda: run_backlog(found, worker, encoded_requests(count)),
+            "echo": lambda: echo_rate(echo, count),
+        }
+        peer = peer_or_none(stack)
+        if peer is not None:
+            peer.measure(200)
+            sides["celery"] = lambda: peer.measure(500 if quick else CELERY_COUNT)
+        warm(found, worker, 2_000 if quick else WARM)
+        results, steals = rotate(rounds, sides)
+    ours, celery = results["penstock"], results.get("celery", {}).get("rate", [])
+    return [
+        Row(
+            "no-op, topic to result topic (floor: Celery on Redis)", "requests/s", ours["rate"], celery, steals, "≥ 8×"
+        ),
+        Row(
+            "no-op, topic to result topic (floor: bare echo)",
+            "requests/s",
+            ours["rate"],
+            results["echo"]["rate"],
+            steals,
+            "4,000/s",
+        ),
+        Row("worker's main thread, a request", "µs", ours["main_us"], [], steals, "≤ 150"),
+        Row("worker's process, a request", "µs", ours["process_us"], [], steals, "reported"),
+    ]
+
+
+def through_the_gateway(found: System, *, rounds: int, quick: bool) -> Row:
+    worker, gateway = found.worker(), found.gateway()
+    worker.wait_ready()
+    gateway.wait_ready()
+    warm(found, worker, 2_000 if quick else WARM)
+    plain, url = plain_fastapi()
+    seconds = 2 if quick else 6
+    results, steals = rotate(
+        rounds,
+        {
+            "penstock": lambda: asyncio.run(closed_loop(gateway.url, "/v1/chat/completions", 64, seconds)),
+            "plain": lambda: asyncio.run(closed_loop(url, "/echo", 64, seconds)),
+        },
+    )
+    plain.kill()
+    plain.wait()
+    name = "no-op throughput through the gateway, 64 at a time (floor: plain FastAPI)"
+    return Row(name, "requests/s", results["penstock"]["rate"], results["plain"]["rate"], steals, "800/s")
+
+
+def main() -> None:
+    chosen = options(__doc__, rounds=5)
     with broker() as bootstrap:
         with system(bootstrap, models=[NOOP]) as found:
-            found.worker().wait_ready()
-            echo = Echo(bootstrap)
-            ours, floors, steals = interleave(rounds, lambda: topic_to_result(found), lambda: echo_rate(echo))
-            echo.close()
-            rows.append(
-                Row(
-                    "no-op throughput, topic to result topic",
-                    "requests/s",
-                    ours["rate"],
-                    floors["rate"],
-                    steals,
-                    "3,000/s",
-                )
-            )
+            worker = found.worker().wait_ready()
+            rows = topic_to_result(found, worker, rounds=chosen.rounds, quick=chosen.quick)
         with system(bootstrap, models=[NOOP]) as found:
-            worker, gateway = found.worker(), found.gateway()
-            worker.wait_ready()
-            gateway.wait_ready()
-            plain, url = plain_fastapi()
-            ours, floors, steals = interleave(
-                rounds,
-                lambda: asyncio.run(closed_loop(gateway.url, "/v1/chat/completions", 64, 6)),
-                lambda: asyncio.run(closed_loop(url, "/echo", 64, 6)),
-            )
-            plain.kill()
-            plain.wait()
-            rows.append(
-                Row(
-                    "no-op throughput through the gateway, 64 at a time (floor: plain FastAPI)",
-                    "requests/s",
-                    ours["rate"],
-                    floors["rate"],
-                    steals,
-                    "800/s",
-                )
-            )
+            rows.append(through_the_gateway(found, rounds=chosen.rounds, quick=chosen.quick))
     save("throughput", rows)
 
 

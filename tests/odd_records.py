@@ -151,6 +151,4 @@ def _write_one(producer: OddProducer, random_: random.Random, topic: str, partit
     ]
     key = None if not keyed and random_.random() < 0.3 else random_.randbytes(random_.choice((0, 1, 40)))
     times = (0, 1, 1_000, 1_700_000_000_000)
-    producer.send(
-        topic, value, key=key, partition=partition, headers=headers, timestamp_ms=random_.choice(times)
-    )
+    producer.send(topic, value, key=key, partition=partition, headers=headers, timestamp_ms=random_.choice(times))

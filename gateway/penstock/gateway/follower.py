@@ -13,7 +13,7 @@ from typing import Any
 from penstock.gateway.store import TP, Store
 from penstock.gateway.view import View
 from penstock.producers import admin
-from penstock.producers.reader import BatchQueue, PartitionReader, RawMessage
+from penstock.producers.reader import STANDSTILL_S, BatchQueue, PartitionReader, RawMessage, empty_ranges
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
 from penstock.schemas.topics import TopicNames
@@ -248,11 +248,12 @@ class Follower:
         return admin.begin_offsets(self._settings, [(name, n) for name in topics for n in range(counts.get(name, 0))])
 
     async def _look_at_lag(self) -> None:
+        ends = await asyncio.to_thread(admin.end_offsets, self._settings, list(self._view.offsets()))
+        await self._pass_empty_ends({tp: end for tp, end in ends.items() if tp in self._stuck})
         before = dict(self._view.offsets())
-        ends = await asyncio.to_thread(admin.end_offsets, self._settings, list(before))
         now, stuck = time.monotonic(), dict[TP, tuple[int, float]]()
         for tp, end in ends.items():
-            if before[tp] < end:
+            if tp in before and before[tp] < end:
                 position, since = self._stuck.get(tp, (-1, now))
                 stuck[tp] = (before[tp], since if position == before[tp] else now)
         self._stuck = stuck
@@ -345,5 +346,16 @@ class Follower:
         quiet = {names.model, names.worker}
         partitions = [tp for tp in self._view.offsets() if tp[0] not in quiet]
         ends = await asyncio.to_thread(admin.end_offsets, self._settings, partitions, min(deadline_s, 10))
+        if await self.reached(ends, STANDSTILL_S):
+            return
+        await self._pass_empty_ends(ends)
         if not await self.reached(ends, deadline_s):
             raise BrokerUnavailable("the gateway is behind the topics; try again", retry_after_s=1)
+
+    async def _pass_empty_ends(self, ends: Mapping[TP, int]) -> None:
+        """A transaction's marker may stand at the end: no record will ever come that moves the view there."""
+        offsets = self._view.offsets()
+        ranges = {tp: (offsets[tp], end) for tp, end in ends.items() if tp in offsets and offsets[tp] < end}
+        for tp, end in (await asyncio.to_thread(empty_ranges, self._settings, ranges)).items():
+            if offsets.get(tp) == ranges[tp][0]:
+                offsets[tp] = end

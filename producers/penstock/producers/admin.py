@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -44,7 +45,12 @@ class TopicInfo:
     config: Mapping[str, str]
 
 
+STUCK_S = 3.0
+"""An answer about the cluster that takes longer is asked for again with a new client."""
+
 _clients: dict[tuple[object, ...], AdminClient] = {}
+_retired: deque[AdminClient] = deque(maxlen=8)
+"""Clients that were replaced; one that is collected while somebody awaits its answer ends it with an error."""
 _clients_lock = threading.Lock()
 
 
@@ -67,9 +73,10 @@ def _key(settings: KafkaSettings) -> tuple[object, ...]:
 
 
 def _forget(settings: KafkaSettings, client: AdminClient) -> None:
+    """Begin with a new client: one that lost its broker can stay without any connection for a minute and more."""
     with _clients_lock:
         if _clients.get(_key(settings)) is client:
-            del _clients[_key(settings)]
+            _retired.append(_clients.pop(_key(settings)))
 
 
 def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: float = 30.0) -> list[TopicReport]:
@@ -279,10 +286,17 @@ def _drift(spec: TopicSpec, found: TopicInfo) -> dict[str, tuple[str, str]]:
 
 
 def _metadata(settings: KafkaSettings, timeout_s: float) -> Any:
-    try:
-        return admin_client(settings).list_topics(timeout=timeout_s)
-    except KafkaException as error:
-        raise from_kafka(error, f"reach Kafka at {settings.bootstrap_servers}") from error
+    give_up = time.monotonic() + timeout_s
+    wait_s = min(timeout_s, STUCK_S)
+    while True:
+        client = admin_client(settings)
+        try:
+            return client.list_topics(timeout=wait_s)
+        except KafkaException as error:
+            _forget(settings, client)
+            wait_s = give_up - time.monotonic()
+            if wait_s <= 0.1:
+                raise from_kafka(error, f"reach Kafka at {settings.bootstrap_servers}") from error
 
 
 def _descriptions(
@@ -290,13 +304,15 @@ def _descriptions(
 ) -> dict[str, Any]:
     if not topics:
         return {}
-    collection = TopicCollection(list(topics))
-    futures = admin_client(settings).describe_topics(collection, request_timeout=timeout_s)
+    client = admin_client(settings)
+    futures = client.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
     found: dict[str, Any] = {}
     for name, future in futures.items():
         try:
             found[name] = _wait(future, f"look up {name}", timeout_s, name)
         except PenstockError as error:
+            if isinstance(error, BrokerUnavailable):
+                _forget(settings, client)
             if not (missing_ok and error.code == missing_topic(name).code):
                 raise
     return found

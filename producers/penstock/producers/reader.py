@@ -421,7 +421,7 @@ def empty_ranges(
         consumer.assign([TopicPartition(*tp, begin) for tp, (begin, _) in ranges.items()])
         while left and (remaining := give_up - time.monotonic()) > 0:
             message = consumer.poll(remaining)
-            if message is None or (error := message.error()) is not None and error.code() != _PARTITION_EOF:
+            if message is None or ((error := message.error()) is not None and error.code() != _PARTITION_EOF):
                 continue
             tp = (message.topic() or "", message.partition() or 0)
             _, end = left.pop(tp, (0, 1 << 63))
@@ -460,6 +460,7 @@ def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float, deadlin
 
 
 __all__ = [
+    "STANDSTILL_S",
     "TP",
     "BatchQueue",
     "Headers",

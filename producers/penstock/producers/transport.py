@@ -20,7 +20,7 @@ from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError
 
 logger = logging.getLogger(__name__)
 
-Headers = Sequence[tuple[str, bytes]]
+Headers = Sequence[tuple[str, bytes | None]]
 
 _RECORD_OVERHEAD_BYTES = 70
 """What a record batch of one adds to key, value and headers at most, as librdkafka counts it."""
@@ -103,7 +103,7 @@ class Transport:
 
         Raises TooLarge (naming the limit), Overloaded (the local queue is full), BrokerUnavailable, NotFound.
         """
-        size_bytes = len(value or b"") + len(key or b"") + sum(len(n) + len(v) + 10 for n, v in headers or ())
+        size_bytes = len(value or b"") + len(key or b"") + sum(len(n) + len(v or b"") + 10 for n, v in headers or ())
         if size_bytes > self._max_record_bytes:
             raise too_large(topic, size_bytes, self._max_record_bytes)
         producer = self._usable()

@@ -1,23 +1,25 @@
-"""Records to bytes and back: magic 0, a 4-byte schema id, the Avro body. Schemas are parsed once, never per message."""
+"""Records to bytes and back: magic 0, a 4-byte schema id, the Avro body.
+
+Encoders and decoders are generated from the schemas at their first use (`penstock.schemas.compiled`).
+"""
 
 from __future__ import annotations
 
-import io
-import json
 import struct
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
-import fastavro
-from fastavro.types import Schema
-
+from penstock.schemas.compiled import HEADER_SIZE, Decoder, Encoder, make_decoder, make_encoder, schema_name
 from penstock.schemas.errors import BadAvro, UnknownSchema, WrongMagic
 from penstock.schemas.records import RECORDS, Record
 
 FIRST_ID = 0x504E0000
 """Penstock's own schema ids lie from here on ("PN"): record number × 256 + version - 1, append-only."""
+
+MAX_REFUSALS = 1_000
+"""Of so many ids whose schema is none of ours the codec remembers that."""
 
 _FOLDER = Path(__file__).with_name("avro")
 _HEADER = struct.Struct(">BI")
@@ -54,27 +56,6 @@ def released_schema(schema_id: int) -> tuple[str, int, str] | None:
     return None
 
 
-def _plain(schema: Any) -> Any:
-    """The schema without logical types: times stay numbers on both sides, and nothing is converted per message."""
-    if isinstance(schema, dict):
-        found = cast("dict[str, Any]", schema)
-        return {key: _plain(value) for key, value in found.items() if key not in ("logicalType", "doc")}
-    if isinstance(schema, list):
-        return [_plain(item) for item in cast("list[Any]", schema)]
-    return schema
-
-
-@cache
-def _parsed(text: str) -> Schema:
-    named: dict[str, Any] = {}
-    return fastavro.parse_schema(_plain(json.loads(text)), named)
-
-
-@cache
-def _current(name: str) -> Schema:
-    return _parsed(schema_text(name))
-
-
 class SchemaResolver(Protocol):
     """Finds schemas that the package does not carry, e.g. in a registry."""
 
@@ -88,25 +69,20 @@ class Codec:
 
     def __init__(self, resolver: SchemaResolver | None = None, writer_ids: Mapping[str, int] | None = None) -> None:
         self._resolver = resolver
-        self._writers: dict[type[Record], tuple[bytes, Schema]] = {}
-        for kind in RECORDS:
-            name = kind.__name__
-            written_id = (writer_ids or {}).get(name, SCHEMA_IDS[name][-1])
-            self._writers[kind] = (_HEADER.pack(0, written_id), _current(name))
-        # id → (schema it was written with, record type, schema to read it as or None when they are the same)
-        self._readers: dict[int, tuple[Schema, type[Record], Schema | None]] = {}
+        self._writer_ids = {name: (writer_ids or {}).get(name, ids[-1]) for name, ids in SCHEMA_IDS.items()}
+        self._encoders: dict[type[Record], Encoder] = {}
+        # By the five bytes before the body: magic and schema id.
+        self._decoders: dict[bytes, Decoder] = {}
+        self._refusals: dict[int, str] = {}
 
     def encode(self, record: Record) -> bytes:
         """Raises BadAvro when a value does not fit its field."""
-        header, schema = self._writers[type(record)]
-        out = io.BytesIO()
-        out.write(header)
+        encoder = self._encoders.get(type(record)) or self._new_encoder(type(record))
         try:
-            fastavro.schemaless_writer(out, schema, record.to_dict())
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, struct.error) as error:
+            return encoder(record)
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, struct.error, BadAvro) as error:
             # The reason would quote the value, which may be a prompt.
             raise BadAvro(f"{type(record).__name__} does not fit its schema ({type(error).__name__})") from error
-        return out.getvalue()
 
     def decode(self, data: bytes, record_type: type[R]) -> R:
         """The record. Raises WrongMagic, UnknownSchema, BadAvro, or RegistryUnavailable (not poison)."""
@@ -117,23 +93,23 @@ class Codec:
 
     def decode_any(self, data: bytes) -> Record:
         """Whatever record the bytes say they are. Raises as `decode`."""
-        if len(data) < 5 or data[0] != 0:
-            raise WrongMagic("not in the Confluent wire format: no magic byte 0 with a schema id")
-        schema_id = int.from_bytes(data[1:5], "big")
-        writer, kind, reader = self._readers.get(schema_id) or self._find(schema_id)
-        body = io.BytesIO(data)
-        body.seek(5)
+        decoder = self._decoders.get(data[:HEADER_SIZE]) or self._new_decoder(data)
         try:
-            values = fastavro.schemaless_reader(body, writer, reader)
-            if body.tell() != len(data):
-                raise BadAvro(f"{len(data) - body.tell()} bytes follow the {kind.__name__}")
-            return kind.from_dict(cast("dict[str, Any]", values))
+            return decoder(data)
         except BadAvro:
             raise
-        except Exception as error:  # fastavro raises whatever its parsing runs into
-            raise BadAvro(f"not a {kind.__name__}: {type(error).__name__} {error}"[:300]) from error
+        except Exception as error:  # a decoder raises whatever its parsing runs into
+            raise BadAvro(f"not readable by its schema: {type(error).__name__} {error}"[:300]) from error
 
-    def _find(self, schema_id: int) -> tuple[Schema, type[Record], Schema | None]:
+    def _new_encoder(self, kind: type[Record]) -> Encoder:
+        encoder = make_encoder(schema_text(kind.__name__), kind, _HEADER.pack(0, self._writer_ids[kind.__name__]))
+        self._encoders[kind] = encoder
+        return encoder
+
+    def _new_decoder(self, data: bytes) -> Decoder:
+        if len(data) < HEADER_SIZE or data[0] != 0:
+            raise WrongMagic("not in the Confluent wire format: no magic byte 0 with a schema id")
+        schema_id = int.from_bytes(data[1:HEADER_SIZE], "big")
         released = released_schema(schema_id)
         if released is not None:
             text = released[2]
@@ -141,17 +117,25 @@ class Codec:
             text = self._resolver.schema_for(schema_id)
         else:
             raise UnknownSchema(f"schema id {schema_id} (0x{schema_id:08X}) is not one of ours")
+        if (refusal := self._refusals.get(schema_id)) is not None:
+            raise UnknownSchema(refusal)
         try:
-            schema = _parsed(text)
-        except Exception as error:  # a registry may hold anything; fastavro raises whatever its parsing runs into
+            decoder = self._decoders[bytes(data[:HEADER_SIZE])] = self._decoder_of(schema_id, text)
+        except UnknownSchema as error:
+            if len(self._refusals) < MAX_REFUSALS:  # an id never changes its schema, and each parsing takes its time
+                self._refusals[schema_id] = str(error)
+            raise
+        return decoder
+
+    def _decoder_of(self, schema_id: int, text: str) -> Decoder:
+        try:
+            name = schema_name(text)
+            kind = next((kind for kind in RECORDS if kind.__name__ == name), None)
+            if kind is not None:
+                return make_decoder(text, schema_text(name), kind)
+        except Exception as error:  # a registry may hold anything; the parsing raises whatever it runs into
             raise UnknownSchema(f"schema id {schema_id} is of no Avro schema: {type(error).__name__}") from error
-        name = str(schema.get("name", "")).rsplit(".", 1)[-1] if isinstance(schema, dict) else ""
-        kind = next((kind for kind in RECORDS if kind.__name__ == name), None)
-        if kind is None:
-            raise UnknownSchema(f"schema id {schema_id} is of {name or 'no record'}, which is not one of ours")
-        current = _current(name)
-        found = self._readers[schema_id] = (schema, kind, None if schema == current else current)
-        return found
+        raise UnknownSchema(f"schema id {schema_id} is of {name or 'no record'}, which is not one of ours")
 
 
 @cache

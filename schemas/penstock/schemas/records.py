@@ -1,4 +1,4 @@
-"""The records on the topics as frozen values, one for each .avsc, with the same field names.
+"""The records on the topics as values that nobody changes, one class for each .avsc, with the same field names.
 
 Times are milliseconds since the epoch. Enums travel as their text; a symbol of a newer release decodes to UNKNOWN.
 Payloads and outputs are plain dictionaries with the fields of their Avro record.
@@ -7,9 +7,11 @@ Payloads and outputs are plain dictionaries with the fields of their Avro record
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
+
+T = TypeVar("T")
 
 
 class Task(StrEnum):
@@ -77,16 +79,23 @@ STATUS_RANKS: dict[str, int] = {
 TERMINAL_STATUSES: frozenset[str] = frozenset(status for status, rank in STATUS_RANKS.items() if rank == 100)
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def record(cls: type[T]) -> type[T]:
+    """A record class. Only the type checker holds it frozen: at run time each field of a frozen one costs a call."""
+    return dataclass(kw_only=True, slots=True, unsafe_hash=True)(cls)
+
+
 class Record:
     """What all records share: conversion to and from the plain dictionaries that Avro reads and writes."""
 
     __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     _nested: ClassVar[Mapping[str, type[Record]]] = {}
     _lists: ClassVar[Mapping[str, type[Record]]] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Fields by name, nested records as dictionaries. The values are shared, not copied."""
-        names = _names(type(self))
+        names = fields_of(type(self))
         found = {name: getattr(self, name) for name in names}
         for name in self._nested:
             if (value := found[name]) is not None:
@@ -98,7 +107,7 @@ class Record:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The record of a dictionary; fields that this release does not know are left out."""
-        known = _names(cls)
+        known = fields_of(cls)
         found = {name: value for name, value in values.items() if name in known}
         for name, kind in cls._nested.items():
             if (value := found.get(name)) is not None and not isinstance(value, kind):
@@ -108,18 +117,24 @@ class Record:
                 found[name] = [item if isinstance(item, kind) else kind.from_dict(item) for item in found[name]]
         return cls(**found)
 
+    @classmethod
+    def nested_kind(cls, name: str) -> type[Record] | None:
+        """The record that a field holds, alone or in a list; None for plain values and for payloads."""
+        return cls._nested.get(name) or cls._lists.get(name)
+
 
 _NAMES: dict[type[Record], dict[str, None]] = {}
 
 
-def _names(kind: type[Record]) -> dict[str, None]:
+def fields_of(kind: type[Record]) -> Mapping[str, None]:
+    """The names of a record's fields in their order."""
     known = _NAMES.get(kind)
     if known is None:
         known = _NAMES[kind] = {item.name: None for item in fields(cast(Any, kind))}
     return known
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Origin(Record):
     """The first record of a request; its place in the log identifies the request for good."""
 
@@ -129,7 +144,7 @@ class Origin(Record):
     append_time_ms: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ErrorInfo(Record):
     """Why a request did not complete; `details` is a JSON object in text."""
 
@@ -141,7 +156,7 @@ class ErrorInfo(Record):
     details: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Usage(Record):
     """Counts of tokens and pixels."""
 
@@ -151,7 +166,7 @@ class Usage(Record):
     pixels: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Timings(Record):
     """Where the time went, in milliseconds."""
 
@@ -162,7 +177,7 @@ class Timings(Record):
     first_token_ms: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ContextLimits(Record):
     """How much of a conversation goes into the prompt: tokens, turns."""
 
@@ -171,7 +186,7 @@ class ContextLimits(Record):
     summary: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Requirements(Record):
     """Memory in bytes that the caller knows to be needed."""
 
@@ -179,7 +194,7 @@ class Requirements(Record):
     cpu_memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class OutputSpec(Record):
     """Where artifacts go."""
 
@@ -187,7 +202,7 @@ class OutputSpec(Record):
     prefix: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class InferenceRequest(Record):
     """What a caller asks for; exactly one payload field is set, that of the task."""
 
@@ -233,7 +248,7 @@ class InferenceRequest(Record):
         return getattr(self, self.task) or {}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ArtifactRef(Record):
     """Bytes that are kept beside Kafka, under the record's tenant."""
 
@@ -244,7 +259,7 @@ class ArtifactRef(Record):
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ResultEvent(Record):
     """A chunk, a preview or the one outcome of a request; readers fold them (`penstock.schemas.fold`)."""
 
@@ -303,7 +318,7 @@ class ResultEvent(Record):
         return None if output is None else output.get("text")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class StatusEvent(Record):
     """Where a request stands; the latest by (epoch, attempt, rank) counts."""
 
@@ -324,7 +339,7 @@ class StatusEvent(Record):
     model: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ControlCommand(Record):
     """An order about a request: cancel, reprioritize or erase."""
 
@@ -341,7 +356,7 @@ class ControlCommand(Record):
     conversation_id: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ConversationMessage(Record):
     """One message of a conversation, keyed by `conversation_message_key`."""
 
@@ -374,7 +389,7 @@ def conversation_message_key(message: ConversationMessage) -> str:
     return f"summary/{message.covers_through}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class DeadLetter(Record):
     """A record that could not be worked on, with its original bytes."""
 
@@ -393,7 +408,7 @@ class DeadLetter(Record):
     created_at: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ModelInfo(Record):
     """A model that workers offer."""
 
@@ -412,7 +427,7 @@ class ModelInfo(Record):
     worker_id: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class DesiredState(Record):
     """What an operator wants: load or unload a model, pause or resume a class."""
 
@@ -422,7 +437,7 @@ class DesiredState(Record):
     created_at: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class ModelState(Record):
     """A model on a worker."""
 
@@ -431,7 +446,7 @@ class ModelState(Record):
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class DeviceState(Record):
     """A device of a worker, in bytes."""
 
@@ -442,7 +457,7 @@ class DeviceState(Record):
     used_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class WorkerState(Record):
     """What a worker holds and does."""
 

@@ -1,4 +1,4 @@
-"""What the child does when the batching loop dies under its runs, seen from inside: here the loop can be killed."""
+"""What happens when the batching loop dies under its runs, and that transformers' manager is still as it is used."""
 
 from __future__ import annotations
 
@@ -6,43 +6,65 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from penstock.processors.engines.base import RunFailed, RunSpec
+import pytest
+
+from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.text import TextBackend
+from penstock.processors.models import factory
+from support import wait_until_async
+
+from .conftest import StartEngine
 
 
-async def test_a_dead_batching_loop_fails_its_runs_and_is_started_anew(tiny_lm: Path) -> None:
+async def test_a_dead_batching_loop_is_the_death_of_its_engine(
+    start_engine: StartEngine, tiny_lm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(factory.BACKENDS, "text", "engine_backends:PoisonedText")
+    codes: list[int] = []
+    runner = await start_engine("text", tiny_lm, host={"on_died": codes.append}, dies_at=7, ignore_eos=True)
+    runs = [await runner.chat("Story", max_tokens=800) for _ in range(2)]
+    await asyncio.wait_for(runs[0].first.wait(), 30)
+    runs.append(await runner.chat("Story", max_tokens=7))
+    await wait_until_async(lambda: codes, 30)
+    assert codes == [1]
+    # No run is told that it failed: who ran on it, and who is to blame, is the worker's to find out.
+    assert not any(run.done.done() for run in runs)
+
+
+async def test_tokens_are_taken_without_the_loop_being_asked_for_each(tiny_lm: Path) -> None:
     events: list[tuple[Any, ...]] = []
     backend = TextBackend(str(tiny_lm), {"threads": 1, "cache_tokens": 1024, "ignore_eos": True}, events.append)
     await asyncio.to_thread(backend.load)
-
-    def begin(run_id: str, tokens: int) -> None:
-        params = {"temperature": 0, "max_tokens": tokens}
-        spec = RunSpec(run_id=run_id, task="text_generation", model="m", prompt="Once", params=params, stream=True)
-        backend.run(spec, backend.prepare(spec)[1])
-
-    async def until(kind: str, count: int) -> list[Any]:
-        async with asyncio.timeout(60):
-            while len(found := [event[1] for event in events if event[0] == kind]) < count:
-                backend.check()
-                await asyncio.sleep(0.01)
-        return found
-
-    manager: Any = backend._manager
+    batching: Any = backend._batching
     try:
-        begin("victim-1", 500)
-        begin("victim-2", 300)
-        await until("delta", 2)
-        manager.add_request([10**6], request_id="poison", max_new_tokens=2, eos_token_id=[-1])
-        failed: list[RunFailed] = await until("failed", 2)
-        assert {run.run_id for run in failed} == {"victim-1", "victim-2"}
-        assert all(run.retryable_here and run.error.code == "engine_failed" for run in failed)
-        begin("after", 4)
-        finished = await until("finished", 1)
-        assert (finished[0].run_id, finished[0].completion_tokens) == ("after", 4)
-        assert backend._manager is not manager
-        # Nothing that a run leaves behind stays: neither handlers, nor results that nobody reads.
-        router: Any = backend._manager.output_router
-        assert not router.result_handlers
-        assert router.output_queue.empty()
+        turns = batching.turns
+        await wait_until_async(lambda: batching.turns > turns, 10, "an idle loop turns, too")
+
+        def begin(run_id: str, tokens: int, **fields: Any) -> None:
+            params = {"temperature": 0, "max_tokens": tokens}
+            spec = RunSpec(run_id=run_id, task="text_generation", model="m", prompt="Once", params=params, **fields)
+            backend.run(spec, backend.prepare(spec)[1])
+
+        def ended() -> list[str]:
+            return [event[1].run_id for event in events if event[0] == "finished"]
+
+        begin("streamed", 300, stream=True)
+        begin("plain", 300, stream=False)
+        begin("cancelled", 600, stream=True)
+        await wait_until_async(lambda: any(event[:2] == ("delta", "cancelled") for event in events), 30)
+        backend.cancel("cancelled")
+        told = len([event for event in events if event[1] == "cancelled"])
+        await wait_until_async(lambda: len(ended()) == 2, 60)
+        assert {event[1] for event in events if event[0] == "delta"} == {"streamed", "cancelled"}
+        assert len([event for event in events if event[1] == "cancelled"]) == told
+        # Nothing that a run leaves behind stays.
+        await wait_until_async(lambda: not batching.batch_processor.scheduler.active_requests, 10)
+        await wait_until_async(lambda: not batching._outputs and not backend._will_look, 10)
+        assert not backend._runs
+        assert not batching.output_router.result_handlers
+        assert batching.output_router.output_queue.empty()
+        # A run that comes when nobody looks is seen.
+        begin("after", 3, stream=True)
+        await wait_until_async(lambda: "after" in ended(), 30)
     finally:
-        backend._manager.stop(block=True, timeout=10, hard_stop=True)
+        batching.stop(block=True, timeout=10, hard_stop=True)

@@ -16,12 +16,14 @@ import psutil
 import pytest
 
 from penstock.processors.core.admission import DeviceCapacity, Ledger
-from penstock.processors.engines.base import EngineGone, EngineState
+from penstock.processors.engines.base import Engine, EngineGone, EngineState, Limits, Prepared, RunSpec
+from penstock.processors.engines.host import ChildEngine
+from penstock.processors.models import factory
 from penstock.processors.models.catalog import Catalog, ModelConfig
 from penstock.processors.models.manager import Lifecycle, ModelManager
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InvalidRequest
 
-from .conftest import Run, StartEngine, changed_copy
+from .conftest import Run, Runner, StartEngine, changed_copy
 
 
 async def until(condition: Any, timeout_s: float = 60) -> None:
@@ -147,3 +149,82 @@ def test_an_engine_does_not_outlive_a_killed_worker(tiny_lm: Path, tmp_path: Pat
     while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family):
         assert time.monotonic() < give_up, family
         time.sleep(0.05)
+
+
+async def test_a_hung_computation_is_noticed_though_the_process_answers(
+    start_engine: StartEngine, tiny_lm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(factory.BACKENDS, "text", "engine_backends:HangingText")
+    codes: list[int] = []
+    runner = await start_engine("text", tiny_lm, host={"on_died": codes.append}, silent_s=4, hang_at=7, ignore_eos=True)
+    # Without work for longer than that, and with work for longer than that, it is alive.
+    await asyncio.sleep(5)
+    long = await runner.chat("Story", max_tokens=900)
+    await long.finished()
+    assert not codes
+    hung = await runner.chat("Story", max_tokens=7)
+    for _ in range(20):
+        # Its event loop still answers: that is no sign of life.
+        await runner.engine.prepare(runner.spec(prompt="anybody there?"))
+        await asyncio.sleep(0.1)
+    runner.engine.cancel(hung.spec.run_id)  # nor is it that nobody waits for the run any more
+    await until(lambda: codes, 30)
+    assert codes == [-signal.SIGKILL]
+
+
+@pytest.mark.parametrize("backend", ["Unsendable", "CheckFails"])
+async def test_a_broken_backend_ends_its_process_at_once(backend: str) -> None:
+    engine = ChildEngine("m", f"engine_backends:{backend}", "nowhere", {}, limits=Limits(slots=1))
+    codes: list[int] = []
+    engine.on_died = codes.append
+    await engine.start()
+    try:
+        if backend == "Unsendable":
+            spec = Runner(engine).spec(prompt="x")
+            Run(engine, spec, await engine.prepare(spec))
+        await until(lambda: codes, 10)
+        assert codes == [1]
+    finally:
+        await engine.stop()
+
+
+async def test_a_sink_that_raises_ends_its_run_only() -> None:
+    engine = ChildEngine("m", "engine_backends:Plain", "nowhere", {}, limits=Limits(slots=1))
+    await engine.start()
+    try:
+        runner = Runner(engine)
+        for event in ("on_delta", "on_finished"):
+            spec = runner.spec(prompt="x")
+            prepared = await engine.prepare(spec)
+            run = RaisingRun(engine, spec, prepared, event)
+            failed = await run.failed(10)
+            assert (failed.error.code, failed.retryable_here) == ("internal", False)
+        assert (await (await runner.begin(prompt="still there")).finished()).output == {"text": "still there"}
+    finally:
+        await engine.stop()
+
+
+class RaisingRun(Run):
+    """Cannot take one kind of event."""
+
+    def __init__(self, engine: Engine, spec: RunSpec, prepared: Prepared, event: str) -> None:
+        def refuse(_: object) -> None:
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+        setattr(self, event, refuse)
+        super().__init__(engine, spec, prepared)
+
+
+async def test_of_a_long_history_only_what_may_fit_is_sent() -> None:
+    engine = ChildEngine("m", "engine_backends:Plain", "nowhere", {}, limits=Limits(slots=1))
+    await engine.start()
+    try:
+        turn = [{"role": "user", "content": "u" * 400}, {"role": "assistant", "content": "a" * 600}]
+        history = [{"role": "system", "content": "s"}, *turn * 5000]
+        prepared = await engine.prepare(Runner(engine).spec(history=history, messages=[]))
+        sent = prepared.prompt_tokens
+        assert sent % 2 == 1, "the system message, and whole turns"
+        assert 1000 * 5 < sent // 2 * 1000 <= 1000 * 32, "the window is 1,000 tokens"
+        assert prepared.dropped_turns == 5000 - sent // 2
+    finally:
+        await engine.stop()

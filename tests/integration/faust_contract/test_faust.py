@@ -1,4 +1,4 @@
-"""The Faust behaviours that the gate relies on, and the hazards that it exists for, on the pinned versions.
+"""What the worker relies on in its consumer group: Faust on librdkafka, on the pinned versions.
 
 When one of these fails after an upgrade, read docs/decisions on the commit gate before changing the test.
 """
@@ -6,200 +6,215 @@ When one of these fails after an upgrade, read docs/decisions on the commit gate
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Producer, TopicPartition
+from group import Group, Seen
 
-from penstock.processors.kafka.membership import Assignment, GroupSettings, Membership
+from odd_records import CODECS, OddProducer, write_odd_records
+from penstock.processors.kafka.fetch_buffer import BATCH_RECORDS
+from penstock.producers.reader import read_to_end
 from penstock.producers.settings import KafkaSettings
 from support import wait_until_async
 
-
-class Group:
-    """A topic of its own and members of a group of its own."""
-
-    def __init__(self, bootstrap: str, folder: Path, partitions: int = 1, topics: int = 1) -> None:
-        self.bootstrap = bootstrap
-        self.folder = folder
-        run = uuid.uuid4().hex[:8]
-        self.id = f"faust-{run}"
-        self.topics = [f"faust-{run}-{number}" for number in range(topics)]
-        self.admin = AdminClient({"bootstrap.servers": bootstrap})
-        for future in self.admin.create_topics([NewTopic(t, partitions, 1) for t in self.topics]).values():
-            future.result(20)
-
-    def produce(self, count: int, *, partition: int | None = 0, headers: Any = None, start: int = 0) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
-        for number in range(start, start + count):
-            place = {} if partition is None else {"partition": partition}
-            for topic in self.topics:
-                producer.produce(topic, str(number), key=str(number), headers=headers, **place)
-        assert producer.flush(20) == 0
-
-    def committed(self) -> dict[tuple[str, int], int]:
-        future = self.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(self.id)])[self.id]
-        return {(p.topic, p.partition): p.offset for p in future.result(10).topic_partitions if p.offset >= 0}
-
-    @asynccontextmanager
-    async def member(
-        self,
-        name: str,
-        on_event: Callable[[Any], None],
-        on_assigned: Callable[[Assignment], None] = lambda _: None,
-        **settings: Any,
-    ) -> AsyncIterator[Membership]:
-        member = Membership(
-            KafkaSettings(bootstrap_servers=self.bootstrap),
-            GroupSettings(
-                group_id=self.id,
-                client_id=name,
-                data_dir=self.folder / name,
-                session_timeout_s=6,
-                heartbeat_s=0.5,
-                commit_interval_s=0.1,
-                **settings,
-            ),
-            self.topics,
-            on_event=on_event,
-            on_assigned=on_assigned,
-        )
-        await member.start()
-        try:
-            await wait_until_async(lambda: member.joined, 30, f"{name} did not join")
-            yield member
-        finally:
-            await member.stop()
+Groups = Callable[..., Group]
 
 
-@pytest.fixture
-def group(kafka: Any, tmp_path: Path) -> Callable[..., Group]:
-    return lambda **options: Group(kafka.bootstrap_servers, tmp_path, **options)
-
-
-async def test_contiguous_acks_are_committed_and_the_unacked_head_is_not_passed(group: Callable[..., Group]) -> None:
-    one = group()
+async def test_the_start_offset_is_committed_before_any_record(group: Groups) -> None:
+    one, seen = group(), Seen()
     one.produce(20)
-    events: list[Any] = []
-    async with one.member("a", events.append):
-        await wait_until_async(lambda: len(events) == 20, 20)
-        tp = (one.topics[0], 0)
-        assert one.committed()[tp] == 0, "the start offset is committed before any work"
-        for event in events[:7]:
-            event.ack()
-        await wait_until_async(lambda: one.committed()[tp] == 7, 10, lambda: one.committed())
-        for event in events[7:]:
-            event.ack()
-        await wait_until_async(lambda: one.committed()[tp] == 20, 10, lambda: one.committed())
+    one.admin.delete_records([TopicPartition(*one.tp, 5)])[TopicPartition(*one.tp)].result(10)
+    committed_then: list[object] = []
+
+    def on_batch(batch: object) -> None:
+        committed_then.append(one.committed())
+        Seen.on_batch(seen, batch)  # type: ignore[arg-type]
+
+    seen.on_batch = on_batch  # type: ignore[method-assign]
+    async with one.member("a", seen):
+        await wait_until_async(lambda: len(seen.records) == 15, 20)
+    assert committed_then[0] == {one.tp: (5, "")}
+    assert seen.assignments[0].committed == {one.tp: (5, "")}
+    assert [record.offset for _, record in seen.records] == list(range(5, 20))
 
 
-async def test_hazard_acks_out_of_order_pass_unfinished_work(group: Callable[..., Group]) -> None:
-    """Why the gate acks from the head only: with offset 1 open, Faust commits past it (faust-streaming #606)."""
-    one = group()
-    one.produce(10)
-    events: list[Any] = []
-    async with one.member("a", events.append):
-        await wait_until_async(lambda: len(events) == 10, 20)
-        tp = (one.topics[0], 0)
-        events[0].ack()
-        await wait_until_async(lambda: one.committed()[tp] == 1, 10)
-        for event in events[2:]:
-            event.ack()
-        await asyncio.sleep(0.5)  # five commit intervals: long enough for the wrong commit to be seen
-        assert one.committed()[tp] == 10, "Faust keeps unfinished work now: the gate may be simplified"
+async def test_offsets_and_metadata_are_committed_and_never_lower(group: Groups) -> None:
+    one, seen = group(), Seen()
+    one.produce(20)
+    async with one.member("a", seen) as member:
+        assert await member.commit({one.tp: (7, "map")}) == {one.tp: True}
+        assert one.committed() == {one.tp: (7, "map")}
+        assert await member.commit({one.tp: (7, "other map")}) == {one.tp: True}
+        assert one.committed() == {one.tp: (7, "other map")}
+        assert await member.commit({one.tp: (6, "")}) == {one.tp: False}
+        assert await member.commit({(one.topics[0], 9): (6, "")}) == {(one.topics[0], 9): False}
+        assert one.committed() == {one.tp: (7, "other map")}
+        assert await member.commit({one.tp: (7, "")}) == {one.tp: True}
+        assert one.committed() == {one.tp: (7, "")}
+        assert await member.commit({one.tp: (8, "é" * 3500)}) == {one.tp: True}
+    again = Seen()
+    async with one.member("b", again):
+        assert again.assignments[0].committed == {one.tp: (8, "é" * 3500)}
+        await wait_until_async(lambda: len(again.records) == 12, 20)
+    assert again.batches[0].start == 8
 
 
-async def test_pausing_in_the_consumer_thread_delivers_everything(group: Callable[..., Group]) -> None:
-    one = group(partitions=2)
-    one.produce(1500, partition=0)
+async def test_metadata_that_is_too_large_does_not_hold_the_other_partitions(group: Groups) -> None:
+    one, seen = group(partitions=3), Seen()
+    first, second, third = one.partitions
+    async with one.member("a", seen) as member:
+        one.produce(5)
+        results = await member.commit({first: (0, "m" * 4095), second: (0, "m" * 4096), third: (0, "ok")})
+        assert results == {first: True, second: False, third: True}
+        assert await member.commit({second: (0, "short")}) == {second: True}
+    assert one.committed() == {first: (0, "m" * 4095), second: (0, "short"), third: (0, "ok")}
+
+
+async def test_commits_that_overtake_one_another_end_with_the_newest(group: Groups) -> None:
+    one, seen = group(partitions=2), Seen()
+    first, second = one.partitions
+    for partition in (0, 1):
+        one.produce(500, partition=partition)
+    async with one.member("a", seen) as member:
+        answers = [member.commit({first: (n, str(n)), second: (n // 2, "")}) for n in range(500)]
+        results = await asyncio.gather(*answers)
+        assert all(result == {first: True, second: True} for result in results)
+        assert one.committed() == {first: (499, "499"), second: (249, "")}
+
+
+async def test_held_partitions_hand_over_nothing_and_lose_nothing(group: Groups) -> None:
+    one, seen = group(partitions=2), Seen()
+    one.produce(15_000, partition=0, size=300)
     one.produce(500, partition=1)
-    seen: list[tuple[int, int]] = []
-
-    def on_event(event: Any) -> None:
-        seen.append((event.message.partition, event.message.offset))
-        event.ack()
-
-    async with one.member("a", on_event, poll_records=8) as member:
-        both = frozenset((one.topics[0], n) for n in (0, 1))
-        for _ in range(5):
-            await wait_until_async(lambda: len(seen) > 0, 20)
-            member.pause(both)
-            before = len(seen)
-            await asyncio.sleep(0.15)
-            at_rest = len(seen)
-            await asyncio.sleep(0.15)
-            assert len(seen) == at_rest, "a paused partition goes on delivering"
-            assert at_rest >= before
-            member.pause(frozenset())
-        await wait_until_async(lambda: len(seen) == 2000, 60, lambda: len(seen))
-        await wait_until_async(lambda: sum(one.committed().values()) == 2000, 30, one.committed)
-    assert sorted(seen) == [(0, n) for n in range(1500)] + [(1, n) for n in range(500)]
+    first, second = one.partitions
+    async with one.member("a", seen) as member:
+        for _ in range(8):
+            await wait_until_async(lambda: len(seen.records) > 0, 20)
+            member.hold(frozenset([first]))
+            before = len([tp for tp, _ in seen.records if tp == first])
+            one.produce(1, partition=1)
+            arrived = len(seen.records)
+            await wait_until_async(lambda n=arrived: any(tp == second for tp, _ in seen.records[n:]), 20)
+            assert len([tp for tp, _ in seen.records if tp == first]) == before
+            member.hold(frozenset([first, second]))
+            at_rest = len(seen.records)
+            await asyncio.sleep(0.1)
+            assert len(seen.records) == at_rest, "a held partition goes on delivering"
+            member.hold(frozenset())
+            await asyncio.sleep(0.02)
+        await wait_until_async(lambda: len(seen.records) == 15_508, 60, lambda: len(seen.records))
+    assert sorted(seen.places()) == [(*first, n) for n in range(15_000)] + [(*second, n) for n in range(508)]
 
 
-async def test_headers_keys_and_times_come_through(group: Callable[..., Group]) -> None:
-    one = group()
-    one.produce(1, headers=[("a", b"1"), ("a", b"2"), ("b", b"\x00\xff")])
-    events: list[Any] = []
-    async with one.member("a", events.append):
-        await wait_until_async(lambda: events, 20)
-    message = events[0].message
-    assert list(message.headers) == [("a", b"1"), ("a", b"2"), ("b", b"\x00\xff")]
-    assert message.key == b"0"
-    assert message.value == b"0"
-    assert round(message.timestamp * 1000) > 1_600_000_000_000
+async def test_a_hold_outlives_a_rebalance(group: Groups) -> None:
+    one, seen, other = group(partitions=2), Seen(), Seen()
+    async with one.member("a", seen) as member:
+        member.hold(frozenset(one.partitions))
+        async with one.member("b", other):
+            await wait_until_async(lambda: len(member.partitions) == 1, 20)
+        await wait_until_async(lambda: len(member.partitions) == 2 and member.joined, 20)
+        for partition in (0, 1):
+            one.produce(5, partition=partition)
+        await asyncio.sleep(0.5)
+        assert seen.records == []
+        member.hold(frozenset())
+        await wait_until_async(lambda: len(seen.records) == 10, 20)
 
 
-async def test_a_null_value_is_delivered(group: Callable[..., Group]) -> None:
-    one = group()
+async def test_only_a_few_batches_are_handed_over_before_they_are_taken(group: Groups) -> None:
+    one, seen = group(), Seen(take=False)
+    one.produce(BATCH_RECORDS * 10)
+    async with one.member("a", seen):
+        await wait_until_async(lambda: seen.batches, 20)
+        await asyncio.sleep(0.3)
+        assert len(seen.batches) <= 3
+        taken = 0
+        while len(seen.records) < BATCH_RECORDS * 10:
+            seen.batches[taken].taken()
+            taken += 1
+            await wait_until_async(lambda n=taken: len(seen.batches) > n, 20)
+
+
+async def test_more_urgent_topics_pass_what_was_fetched(group: Groups) -> None:
+    one, seen = group(topics=2), Seen(take=False)
+    low, high = one.topics
+    one.produce(20_000, size=300)
+    async with one.member("a", seen, urgency=[high, low].index):
+        await wait_until_async(lambda: seen.batches, 20)
+        await asyncio.sleep(0.3)  # the buffer fills
+        one.produce(1, topic=1)
+        await asyncio.sleep(0.3)
+        handed = len(seen.batches)
+        for batch in seen.batches:
+            batch.taken()
+        seen.take = True
+        await wait_until_async(lambda: any(batch.topic == high for batch in seen.batches), 20)
+        place = next(n for n, batch in enumerate(seen.batches) if batch.topic == high)
+        assert place <= handed + 2
+        await wait_until_async(lambda: len(seen.records) == 20_001, 30)
+
+
+async def test_headers_keys_times_and_nulls_come_through(group: Groups) -> None:
+    one, seen = group(), Seen()
     producer = Producer({"bootstrap.servers": one.bootstrap})
-    producer.produce(one.topics[0], None, key=b"k", partition=0)
+    producer.produce(one.topics[0], b"v", key=b"k", headers=[("a", b"1"), ("a", None)], timestamp=1_700_000_000_000)
+    producer.produce(one.topics[0], None)
     producer.flush(10)
-    events: list[Any] = []
-    async with one.member("a", events.append):
-        await wait_until_async(lambda: events, 20)
-    assert events[0].message.value is None
+    with OddProducer(one.bootstrap) as odd:
+        odd.send(one.topics[0], b"odd", headers=[(b"\xff", b"1")])
+    async with one.member("a", seen):
+        await wait_until_async(lambda: len(seen.records) == 3, 20)
+    first, second, third = (record for _, record in seen.records)
+    assert tuple(first) == (0, 1_700_000_000_000, b"k", b"v", (("a", b"1"), ("a", None)), True)
+    assert (second.key, second.value, second.headers, second.headers_readable) == (None, None, (), True)
+    assert (third.value, third.headers, third.headers_readable) == (b"odd", (), False)
 
 
-async def test_equal_topics_are_partitioned_together_and_generations_count_up(group: Callable[..., Group]) -> None:
-    """One worker owns partition k of every topic, also with three members on four partitions."""
-    one = group(partitions=4, topics=3)
-    assigned: dict[str, list[Assignment]] = {"a": [], "b": [], "c": []}
-    async with (
-        one.member("a", lambda e: e.ack(), assigned["a"].append),
-        one.member("b", lambda e: e.ack(), assigned["b"].append),
-        one.member("c", lambda e: e.ack(), assigned["c"].append),
-    ):
-
-        def settled() -> bool:
-            latest = [found[-1] for found in assigned.values() if found]
-            return len({a.generation for a in latest}) == 1 and sum(len(a.partitions) for a in latest) == 12
-
-        await wait_until_async(settled, 30, lambda: assigned)
-        for found in assigned.values():
-            numbers = {number for _, number in found[-1].partitions}
-            assert found[-1].partitions == {(topic, number) for topic in one.topics for number in numbers}
-        generations = [a.generation for a in assigned["a"]]
-        assert generations == list(range(generations[0], generations[0] + len(generations)))
-        assert not any(a.fenced for found in assigned.values() for a in found)
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_records_of_every_codec_come_as_every_reader_sees_them(group: Groups, seed: int) -> None:
+    assert len(CODECS) == 5
+    one, seen = group(partitions=2), Seen()
+    async with one.member("a", seen):
+        await asyncio.to_thread(write_odd_records, one.bootstrap, one.partitions, 500, seed)
+        await wait_until_async(lambda: len(seen.records) == 1000, 60, lambda: len(seen.records))
+    wanted = read_to_end(KafkaSettings(bootstrap_servers=one.bootstrap), one.topics[0])
+    found = {
+        (tp[1], r.offset): (r.timestamp_ms, r.key, r.value, r.headers, r.headers_readable) for tp, r in seen.records
+    }
+    assert found == {
+        (m.partition, m.offset): (m.timestamp_ms, m.key, m.value, m.headers, m.headers_readable) for m in wanted
+    }
 
 
-async def test_unacked_work_is_redelivered_after_a_rebalance(group: Callable[..., Group]) -> None:
-    """The gate suppresses these; were they not redelivered, it would not have to."""
-    one = group()
+async def test_markers_of_transactions_are_covered_and_no_lag(group: Groups) -> None:
+    one, seen = group(), Seen()
+    producer = Producer({"bootstrap.servers": one.bootstrap, "transactional.id": one.id})
+    producer.init_transactions(20)
+    async with one.member("a", seen) as member:
+        for number in range(6):
+            producer.begin_transaction()
+            producer.produce(one.topics[0], b"left" if number % 2 else b"kept", partition=0)
+            producer.flush(10)
+            await asyncio.to_thread(producer.abort_transaction if number % 2 else producer.commit_transaction, 20)
+        await wait_until_async(lambda: seen.ends[one.tp] == 12, 20, lambda: seen.ends)
+        assert seen.values() == [b"kept"] * 3
+        assert await member.commit({one.tp: (12, "")}) == {one.tp: True}
+        progress = (await member.progress())[one.tp]
+        assert progress.position == 12
+        assert progress.highwater in (0, 12)  # asked at most every few seconds
+
+
+async def test_what_retention_took_before_it_was_read_is_covered(group: Groups) -> None:
+    one, seen = group(), Seen()
     one.produce(10)
-    first: list[Any] = []
-    second: list[Any] = []
-    async with one.member("a", first.append):
-        await wait_until_async(lambda: len(first) == 10, 20)
-        for event in first[:3]:
-            event.ack()
-        await wait_until_async(lambda: one.committed()[(one.topics[0], 0)] == 3, 10)
-        async with one.member("b", second.append):
-            await wait_until_async(lambda: len(first) + len(second) == 17, 30, lambda: (len(first), len(second)))
-    again = first[10:] or second
-    assert [event.message.offset for event in again] == list(range(3, 10))
+    async with one.member("a", seen):
+        await wait_until_async(lambda: len(seen.records) == 10, 20)
+        await seen.commit_all()
+    one.produce(10, start=10)
+    one.admin.delete_records([TopicPartition(*one.tp, 15)])[TopicPartition(*one.tp)].result(10)
+    again = Seen()
+    async with one.member("b", again):
+        await wait_until_async(lambda: len(again.records) == 5, 20)
+    assert again.batches[0].start == 10
+    assert [record.offset for _, record in again.records] == list(range(15, 20))

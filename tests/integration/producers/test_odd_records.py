@@ -146,5 +146,5 @@ async def test_a_queue_hands_on_more_urgent_topics_first(settings: KafkaSettings
     got: list[tuple[str, int]] = []
     while len(got) < 10:
         got += [(message.topic, message.offset) for message in await queue.get()]
-    assert got == [(names.result, n) for n in range(4)] + [(t, n) for t in (names.status, names.control) for n in range(3)]
-
+    rest = [(topic, n) for topic in (names.status, names.control) for n in range(3)]
+    assert got == [(names.result, n) for n in range(4)] + rest

@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.schemas.codec import SCHEMA_IDS, default_codec, schema_text
+from avro_values import records_of
+from penstock.schemas.codec import SCHEMA_IDS, default_codec
 from penstock.schemas.errors import BadAvro, DecodeError, UnknownSchema, WrongMagic
 from penstock.schemas.records import RECORDS, Record
 
 CODEC = default_codec()
-PLAIN: dict[str, st.SearchStrategy[Any]] = {
-    "null": st.none(),
-    "boolean": st.booleans(),
-    "int": st.integers(-(2**31), 2**31 - 1),
-    "long": st.integers(-(2**63), 2**63 - 1),
-    "float": st.floats(width=32, allow_nan=False),
-    "double": st.floats(allow_nan=False),
-    "string": st.text(max_size=12),
-    "bytes": st.binary(max_size=12),
-}
-
-
-def values_of(schema: Any, named: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Whatever fits an Avro schema."""
-    if isinstance(schema, list):
-        return st.one_of([values_of(branch, named) for branch in schema])
-    if isinstance(schema, str):
-        if schema in PLAIN:
-            return PLAIN[schema]
-        found = named[schema.rsplit(".", 1)[-1]]
-        return st.deferred(lambda: values_of(found, named))
-    kind = schema["type"]
-    if kind in ("record", "enum"):
-        named[schema["name"].rsplit(".", 1)[-1]] = schema
-    if kind == "record":
-        return st.fixed_dictionaries({f["name"]: values_of(f["type"], named) for f in schema["fields"]})
-    if kind == "enum":
-        return st.sampled_from(schema["symbols"])
-    if kind == "array":
-        return st.lists(values_of(schema["items"], named), max_size=2)
-    if kind == "map":
-        return st.dictionaries(st.text(max_size=4), values_of(schema["values"], named), max_size=2)
-    return values_of(kind, named)
-
-
-def records_of(kind: type[Record]) -> st.SearchStrategy[Record]:
-    return values_of(json.loads(schema_text(kind.__name__)), {}).map(kind.from_dict)
-
-
 STRATEGIES = {kind: records_of(kind) for kind in RECORDS}
 ANY_RECORD = st.one_of(list(STRATEGIES.values()))
 

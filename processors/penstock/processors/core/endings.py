@@ -190,10 +190,17 @@ class Endings(Board):
         work.holds_line = False
 
     def _hold_line(self, work: Work, now: float) -> None:
-        """Out of the scheduler, but its conversation waits for it: its next attempt runs in place."""
-        if work in self.scheduler:
+        """Out of the scheduler, but its conversation waits for it: its next attempt runs in place.
+
+        A turn of another class may be under way: then it holds nothing, and is queued anew behind that one.
+        """
+        if work.stage not in IN_SCHEDULER:
+            return
+        if self.scheduler.eligible(work):
             self.scheduler.start(work, now)
             work.holds_line = work.line is not None
+        else:
+            self._unqueue(work)
 
     def _give_back(self, work: Work) -> None:
         if work.lane:

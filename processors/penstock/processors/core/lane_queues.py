@@ -72,6 +72,9 @@ class ByTime(Generic[ItemT]):
         self._places = places  # all that are queued, by ticket
         self._heap: list[tuple[float, int]] = []
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def add(self, time: float, place: Place[ItemT], queued_at_most: int) -> None:
         """`queued_at_most`: no more than so many of those within are queued still."""
         if len(self._heap) > 2 * queued_at_most + 64:

@@ -35,7 +35,6 @@ class Loads(Runs):
     def lane_down(self, name: str, now: float) -> None:
         """The lane's engine died, or was unloaded. What ran on it runs again; who killed it is found by halves."""
         lane = self.lane(name)
-        # Whatever it had in hand may have killed it, a prompt that was being counted too.
         victims = [work for work in lane.holders if work.stage is Stage.RUNNING]
         victims += [work for work in lane.ahead if work.stage is Stage.PREPARING]
         lane.down(now, with_work=bool(victims))

@@ -50,11 +50,6 @@ class Scheduler(Generic[ItemT]):
         place = self._places.get(item.ticket)
         return place if place is not None and place.item is item else None
 
-    def eligible(self, item: ItemT) -> bool:
-        """Whether it is queued and no turn of its conversation stands before it."""
-        place = self._place(item)
-        return place is not None and place.entry is not None
-
     # -- changes
 
     def add(self, item: ItemT) -> None:
@@ -251,9 +246,23 @@ class Scheduler(Generic[ItemT]):
         """Queued items whose deadline has passed; they stay until `remove`."""
         return [place.item for place in self._by_deadline.up_to(now)]
 
+    def eligible(self, item: ItemT) -> bool:
+        """Whether it is queued and no other turn of its conversation stands before it."""
+        place = self._place(item)
+        return place is not None and place.entry is not None
+
     def lanes(self) -> list[str]:
         """Lanes that have eligible items."""
         return [name for name, lane in self._lanes.items() if lane.strict() is not None]
+
+    def open_lines(self) -> int:
+        """Lines that have an item queued or started."""
+        return len(self._lines)
+
+    def kept(self) -> int:
+        """Entries of all times, those of items that have left too: how much is kept for what is not queued."""
+        times = (*self._by_arrival.values(), self._by_deadline)
+        return sum(map(len, times)) + sum(len(one) for lane in self._lanes.values() for one in lane.arrivals.values())
 
     def depths(self) -> dict[str, int]:
         """Queued items by class, those behind their line included."""

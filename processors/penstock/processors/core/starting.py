@@ -128,7 +128,7 @@ class Starter:
         return self._among_suspects(lane, now)
 
     def _alone(self, lane: Lane, work: Work, now: float) -> Work | None:
-        if work.lane != lane.name or work.stage not in IN_SCHEDULER:
+        if not self._eligible(lane, work):
             return None
         ready = self._step(lane, work, _Room(1, MANY), now, may_prepare=True)
         return work if ready and self.on_lanes == 0 and self._room(lane).fits(_need(work)) else None
@@ -146,17 +146,18 @@ class Starter:
         others = any(holder.group is not group for holder in lane.holders)
         room = self._room(lane)
         for work in sorted(group.members, key=lambda member: member.seq):
-            # A turn whose conversation is taken by another one waits for that, and nobody waits for it.
-            eligible = work.stage in IN_SCHEDULER and self._scheduler.eligible(work)
-            if eligible and self._step(lane, work, room, now, may_prepare=True) and not others:
+            if self._eligible(lane, work) and self._step(lane, work, room, now, may_prepare=True) and not others:
                 return work
         return None
 
     def _still_exclusive(self, lane: Lane) -> bool:
         group = lane.exclusive
         return group is not None and any(
-            work in lane.holders or (work.lane == lane.name and self._scheduler.eligible(work)) for work in group.members
+            work in lane.holders or self._eligible(lane, work) for work in group.members
         )
+
+    def _eligible(self, lane: Lane, work: Work) -> bool:
+        return work.stage in IN_SCHEDULER and work.lane == lane.name and self._scheduler.eligible(work)
 
     # -- one candidate
 

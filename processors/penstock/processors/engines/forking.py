@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 from collections.abc import Callable
 from functools import cache
 from multiprocessing import forkserver
@@ -31,16 +32,19 @@ class _ForkServer:
         self._imported_pid: int | None = None
         """The fork server that has answered, and so is not importing any more."""
 
-    async def start_process(self, target: Callable[..., None], arguments: tuple[Any, ...], name: str) -> Any:
-        """A running multiprocessing.Process. Raises OSError, EOFError when no fork server comes up.
+    async def start_process(
+        self, target: Callable[..., None], sock: socket.socket, arguments: tuple[Any, ...], name: str
+    ) -> Any:
+        """A running multiprocessing.Process with this socket, which it takes over, as its first argument.
 
-        When the caller is cancelled, a process that starts all the same is killed.
+        When the caller is cancelled, a process that starts all the same is killed. Raises OSError, EOFError when no
+        fork server comes up.
         """
         wanted = [True]
         token = object()
         self._waiting.add(token)
         try:
-            return await in_daemon_thread(self._start, target, arguments, name, wanted)
+            return await in_daemon_thread(self._start, target, sock, arguments, name, wanted)
         except asyncio.CancelledError:
             wanted[0] = False
             self._waiting.discard(token)
@@ -49,10 +53,24 @@ class _ForkServer:
         finally:
             self._waiting.discard(token)
 
-    def _start(self, target: Callable[..., None], arguments: tuple[Any, ...], name: str, wanted: list[bool]) -> Any:
-        # A daemon is terminated when this interpreter ends, should nobody have stopped it before.
-        process: Any = _context().Process(target=target, args=arguments, name=name, daemon=True)
-        process.start()
+    def _start(
+        self,
+        target: Callable[..., None],
+        sock: socket.socket,
+        arguments: tuple[Any, ...],
+        name: str,
+        wanted: list[bool],
+    ) -> Any:
+        # The socket is closed here, not by a caller who was cancelled: its number may be another file's by then.
+        with sock:
+            _context()
+            forkserver.ensure_running()
+            if not wanted[0]:  # cancelled before there was a fork server to kill
+                self._kill_unless_wanted()
+                return None
+            # A daemon is terminated when this interpreter ends, should nobody have stopped it before.
+            process: Any = _context().Process(target=target, args=(sock, *arguments), name=name, daemon=True)
+            process.start()
         self._imported_pid = _server_pid()
         if not wanted[0]:
             process.kill()

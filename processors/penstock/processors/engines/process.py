@@ -41,12 +41,10 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         try:
             # The first start imports torch in the fork server: seconds.
-            self._process = await start_process(child.main, (theirs, backend, source, options), f"engine-{self._name}")
+            self._process = await start_process(child.main, theirs, (backend, source, options), f"engine-{self._name}")
         except BaseException:
             ours.close()
             raise
-        finally:
-            theirs.close()
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._exited)
         try:
             self._channel = await Channel.open(ours, self._on_events, self._channel_lost)

@@ -6,19 +6,17 @@ ids, temperature, top_k, lengths against the cache. Stop strings are matched on 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import queue
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import TemplateError
 
 from penstock.processors.core.context import build_context
-from penstock.processors.core.stops import StopMatcher
 from penstock.processors.engines.backend import Emit, leave
-from penstock.processors.engines.base import EngineInfo, Finished, Message, Prepared, RunFailed, RunSpec
+from penstock.processors.engines.base import EngineInfo, Message, Prepared, RunFailed, RunSpec
 from penstock.processors.engines.detokenise import Detokeniser
 from penstock.processors.engines.loading import (
     block_size,
@@ -29,12 +27,19 @@ from penstock.processors.engines.loading import (
     measured_memory,
 )
 from penstock.processors.engines.sampling import GREEDY, Sampling, sampling_of
+from penstock.processors.engines.text_run import TextRun
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
+
+if TYPE_CHECKING:
+    from penstock.processors.engines.batching import BatchingLoop
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 512
 WARM_UP_S = 120
+LOOK_EVERY_S = 0.008
+"""Tokens that come faster are taken together: the worker gathers them for longer anyway. A run's first goes at once
+when the model was idle, else within this time."""
 
 
 class TextBackend:
@@ -46,9 +51,12 @@ class TextBackend:
         self._emit = emit
         self._block = block_size(options)
         self._cache_tokens = cache_tokens(options)
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, TextRun] = {}
+        self._loop = asyncio.get_running_loop()
+        self._will_look = False
+        self._next_look: asyncio.TimerHandle | None = None
         self._model: Any = None
-        self._manager: Any = None
+        self._batching: BatchingLoop
         self._tokenizer: Any = None
         self._decode: Callable[[Sequence[int]], str] = lambda ids: ""
         self._context_free = False
@@ -85,54 +93,35 @@ class TextBackend:
         self._window = min(longest, self._cache_tokens - self._block, int(self._options.get("window", 1 << 30)))
         if self._window < 2:
             raise InvalidRequest(f"a cache of {self._cache_tokens} tokens is too small for any prompt")
-        self._start_manager()
+        self._batching = self._start_batching()
         self._warm_up()
+        self._batching.on_news = self._on_news
         return EngineInfo(context_window=self._window, max_output_tokens=self._window - 1, device=device)
 
-    def _start_manager(self) -> None:
-        from transformers import ContinuousBatchingConfig, GenerationConfig
+    def _start_batching(self) -> BatchingLoop:
+        from penstock.processors.engines.batching import start_loop
 
         for name in ("ContinuousBatchingLogger", "transformers"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        # Base values other than the defaults make the per-request processors exist at all.
-        base = GenerationConfig(
-            do_sample=True,
-            temperature=0.9,
-            top_k=50,
-            top_p=0.95,
+        pad_id = self._tokenizer.pad_token_id
+        return start_loop(
+            self._model,
+            end_ids=self._end_ids(),
+            pad_id=0 if pad_id is None else int(pad_id),
             max_new_tokens=DEFAULT_MAX_TOKENS,
-            eos_token_id=self._end_ids(),
-            pad_token_id=self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else 0,
-        )
-        on_cpu = device_name(self._options) == "cpu"
-        config = ContinuousBatchingConfig(
+            on_cpu=device_name(self._options) == "cpu",
             block_size=self._block,
             num_blocks=self._cache_tokens // self._block,
             max_batch_tokens=int(self._options.get("max_batch_tokens", 512)),
             max_requests_per_batch=int(self._options.get("slots", 64)),
-            per_request_processors=True,
-            use_cuda_graph=False if on_cpu else None,
-            use_async_batching=False if on_cpu else None,
-            # Admission has reserved a run's whole length before it comes here: no prompt need wait for a margin.
-            safety_margin=0.0,
         )
-        self._manager = self._model.init_continuous_batching(generation_config=base, continuous_batching_config=config)
-        self._manager.start()
 
     def _warm_up(self) -> None:
         """One token, so that "ready" means that the loop really runs. Raises EngineFailed with the loop's error."""
-        self._add("warm-up", [self._first_id()], 1, GREEDY, streaming=False)
-        give_up = time.monotonic() + WARM_UP_S
-        while time.monotonic() < give_up:
-            result = self._manager.get_result(timeout=0.5)
-            if result is not None and result.is_finished() and result.error is None:
-                # Every run has a handler from here on; what a cancelled one still delivers must not pile up.
-                self._manager.output_router.output_queue = _Nowhere()
-                return
-            if result is not None or not self._manager.is_running():
-                break
-        reason = self._manager.background_thread_status.fatal_error
-        raise EngineFailed(f"the batching loop does not run: {reason!r}"[:500])
+        self._batching.add("warm-up", [self._first_id()], 1, GREEDY, self._end_ids())
+        output = self._batching.wait_for_output(WARM_UP_S)
+        if output is None or output.error is not None:
+            raise EngineFailed(f"the batching loop does not run: {self._batching.reason}"[:500])
 
     # -- preparing
 
@@ -213,26 +202,10 @@ class TextBackend:
 
     def run(self, spec: RunSpec, prompt: tuple[list[int], int]) -> None:
         ids, new_tokens = prompt
-        self.check()
-        run = _Run(self, spec, len(ids))
-        self._runs[spec.run_id] = run
-        self._manager.register_result_handler(spec.run_id, run.on_output)
-        if not self._add(spec.run_id, ids, new_tokens, self._sampling(spec.params), streaming=run.wants_steps):
+        detokeniser = Detokeniser(self._decode, context_free=self._context_free)
+        self._runs[spec.run_id] = TextRun(spec, len(ids), detokeniser, self._eos.__contains__, self._emit)
+        if not self._batching.add(spec.run_id, ids, new_tokens, self._sampling(spec.params), self._end_ids()):
             self._loop_died()
-
-    def _add(self, run_id: str, ids: list[int], new_tokens: int, sampling: Sampling, *, streaming: bool) -> bool:
-        """Whether the loop took it; it takes nothing once it has died."""
-        added = self._manager.add_request(
-            ids,
-            request_id=run_id,
-            max_new_tokens=new_tokens,
-            streaming=streaming,
-            eos_token_id=self._end_ids(),
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-        )
-        return added is not None
 
     def _end_ids(self) -> list[int]:
         return sorted(self._eos) or [-1]
@@ -241,136 +214,83 @@ class TextBackend:
         defaults = {name: self._options[name] for name in ("temperature", "top_p", "top_k") if name in self._options}
         return sampling_of({**defaults, **params}, vocabulary=self._vocabulary)
 
-    def check(self) -> None:
-        """Notice a batching loop that ended, even one that ended without failing its runs."""
-        if not self._manager.is_running():
-            self._loop_died()
-
-    def _loop_died(self) -> None:
-        """The batching loop is gone: all its runs fail (and run again), and it is started anew."""
-        reason = self._manager.background_thread_status.fatal_error
-        logger.error("engine.batching_loop_died runs=%d error=%r", len(self._runs), reason)
-        if device_name(self._options) != "cpu":
-            leave(1)  # after an error on a card its memory and context are not to be trusted: a new process
-        for run in list(self._runs.values()):
-            run.fail(EngineFailed("the batching loop died"))
-        self._manager.stop(block=True, timeout=5)
-        self._manager.destroy()
-        self._start_manager()
-        self._manager.output_router.output_queue = _Nowhere()
-
     def cancel(self, run_id: str) -> None:
         if self._runs.pop(run_id, None) is not None:
-            self.let_go(run_id)
+            self._batching.cancel_request(run_id)
 
-    def let_go(self, run_id: str) -> None:
-        """Stop a run in the manager. It delivers nothing for a cancelled one, so its handler is removed here."""
-        self._manager.cancel_request(run_id)
-        with self._manager.output_router._lock:
-            self._manager.output_router.result_handlers.pop(run_id, None)
+    def check(self) -> None:
+        """Notice a batching loop that ended, even one that ended without failing its runs."""
+        if self._batching.dead:
+            self._loop_died()
+
+    def _loop_died(self) -> NoReturn:
+        """The batching loop is gone with all its runs. So is the process: it is its death that the worker acts upon."""
+        logger.error("engine.batching_loop_died runs=%d error=%s", len(self._runs), self._batching.reason)
+        leave(1)
 
     def progress(self) -> int | None:
-        return self._manager.current_batch if self._runs else None
+        return self._batching.turns
 
     def measured_memory(self) -> int:
         return measured_memory(device_name(self._options))
 
-    # -- what runs use
+    # -- tokens: the computing thread says that there are new ones, the event loop fetches them
 
-    def emit(self, event: tuple[Any, ...]) -> None:
-        self._emit(event)
+    def _on_news(self) -> None:
+        """In the computing thread, after each step."""
+        if not self._will_look:
+            self._will_look = True
+            self._loop.call_soon_threadsafe(self._look)
 
-    def ended(self, run_id: str) -> bool:
-        """Whether the run was known and is forgotten now."""
-        return self._runs.pop(run_id, None) is not None
+    def _look(self) -> None:
+        """Take what is new. When there was something, look again a little later rather than after each step."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
+        self._will_look = False  # before looking: what comes from here on is either seen now or told anew
+        if self._take_outputs() + self._take_tokens():
+            self._will_look = True
+            self._next_look = self._loop.call_later(LOOK_EVERY_S, self._look)
 
-    def detokeniser(self) -> Detokeniser:
-        return Detokeniser(self._decode, context_free=self._context_free)
+    def _take_outputs(self) -> int:
+        outputs = self._batching.take_outputs()
+        for output in outputs:
+            if output.error is not None:
+                if self._batching.dead:
+                    self._loop_died()
+                # Requests are validated before: what fails here is the engine's fault.
+                self._fail(output.request_id, EngineFailed(f"the engine failed: {output.error}"[:300]))
+            elif (run := self._runs.get(output.request_id)) is not None:
+                self._advance(run, output.generated_tokens, final=True)
+        return len(outputs)
 
-    def is_end(self, token: int) -> bool:
-        return token in self._eos
+    def _take_tokens(self) -> int:
+        news = 0
+        for run in list(self._runs.values()):
+            if run.wants_steps:
+                ids = self._batching.generated(run.run_id)
+                if ids is not None and (count := len(ids)) > run.seen:
+                    news += 1
+                    self._advance(run, ids[:count], final=False)
+        return news
 
-
-class _Run:
-    """One run's stream: cumulative tokens in, text deltas out."""
-
-    def __init__(self, backend: TextBackend, spec: RunSpec, prompt_tokens: int) -> None:
-        self._backend = backend
-        self._spec = spec
-        self._prompt_tokens = prompt_tokens
-        self._matcher = StopMatcher(spec.params.get("stop") or ())
-        self._detokeniser = backend.detokeniser()
-        self._text: list[str] = []
-        self._ids: list[int] = []
-        self._told = 0
-
-    @property
-    def wants_steps(self) -> bool:
-        """Whether each token must be looked at; else the whole comes at the end, for less work."""
-        return self._spec.stream or bool(self._spec.params.get("stop"))
-
-    def on_output(self, output: Any) -> None:
-        """Called on the loop for each step, with all tokens so far."""
+    def _advance(self, run: TextRun, ids: list[int], *, final: bool) -> None:
         try:
-            self._take(output)
+            run.take(ids, final=final)
+            if final or run.stopped:
+                del self._runs[run.run_id]
+                if not final:
+                    self._batching.cancel_request(run.run_id)
+                run.finish()
         except Exception as error:  # in a callback nobody hears it
             logger.exception("engine.output_failed")
-            self._backend.let_go(self._spec.run_id)
-            self.fail(EngineFailed(f"{type(error).__name__} while the output was read"))
+            self._runs[run.run_id] = run
+            self._batching.cancel_request(run.run_id)
+            self._fail(run.run_id, EngineFailed(f"{type(error).__name__} while the output was read"))
 
-    def _take(self, output: Any) -> None:
-        run_id = self._spec.run_id
-        if output.error is not None:
-            # Requests are validated before: what fails here is the engine, mostly its whole loop.
-            self.fail(EngineFailed(f"the engine failed: {output.error}"[:300]))
-            return
-        finished = output.is_finished()
-        if len(output.generated_tokens) > len(self._ids) or finished:
-            self._ids = output.generated_tokens
-            text = self._matcher.feed(self._detokeniser.feed(self._ids, final=finished))
-            if finished and not self._matcher.stopped:
-                text += self._matcher.flush()
-            self._tell(text)
-        if self._matcher.stopped and not finished:
-            self._backend.let_go(run_id)
-        if (finished or self._matcher.stopped) and self._backend.ended(run_id):
-            self._backend.emit(("finished", self._finished()))
-
-    def _tell(self, text: str) -> None:
-        if not text:
-            return
-        self._text.append(text)
-        if self._spec.stream:
-            self._backend.emit(("delta", self._spec.run_id, text, self._ids[self._told :], self._told))
-        self._told = len(self._ids)
-
-    def _finished(self) -> Finished:
-        made = len(self._ids)
-        at_end = self._matcher.stopped or (made > 0 and self._backend.is_end(self._ids[-1]))
-        return Finished(
-            run_id=self._spec.run_id,
-            output={"text": "".join(self._text)},
-            finish_reason="stop" if at_end else "length",
-            usage={
-                "prompt_tokens": self._prompt_tokens,
-                "completion_tokens": made,
-                "total_tokens": self._prompt_tokens + made,
-            },
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=made,
-        )
-
-    def fail(self, error: EngineFailed) -> None:
-        if self._backend.ended(self._spec.run_id):
-            failed = RunFailed(run_id=self._spec.run_id, error=error, retryable_here=True)
-            self._backend.emit(("failed", failed))
-
-
-class _Nowhere(queue.SimpleQueue[Any]):
-    """The manager's queue for results without a handler: nobody reads it, so nothing stays in it."""
-
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        pass
+    def _fail(self, run_id: str, error: EngineFailed) -> None:
+        if self._runs.pop(run_id, None) is not None:
+            self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=True)))
 
 
 def _folder_and_file(path: Path) -> tuple[str, dict[str, Any]]:

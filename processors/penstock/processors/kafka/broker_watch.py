@@ -25,6 +25,9 @@ PROBE_S = 1.0
 PAUSE_S = 0.1
 """Between two probes, so that a partition without a leader beside a Kafka that answers costs little."""
 
+NEW_CLIENT_AFTER = 3
+"""Probes without an answer before a new client is made."""
+
 Probe = Callable[[float], bool]
 """Ask Kafka, blocking for at most so many seconds: whether it answered."""
 
@@ -108,16 +111,22 @@ class BrokerWatch:
 
 def metadata_probe(settings: KafkaSettings) -> Probe:
     """Asks for the metadata of one topic, with a client of its own that connects again sooner than the others."""
-    client: list[AdminClient] = []
+    config = settings.librdkafka() | {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200}
+    del config["allow.auto.create.topics"]  # a consumer's property
+    client: AdminClient | None = None
+    failures = 0
 
     def probe(timeout_s: float) -> bool:
-        if not client:
-            config = settings.librdkafka() | {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200}
-            del config["allow.auto.create.topics"]  # a consumer's property
-            client.append(AdminClient(config, logger=client_logger))
+        nonlocal client, failures
+        if client is None:
+            client = AdminClient(config, logger=client_logger)
         try:
-            return bool(client[0].list_topics(settings.names.control, timeout=timeout_s).brokers)
+            there = bool(client.list_topics(settings.names.control, timeout=timeout_s).brokers)
         except KafkaException:
-            return False
+            there = False
+        failures = 0 if there else failures + 1
+        if failures and failures % NEW_CLIENT_AFTER == 0:
+            client = None  # one that lost its broker can stay without any connection for a minute and more
+        return there
 
     return probe

@@ -1,18 +1,24 @@
 """What the worker says on Kafka: results, statuses and dead letters, each acknowledged by the broker or tried again.
 
-Callbacks run on the event loop. A record that the broker will never take (too large) becomes a small failed event; a
-broker that is away only delays: the record stays here, in order, until it is taken.
+All runs on the event loop. A record that the broker will never take (too large) becomes a small failed event; a broker
+that is away only delays: the record stays here, in order, until it is taken.
+
+While nothing is under way a record leaves at once. While something is, records gather for a moment and leave together:
+a producer that sends each by itself costs several times as much (Nagle's rule). Dead letters have a window of their
+own, so that a flood of poison delays nothing else.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
+from penstock.producers.kafka_errors import too_large
 from penstock.producers.transport import Delivery
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadAvro, InternalError, PenstockError, TooLarge, to_error_record
@@ -21,8 +27,18 @@ from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
 
+GATHER_S = 0.002
+"""How long a record waits for others at most while something is under way."""
+GATHERED_RECORDS = 64
+"""So many leave together without waiting longer."""
+LETTER_WINDOW = 64
+"""Dead letters under way at once."""
+LETTERS_FULL = 1024
+"""Dead letters that wait here, with their bytes, before intake should bring no more."""
+
 Done = Callable[[], None]
-Headers = list[tuple[str, bytes]]
+Headers = Sequence[tuple[str, bytes | None]]
+Substitute = Callable[[PenstockError], bytes]
 
 
 class Sending(Protocol):
@@ -40,49 +56,72 @@ class Sending(Protocol):
     ) -> None: ...
 
 
-@dataclass(slots=True, kw_only=True)
 class _Outgoing:
     """One record under way; `substitute` makes what stands in for it when it is too large."""
 
-    topic: str
-    value: bytes
-    key: bytes | None
-    headers: Headers | None
-    partition: int | None
-    done: Done | None
-    substitute: Callable[[PenstockError], bytes] | None
-    must: bool
+    __slots__ = ("done", "headers", "key", "must", "partition", "substitute", "topic", "value")
+
+    def __init__(
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None,
+        *,
+        must: bool,
+        done: Done | None = None,
+        substitute: Substitute | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> None:
+        self.topic, self.value, self.key, self.must = topic, value, key, must
+        self.done, self.substitute, self.headers, self.partition = done, substitute, headers, partition
 
 
 class Publisher:
-    """Encodes and sends. `backlog` counts what the local queue refused and must still go out."""
+    """Encodes and sends. `backlog` counts what is gathered or was refused by the local queue and must still go out.
 
-    def __init__(self, transport: Sending, codec: Codec, names: TopicNames) -> None:
+    Without a `loop` nothing is gathered.
+    """
+
+    def __init__(
+        self,
+        transport: Sending,
+        codec: Codec,
+        names: TopicNames,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        max_record_bytes: int = 1_000_000,
+        on_answer: Done | None = None,
+    ) -> None:
         self._transport = transport
         self._codec = codec
-        self._names = names
+        self._loop = loop
+        self._max_record_bytes = max_record_bytes
+        self._on_answer = on_answer
+        self._result, self._status, self._dlq = names.result, names.status, names.dlq
+        self._gathered: list[_Outgoing] = []
+        self._flush_due: asyncio.TimerHandle | None = None
         self._waiting: deque[_Outgoing] = deque()
+        self._letters: deque[tuple[DeadLetter, Done]] = deque()
+        self._letters_under_way = 0
         self.sent_total = 0
         self.unacknowledged = 0
 
     @property
     def backlog(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._gathered) + len(self._letters)
+
+    @property
+    def letters_full(self) -> bool:
+        """So many dead letters wait that intake should bring no more poison for now."""
+        return len(self._letters) >= LETTERS_FULL
 
     def chunk(self, event: ResultEvent, done: Done | None = None) -> None:
         """Publish a piece of a stream. Raises BadAvro, TooLarge for one that can never be published."""
-        self._send(
-            _Outgoing(
-                topic=self._names.result,
-                value=self._codec.encode(event),
-                key=event.request_id.encode(),
-                headers=None,
-                partition=None,
-                done=done,
-                substitute=None,
-                must=True,
-            )
-        )
+        value, key = self._codec.encode(event), event.request_id.encode()
+        if len(value) + len(key) > self._max_record_bytes:
+            raise too_large(self._result, len(value) + len(key), self._max_record_bytes)
+        self._send(_Outgoing(self._result, value, key, must=True, done=done))
 
     def result(self, event: ResultEvent, done: Callable[[PenstockError | None], None]) -> None:
         """Publish the terminal event; `done` runs after the broker acknowledged it.
@@ -94,123 +133,83 @@ class Publisher:
         def substitute(error: PenstockError) -> bytes:
             nonlocal failure
             failure = error
-            return self._codec.encode(small_failure(event, error))
+            return self._encode_failure(event, error)
 
         try:
             value = self._codec.encode(event)
         except BadAvro as error:  # e.g. a lone surrogate in an engine's text
             logger.error("publish.unencodable request=%s error=%s", event.request_id, error)
             value = substitute(InternalError("the output cannot be encoded"))
-        self._send(
-            _Outgoing(
-                topic=self._names.result,
-                value=value,
-                key=event.request_id.encode(),
-                headers=None,
-                partition=None,
-                done=lambda: done(failure),
-                substitute=substitute,
-                must=True,
-            )
-        )
+        key = event.request_id.encode()
+        self._send(_Outgoing(self._result, value, key, must=True, done=lambda: done(failure), substitute=substitute))
 
     def status(self, event: StatusEvent) -> None:
-        """Publish a status; it is advice, so one that cannot be sent now is dropped."""
-        self._send(
-            _Outgoing(
-                topic=self._names.status,
-                value=self._codec.encode(event),
-                key=event.request_id.encode(),
-                headers=None,
-                partition=None,
-                done=None,
-                substitute=None,
-                must=event.done,
-            )
-        )
+        """Publish a status. It is advice, and dropped when it cannot be sent now; one that ends a request never is."""
+
+        def bare(_error: PenstockError) -> bytes:
+            return self._codec.encode(dataclasses.replace(event, detail=None))
+
+        try:
+            value = self._codec.encode(event)
+        except BadAvro as error:
+            logger.error("publish.unencodable request=%s error=%s", event.request_id, error)
+            value = bare(error)
+        key = event.request_id.encode()
+        self._send(_Outgoing(self._status, value, key, must=event.done, substitute=bare if event.done else None))
 
     def dead_letter(self, letter: DeadLetter, done: Done) -> None:
         """Publish a dead letter; when even that is too large, the same with the first bytes of the original only."""
-
-        def cut(_error: PenstockError) -> bytes:
-            reason = f"{letter.reason} (the original of {len(letter.original)} bytes is cut to its first 64 KiB)"
-            return self._codec.encode(
-                dataclasses.replace(
-                    letter, original=letter.original[: 1 << 16], original_key=None, original_headers={}, reason=reason
-                )
-            )
-
-        self._send(
-            _Outgoing(
-                topic=self._names.dlq,
-                value=self._codec.encode(letter),
-                key=None if letter.request_id is None else letter.request_id.encode(),
-                headers=None,
-                partition=None,
-                done=done,
-                substitute=cut,
-                must=True,
-            )
-        )
+        self._letters.append((letter, done))
+        self._send_letters()
 
     def republish(
         self, topic: str, value: bytes, *, key: bytes | None, headers: Headers, partition: int, done: Done
     ) -> None:
         """Put a request's original bytes on the partition where it belongs."""
-        self._send(
-            _Outgoing(
-                topic=topic,
-                value=value,
-                key=key,
-                headers=headers,
-                partition=partition,
-                done=done,
-                substitute=None,
-                must=True,
-            )
-        )
+        self._send(_Outgoing(topic, value, key, must=True, done=done, headers=headers, partition=partition))
 
     def record(self, topic: str, key: str, record: Any) -> None:
         """Publish a fact about this worker (state, model); the latest wins, so a lost one does not matter."""
-        self._send(
-            _Outgoing(
-                topic=topic,
-                value=self._codec.encode(record),
-                key=key.encode(),
-                headers=None,
-                partition=None,
-                done=None,
-                substitute=None,
-                must=False,
-            )
-        )
+        self._send(_Outgoing(topic, self._codec.encode(record), key.encode(), must=False))
 
     def tick(self) -> None:
-        """Offer again what the local queue refused."""
-        for _ in range(len(self._waiting)):
-            if not self._offer(self._waiting[0]):
-                return
-            self._waiting.popleft()
+        """Send what has gathered, and offer again what the local queue refused."""
+        self._flush()
+        self._send_letters()
+
+    # -- gathering
 
     def _send(self, outgoing: _Outgoing) -> None:
-        if (self._waiting and outgoing.must) or (
-            not self._offer(outgoing) and outgoing.must
-        ):  # keep the order of one request's events
+        if self._loop is None or (self.unacknowledged == 0 and not self._gathered and not self._waiting):
+            self._send_now(outgoing)
+            return
+        self._gathered.append(outgoing)
+        if len(self._gathered) >= GATHERED_RECORDS:
+            self._flush()
+        elif self._flush_due is None:
+            self._flush_due = self._loop.call_later(GATHER_S, self._flush)
+
+    def _flush(self) -> None:
+        if self._flush_due is not None:
+            self._flush_due.cancel()
+            self._flush_due = None
+        for _ in range(len(self._waiting)):
+            if not self._offer(self._waiting[0]):
+                break
+            self._waiting.popleft()
+        gathered, self._gathered = self._gathered, []
+        for outgoing in gathered:
+            self._send_now(outgoing)
+
+    def _send_now(self, outgoing: _Outgoing) -> None:
+        """Offer it, behind what waits: the events of one request keep their order."""
+        if (self._waiting or not self._offer(outgoing)) and outgoing.must:
             self._waiting.append(outgoing)
 
+    # -- offering
+
     def _offer(self, outgoing: _Outgoing) -> bool:
-        """True when the transport took it (or refused it for good and the substitute was taken)."""
-
-        def delivered(delivery: Delivery) -> None:
-            self.unacknowledged -= 1
-            error = delivery.error
-            if error is None:
-                self.sent_total += 1
-                if outgoing.done is not None:
-                    outgoing.done()
-            else:
-                self._failed(outgoing, error)
-
+        """True when the transport took it, or when nothing can make it take it. Never raises."""
         try:
             self._transport.produce_nowait(
                 outgoing.topic,
@@ -218,37 +217,86 @@ class Publisher:
                 key=outgoing.key,
                 headers=outgoing.headers,
                 partition=outgoing.partition,
-                callback=delivered,
+                callback=partial(self._delivered, outgoing),
             )
         except TooLarge as error:
-            if outgoing.topic == self._names.result and outgoing.substitute is None:
-                raise
-            return self._substitute(outgoing, error)
+            return self._offer(outgoing) if self._make_smaller(outgoing, error) else True
         except PenstockError as error:
             logger.warning("publish.refused topic=%s error=%s", outgoing.topic, error.code)
             return False
         self.unacknowledged += 1
         return True
 
+    def _delivered(self, outgoing: _Outgoing, delivery: Delivery) -> None:
+        self.unacknowledged -= 1
+        error = delivery.error
+        if error is None:
+            self.sent_total += 1
+            if self._on_answer is not None:
+                self._on_answer()
+            if outgoing.done is not None:
+                outgoing.done()
+        else:
+            self._failed(outgoing, error)
+        if self.unacknowledged == 0 and self._gathered:
+            self._flush()
+
     def _failed(self, outgoing: _Outgoing, error: PenstockError) -> None:
         logger.warning("publish.failed topic=%s error=%s %s", outgoing.topic, error.code, error)
         if isinstance(error, TooLarge):
-            self._substitute(outgoing, error)
+            if self._make_smaller(outgoing, error):
+                self._send_now(outgoing)
         elif outgoing.must:
             self._waiting.append(outgoing)
 
-    def _substitute(self, outgoing: _Outgoing, error: PenstockError) -> bool:
+    def _make_smaller(self, outgoing: _Outgoing, error: PenstockError) -> bool:
         if outgoing.substitute is None:
             # Nothing can stand in for it: the offset stays uncommitted and the watchdog will say so.
             logger.error("publish.impossible topic=%s error=%s", outgoing.topic, error)
-            return True
+            return False
         outgoing.value = outgoing.substitute(error)
         outgoing.substitute = None
-        return self._offer(outgoing) or self._keep(outgoing)
-
-    def _keep(self, outgoing: _Outgoing) -> bool:
-        self._waiting.append(outgoing)
         return True
+
+    def _encode_failure(self, event: ResultEvent, error: PenstockError) -> bytes:
+        try:
+            return self._codec.encode(small_failure(event, error))
+        except BadAvro:  # the error's own words cannot be encoded
+            return self._codec.encode(small_failure(event, InternalError("the output cannot be published")))
+
+    # -- dead letters
+
+    def _send_letters(self) -> None:
+        while self._letters and self._letters_under_way < LETTER_WINDOW:
+            letter, done = self._letters.popleft()
+            self._letters_under_way += 1
+            key = None if letter.request_id is None else letter.request_id.encode()
+            cut = partial(self._encode_cut, letter)
+            try:
+                value = self._codec.encode(letter)
+            except BadAvro as error:
+                logger.error("publish.unencodable_letter origin=%s error=%s", letter.origin, error)
+                value, cut = self._encode_cut(letter, error), None
+            acknowledged = partial(self._letter_acknowledged, done)
+            self._send(_Outgoing(self._dlq, value, key, must=True, done=acknowledged, substitute=cut))
+
+    def _letter_acknowledged(self, done: Done) -> None:
+        self._letters_under_way -= 1
+        done()
+        self._send_letters()
+
+    def _encode_cut(self, letter: DeadLetter, _error: PenstockError) -> bytes:
+        """The letter with the first bytes of the original only, in words that can be encoded."""
+        reason = f"{letter.reason} (the original of {len(letter.original)} bytes is cut to its first 64 KiB)"
+        return self._codec.encode(
+            dataclasses.replace(
+                letter,
+                original=letter.original[: 1 << 16],
+                original_key=None,
+                original_headers={},
+                reason=reason.encode(errors="replace").decode(),
+            )
+        )
 
 
 def small_failure(event: ResultEvent, error: PenstockError) -> ResultEvent:

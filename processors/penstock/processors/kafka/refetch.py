@@ -30,8 +30,9 @@ MAX_ACTIVE = 8
 """Partitions that are read at once; the others wait, the more urgent first."""
 SILENCE_S = 5.0
 """A handle that reads and hears nothing for so long is made anew: see `KafkaLog`."""
-EOF_PATIENCE_S = 5.0
-"""An offset at or behind the end is gone after so long: behind a new leader the end may stand back for a moment."""
+END_PATIENCE_S = 5.0
+"""An offset at or behind the end is gone after so long: a new leader may know of less for a moment."""
+ASK_AGAIN_S = 0.5
 IDLE_S = 1.0
 PARKED_S = 0.2
 """How long a partition stays assigned without a range: the next request is mostly for what follows."""
@@ -147,6 +148,7 @@ class Refetcher:
         self._wants: dict[TP, Wants] = {}
         self._reached: dict[TP, int] = {}
         self._kept = _Kept(KEPT_BYTES)
+        self._refused: dict[TP, tuple[float, float]] = {}
         self._lives: dict[TP, int] = {}
         self._life_read: dict[TP, int] = {}
         self._commands: deque[Callable[[], None]] = deque()
@@ -232,9 +234,9 @@ class Refetcher:
         self._hand_over()
 
     def _idle(self) -> None:
-        parked = self._sparse.parked or self._dense.parked
+        soon = self._sparse.parked or self._dense.parked or self._refused
         with self._wake:
-            self._wake.wait_for(lambda: bool(self._commands) or self._stopping, PARKED_S if parked else IDLE_S)
+            self._wake.wait_for(lambda: bool(self._commands) or self._stopping, PARKED_S if soon else IDLE_S)
         for handle in (self._sparse, self._dense):
             if handle.consumer is not None and not self._commands:
                 handle.consumer.poll(0)  # serves the statistics
@@ -257,6 +259,7 @@ class Refetcher:
         self._wants.pop(tp, None)
         self._outcomes.pop(tp, None)
         self._reached.pop(tp, None)
+        self._refused.pop(tp, None)
         self._kept.forget(tp)
         for handle in (self._sparse, self._dense):
             handle.active.pop(tp, None)
@@ -266,16 +269,17 @@ class Refetcher:
 
     def _start_ranges(self) -> None:
         """Give the places that are free to the most urgent partitions, and let go of what is not read on."""
+        now = time.monotonic()
         places = MAX_ACTIVE - len(self._sparse.active) - len(self._dense.active)
         if places > 0:
             waiting = [
                 (wants.first() or (0, 0), tp)
                 for tp, wants in self._wants.items()
                 if wants and tp not in self._sparse.active and tp not in self._dense.active
+                if self._refused.get(tp, (now, now))[1] <= now
             ]
             for _, tp in sorted(waiting)[:places]:
                 self._start_range(tp)
-        now = time.monotonic()
         for handle in (self._sparse, self._dense):
             for tp in [
                 tp for tp, since in handle.parked.items() if now - since >= PARKED_S or tp in self._other(handle).active
@@ -355,7 +359,7 @@ class Refetcher:
             logger.warning("refetch.silent partitions=%d", len(handle.active))
             self._renew(handle)
         for tp, active in list(handle.active.items()):
-            if active.eof_since is not None and now - active.eof_since > EOF_PATIENCE_S:
+            if active.eof_since is not None and now - active.eof_since > END_PATIENCE_S:
                 self._give_up(handle, tp, active)
 
     def _take(self, handle: _Handle, tp: TP, messages: list[Message], now: float) -> None:
@@ -375,13 +379,13 @@ class Refetcher:
                     logger.warning("refetch.error tp=%s error=%s", tp, error)
                 continue
             if offset < active.position:
-                # The offset asked for was out of the log's range, and Kafka began again at the log's beginning.
-                self._give_up(handle, tp, active)
+                self._refuse(handle, tp, active, now)
                 return
             records += 1
             size_bytes += self._take_record(tp, active, wants, message, offset)
         if records:
             active.eof_since = None
+            self._refused.pop(tp, None)
             wants.sizes.saw_records(records, size_bytes)
             if active.positioned and handle is self._sparse:
                 wants.sizes.saw_batch(records)
@@ -432,6 +436,17 @@ class Refetcher:
             self._gone += 1
             wants.discard(offset)
             self._outcomes.setdefault(tp, _Outcome()).gone.append(offset)
+
+    def _refuse(self, handle: _Handle, tp: TP, active: _Active, now: float) -> None:
+        """The position was behind the log's end, so librdkafka began again at the log's beginning: ask again later."""
+        since, _ = self._refused.get(tp, (now, now))
+        if now - since > END_PATIENCE_S:
+            self._refused.pop(tp, None)
+            self._give_up(handle, tp, active)
+        else:
+            self._refused[tp] = (since, now + ASK_AGAIN_S)
+            del handle.active[tp]
+            self._unassign(handle, tp)
 
     def _give_up(self, handle: _Handle, tp: TP, active: _Active) -> None:
         """The rest of the range is not in the log."""

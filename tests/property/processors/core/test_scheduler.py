@@ -1,61 +1,139 @@
-"""The scheduler against a plain model: classes, the share of the aged, lanes and lines."""
+"""The scheduler against a plain list of items: classes, the share of the aged, tenants, lanes and lines."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from math import inf
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.processors.core.scheduler import CLASSES, Decision, Full, Item, Scheduler, WorkKey
+from penstock.processors.core.scheduler import AGED_TRIED, CLASSES, Scheduler
 
 AGING_S = 10.0
 SHARE = 3
-CAPACITY = 20
 LANES = ("a", "b")
+TENANTS = ("t", "u", "v")
+LINES = ("x", "y")
+
+
+class Work:
+    __slots__ = (
+        "arrived_at", "cost", "deadline", "klass", "lane", "line", "priority", "seq", "tenant", "ticket"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        seq: int,
+        *,
+        klass: str = "medium",
+        tenant: str = "t",
+        lane: str = "a",
+        line: str | None = None,
+        priority: int = 5,
+        deadline: float | None = None,
+        arrived_at: float = 0.0,
+        cost: int = 1,
+    ) -> None:
+        self.seq = seq
+        self.klass = klass
+        self.tenant = tenant
+        self.lane = lane
+        self.line = line
+        self.priority = priority
+        self.deadline = deadline
+        self.arrived_at = arrived_at
+        self.cost = cost
+        self.ticket = 0
+
+    @property
+    def urgency(self) -> tuple[int, float, int]:
+        return (self.priority, inf if self.deadline is None else self.deadline, self.seq)
+
+    def __repr__(self) -> str:
+        return f"{self.seq}:{self.klass}/{self.tenant}/{self.lane}/{self.line}"
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """`items` in the order they were added; a line's first item is the only one that may start."""
+    """`queued` is what waits, `out` what was started and has not ended."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler(aging_s=AGING_S, aged_share=SHARE, capacity=CAPACITY)
-        self.items: dict[WorkKey, Item] = {}
-        self.running: set[str] = set()
+        self.scheduler: Scheduler[Work] = Scheduler(aging_s=AGING_S, aged_share=SHARE)
+        self.queued: list[Work] = []
+        self.out: list[Work] = []
+        self.returned: set[Work] = set()  # queued again, and holding their lines
         self.now = 0.0
         self.number = 0
-        self.not_aged = 0  # dispatches since an aged item was passed over or taken
+        self.not_aged: dict[str, int] = dict.fromkeys(LANES, 0)  # starts since an aged item was passed over
+
+    # -- the model
+
+    def held(self, line: str) -> bool:
+        return any(one.line == line for one in (*self.out, *self.returned))
+
+    def eligible(self, lane: str, klass: str) -> list[Work]:
+        found: list[Work] = []
+        for item in self.queued:
+            before = [one for one in self.queued if one.line == item.line and one.klass == item.klass]
+            if (
+                item.line is None
+                or item in self.returned
+                or (not self.held(item.line) and item is min(before, key=lambda one: one.seq))
+            ):
+                found.append(item)
+        return [item for item in found if item.lane == lane and item.klass == klass]
+
+    def aged_below(self, lane: str) -> list[Work]:
+        """Aged work of classes below the most urgent one that has any."""
+        classes = [klass for klass in CLASSES if self.eligible(lane, klass)]
+        return [
+            item for klass in classes[1:] for item in self.eligible(lane, klass) if self.now - item.arrived_at > AGING_S
+        ]
+
+    def pick(self, items: list[Work], pick: int) -> Work | None:
+        return items[pick % len(items)] if items else None
+
+    # -- changes
 
     @rule(
         klass=st.sampled_from(CLASSES),
         lane=st.sampled_from(LANES),
-        line=st.sampled_from((None, None, "x", "y")),
+        tenant=st.sampled_from(TENANTS),
+        line=st.sampled_from((None, None, *LINES)),
+        priority=st.integers(4, 6),
         ttl=st.none() | st.floats(0, 20),
+        cost=st.integers(1, 9),
+        earlier=st.sampled_from((0, 0, 0, 5)),
     )
-    def add(self, klass: str, lane: str, line: str | None, ttl: float | None) -> None:
+    def add(
+        self,
+        klass: str,
+        lane: str,
+        tenant: str,
+        line: str | None,
+        priority: int,
+        ttl: float | None,
+        cost: int,
+        earlier: int,
+    ) -> None:
+        """`earlier`: read again after a rebalance, so it stands before what came meanwhile."""
         self.number += 1
-        self.now += 0.01
-        item = Item(
-            key=("t", 0, self.number),
-            request_id=str(self.number),
-            tenant="default",
+        item = Work(
+            self.number * 100 - earlier * 110,
             klass=klass,
-            priority=5,
+            tenant=tenant,
             lane=lane,
             line=line,
-            enqueued_at=self.now,
+            priority=priority,
             deadline=None if ttl is None else self.now + ttl,
-            work=None,
+            arrived_at=self.now,
+            cost=cost,
         )
-        if len(self.items) >= CAPACITY:
-            with pytest.raises(Full):
-                self.scheduler.add(item)
-            return
+        assert item not in self.scheduler
         self.scheduler.add(item)
-        self.items[item.key] = item
+        self.queued.append(item)
         with pytest.raises(ValueError, match="already"):
             self.scheduler.add(item)
 
@@ -63,103 +141,282 @@ class SchedulerMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    def ready(self) -> list[Item]:
-        """In the order of arrival: everything without a line, and the first of each line that does not run."""
-        taken = set(self.running)
-        found: list[Item] = []
-        for item in self.items.values():
-            if item.line is None:
-                found.append(item)
-            elif item.line not in taken:
-                taken.add(item.line)
-                found.append(item)
-        return found
+    def start_item(self, item: Work) -> None:
+        strict = not self.aged_below(item.lane)
+        self.not_aged[item.lane] = 0 if strict or item in self.aged_below(item.lane) else self.not_aged[item.lane] + 1
+        self.scheduler.start(item, self.now)
+        self.queued.remove(item)
+        self.returned.discard(item)
+        assert item.line is None or not self.held(item.line), "two turns of a line are out"
+        self.out.append(item)
 
-    @rule(blocked=st.sets(st.sampled_from(LANES)), later=st.sets(st.integers(0, 5), max_size=3))
-    def dispatch(self, blocked: set[str], later: set[int]) -> None:
-        waiting = {item.key for at, item in enumerate(self.ready()) if at in later}
-        asked: list[WorkKey] = []
+    @rule(lane=st.sampled_from(LANES), count=st.integers(1, 4))
+    def start_first(self, lane: str, count: int) -> None:
+        """All fits: of SHARE starts at which aged work waits, one at least is for it."""
+        for _ in range(count):
+            item = next(self.scheduler.candidates(lane, self.now), None)
+            if item is None:
+                return
+            self.start_item(item)
+            assert self.not_aged[lane] < SHARE
 
-        def can_start(item: Item) -> Decision:
-            asked.append(item.key)
-            if item.lane in blocked:
-                return Decision.BLOCK_LANE
-            return Decision.WAIT if item.key in waiting else Decision.GRANTED
+    @rule(lane=st.sampled_from(LANES), pick=st.integers(0, 20))
+    def start_any(self, lane: str, pick: int) -> None:
+        """What fits passes what does not."""
+        candidates = self.scheduler.candidates(lane, self.now)
+        items = list(candidates)
+        if item := self.pick(items, pick):
+            again = self.scheduler.candidates(lane, self.now)
+            next(again)
+            self.start_item(item)
+            self.not_aged[lane] = min(self.not_aged[lane], SHARE - 1)
+            assert next(again, None) is None, "the candidates went on though the queue had changed"
 
-        startable = [item for item in self.ready() if item.lane not in blocked and item.key not in waiting]
-        aged = [i for i in startable if i.klass != "high" and self.now - i.enqueued_at > AGING_S]
-        item = self.scheduler.next(self.now, can_start)
-        if not startable:
-            assert item is None, "something started that may not"
-            return
-        assert item is not None, "a blocked lane or a waiting item held up others"
-        assert item in startable
-        by_class = min(startable, key=lambda one: (CLASSES.index(one.klass), one.enqueued_at))
-        if item != by_class:
-            assert item == aged[0], "only the longest waiting of the aged may pass the classes"
-        # Of SHARE dispatches at which aged work could start, one at least is an aged item's.
-        self.not_aged = 0 if not aged or item in aged else self.not_aged + 1
-        assert self.not_aged < SHARE
-        assert len([key for key in asked if self.items[key].lane in blocked]) <= len(LANES)
-        del self.items[item.key]
-        if item.line is not None:
-            self.running.add(item.line)
+    @rule(pick=st.integers(0, 20))
+    def start_what_is_not_eligible(self, pick: int) -> None:
+        hidden = [one for one in self.queued if one not in self.eligible(one.lane, one.klass)]
+        if item := self.pick(hidden, pick):
+            with pytest.raises(ValueError, match="eligible"):
+                self.scheduler.start(item, self.now)
 
-    @rule(line=st.sampled_from(("x", "y")))
-    def release(self, line: str) -> None:
-        self.scheduler.release_line(line)
-        self.running.discard(line)
+    @rule(pick=st.integers(0, 20))
+    def end(self, pick: int) -> None:
+        if item := self.pick(self.out, pick):
+            self.out.remove(item)
+            if item.line is not None:
+                self.scheduler.release_line(item.line)
 
-    @rule(pick=st.integers(0, CAPACITY))
+    @rule(pick=st.integers(0, 20))
+    def put_back(self, pick: int) -> None:
+        if item := self.pick(self.out, pick):
+            self.out.remove(item)
+            self.scheduler.put_back(item)
+            self.queued.append(item)
+            self.returned.add(item)
+
+    @rule(line=st.sampled_from(LINES))
+    def release_too_often(self, line: str) -> None:
+        """A release while the turn waits to be started again: it waits like the others from now on."""
+        if not any(one.line == line for one in self.out):
+            self.scheduler.release_line(line)
+            self.returned = {one for one in self.returned if one.line != line}
+
+    @rule(pick=st.integers(0, 20))
     def remove(self, pick: int) -> None:
-        assert self.scheduler.remove(("t", 9, 9)) is None
-        if self.items:
-            key = list(self.items)[pick % len(self.items)]
-            assert self.scheduler.remove(key) == self.items.pop(key)
-            assert key not in self.scheduler
+        stranger = Work(1)
+        assert not self.scheduler.remove(stranger)
+        if self.out:
+            assert not self.scheduler.remove(self.out[0])
+        if item := self.pick(self.queued, pick):
+            assert self.scheduler.remove(item)
+            assert not self.scheduler.remove(item)
+            self.queued.remove(item)
+            self.returned.discard(item)
 
-    @rule(pick=st.integers(0, CAPACITY), klass=st.sampled_from(CLASSES))
-    def reprioritize(self, pick: int, klass: str) -> None:
-        assert not self.scheduler.reprioritize(("t", 9, 9), klass=klass, priority=1)
-        if self.items:
-            key = list(self.items)[pick % len(self.items)]
-            assert self.scheduler.reprioritize(key, klass=klass, priority=1)
-            self.items[key] = replace(self.items[key], klass=klass, priority=1)
+    @rule(pick=st.integers(0, 20), klass=st.sampled_from(CLASSES), priority=st.integers(4, 6))
+    def reprioritize(self, pick: int, klass: str, priority: int) -> None:
+        assert not self.scheduler.reprioritize(Work(1), klass, priority)
+        if item := self.pick(self.queued, pick):
+            before = (item.seq, item.arrived_at)
+            assert self.scheduler.reprioritize(item, klass, priority)
+            assert (item.klass, item.priority) == (klass, priority)
+            assert (item.seq, item.arrived_at) == before
+
+    # -- always
+
+    @invariant()
+    def order(self) -> None:
+        for lane in LANES:
+            items = list(self.scheduler.candidates(lane, self.now))
+            eligible = {klass: self.eligible(lane, klass) for klass in CLASSES}
+            assert len(set(items)) == len(items)
+            assert set(items) == {item for found in eligible.values() for item in found}
+            assert items == list(self.scheduler.candidates(lane, self.now)), "reading has changed the order"
+            strict = [item for klass in CLASSES for item in self.scheduler.ahead(lane, klass, 99)]
+            early: list[Work] = []  # the aged that come before the others when it is their turn
+            while [item for item in strict if item not in early] != items[len(early) :]:
+                early.append(items[len(early)])
+            assert len(early) <= AGED_TRIED
+            assert set(early) <= set(self.aged_below(lane))
+            for klass in CLASSES:
+                assert {item for item in strict if item.klass == klass} == set(eligible[klass])
+                assert self.scheduler.ahead(lane, klass, 2) == [item for item in strict if item.klass == klass][:2]
+                for tenant in TENANTS:
+                    own = [item for item in strict if (item.klass, item.tenant) == (klass, tenant)]
+                    assert own == sorted(own, key=lambda one: one.urgency)
+        assert set(self.scheduler.lanes()) == {
+            lane for lane in LANES if any(self.eligible(lane, klass) for klass in CLASSES)
+        }
 
     @invariant()
     def counts(self) -> None:
-        scheduler, items = self.scheduler, list(self.items.values())
+        scheduler, items = self.scheduler, self.queued
         assert len(scheduler) == len(items)
+        assert all(item in scheduler for item in items)
+        assert not any(item in scheduler for item in self.out)
         assert scheduler.depths() == {klass: sum(i.klass == klass for i in items) for klass in CLASSES}
         ages = scheduler.oldest_age(self.now)
-        for klass in CLASSES:
-            assert ages[klass] == max((self.now - i.enqueued_at for i in items if i.klass == klass), default=0.0)
-        expired = [i for i in items if i.deadline is not None and i.deadline <= self.now]
-        assert sorted(i.key for i in scheduler.expired(self.now)) == sorted(i.key for i in expired)
         for at, klass in enumerate(CLASSES):
+            assert ages[klass] == max((self.now - i.arrived_at for i in items if i.klass == klass), default=0.0)
             assert scheduler.up_to(klass) == sum(i.klass in CLASSES[: at + 1] for i in items)
-        order = sorted(self.ready(), key=lambda i: (CLASSES.index(i.klass), i.enqueued_at))
-        for count in (0, 1, 3, len(order) + 1):
-            front = scheduler.front(count)
-            assert [(i.klass, i.enqueued_at) for i in front] == [(i.klass, i.enqueued_at) for i in order[:count]]
-            assert all(i in order for i in front)
-            assert len({i.key for i in front}) == len(front)
+            for lane in LANES:
+                assert scheduler.depth(lane, klass) == sum((i.klass, i.lane) == (klass, lane) for i in items)
+        expired = scheduler.expired(self.now)
+        assert set(expired) == {i for i in items if i.deadline is not None and i.deadline <= self.now}
+        deadlines = [i.deadline or 0.0 for i in expired]
+        assert deadlines == sorted(deadlines)
+        front = scheduler.front(99)
+        for klass in CLASSES:
+            of_class = [i for i in front if i.klass == klass]
+            for lane in LANES:
+                assert [i for i in of_class if i.lane == lane] == scheduler.ahead(lane, klass, 99)
+        assert [CLASSES.index(i.klass) for i in front] == sorted(CLASSES.index(i.klass) for i in front)
+        assert scheduler.front(3) == front[:3]
 
     def teardown(self) -> None:
-        """Everything can be taken out, the turns of each line one at a time in order."""
-        while (item := self.scheduler.next(self.now, lambda _: Decision.GRANTED)) is not None or self.running:
-            if item is not None:
-                assert item in self.ready()
-                del self.items[item.key]
+        """Everything can be taken out, the turns of each line one at a time in the order of its log."""
+        while self.queued or self.out:
+            before = len(self.queued) + len(self.out)
+            for lane in LANES:
+                self.start_first(lane, 1)
+            ended: dict[tuple[str, str], int] = {}
+            for item in list(self.out):
+                self.out.remove(item)
                 if item.line is not None:
-                    self.running.add(item.line)
-            else:
-                line = min(self.running)
-                self.running.discard(line)
-                self.scheduler.release_line(line)
-        assert not self.items
+                    place = (item.line, item.klass)
+                    assert ended.get(place, -1000) < item.seq
+                    ended[place] = item.seq
+                    self.scheduler.release_line(item.line)
+            assert len(self.queued) + len(self.out) < before, "something can never start"
         assert len(self.scheduler) == 0
+        assert not self.scheduler.open_lines()
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestScheduler = SchedulerMachine.TestCase
+
+
+def drain(scheduler: Scheduler[Work], lane: str, count: int, now: float = 0.0) -> list[Work]:
+    started: list[Work] = []
+    for _ in range(count):
+        item = next(scheduler.candidates(lane, now), None)
+        if item is not None:
+            scheduler.start(item, now)
+            started.append(item)
+    return started
+
+
+@given(
+    high=st.lists(st.integers(1, 20), min_size=40, max_size=60),
+    few=st.lists(st.integers(1, 20), min_size=5, max_size=10),
+    klass=st.sampled_from(CLASSES),
+)
+def test_a_flood_of_one_tenant_does_not_hide_another(high: list[int], few: list[int], klass: str) -> None:
+    """Of the service while both wait, each has half, but for the dearest item of each."""
+    scheduler: Scheduler[Work] = Scheduler(aging_s=60, aged_share=4)
+    for at, cost in enumerate(high):
+        scheduler.add(Work(at, tenant="flood", cost=cost, klass=klass))
+    drain(scheduler, "a", 10)
+    for at, cost in enumerate(few):
+        scheduler.add(Work(1_000 + at, tenant="few", cost=cost, klass=klass))
+    service = {"flood": 0, "few": 0}
+    waiting = len(few)
+    while waiting:
+        (item,) = drain(scheduler, "a", 1)
+        service[item.tenant] += item.cost
+        waiting -= item.tenant == "few"
+        if waiting:
+            assert abs(service["flood"] - service["few"]) <= max(high) + max(few)
+
+
+def test_the_aged_of_one_tenant_do_not_hide_those_of_another() -> None:
+    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+    for at in range(1_000):
+        scheduler.add(Work(at, tenant="flood", klass="low", arrived_at=0.0))
+    for at in range(5):
+        scheduler.add(Work(5_000 + at, tenant="few", klass="low", arrived_at=1.0))
+    for at in range(400):
+        scheduler.add(Work(10_000 + at, klass="high", arrived_at=50.0))
+    started = drain(scheduler, "a", 80, now=50.0)
+    low = [item for item in started if item.klass == "low"]
+    assert len(low) == 20  # one in four
+    assert sum(item.tenant == "few" for item in low) == 5
+    assert sum(item.tenant == "few" for item in low[:11]) == 5
+
+
+def test_the_aged_get_their_share_under_a_flood_that_is_aged_itself() -> None:
+    """Medium work that has waited long is no aged item's turn while it is the most urgent that there is."""
+    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+    for at in range(100):
+        scheduler.add(Work(at, klass="medium"))
+        scheduler.add(Work(1_000 + at, klass="low"))
+    started = drain(scheduler, "a", 40, now=100.0)
+    assert sum(item.klass == "low" for item in started) == 10
+
+
+def test_lanes_count_their_aged_by_themselves() -> None:
+    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+    for lane in LANES:
+        for at in range(20):
+            scheduler.add(Work(at, klass="low", lane=lane))
+            scheduler.add(Work(1_000 + at, klass="high", lane=lane, arrived_at=100.0))
+    drain(scheduler, "a", 3, now=100.0)
+    assert [item.klass for item in drain(scheduler, "b", 4, now=100.0)] == ["high", "high", "high", "low"]
+    assert [item.klass for item in drain(scheduler, "a", 1, now=100.0)] == ["low"]
+
+
+def test_who_comes_back_after_a_refund_is_first_again() -> None:
+    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+    for at in range(6):
+        scheduler.add(Work(at, tenant=TENANTS[at % 3], cost=5))
+    order = list(scheduler.candidates("a", 0.0))
+    (first,) = drain(scheduler, "a", 1)
+    scheduler.put_back(first)
+    assert list(scheduler.candidates("a", 0.0)) == order
+
+
+def test_a_turn_that_was_put_back_and_removed_opens_its_line() -> None:
+    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+    turns = [Work(at, line="x") for at in range(3)]
+    for turn in turns:
+        scheduler.add(turn)
+    scheduler.start(turns[0], 0.0)
+    scheduler.put_back(turns[0])
+    assert list(scheduler.candidates("a", 0.0)) == [turns[0]]
+    scheduler.remove(turns[0])
+    assert list(scheduler.candidates("a", 0.0)) == [turns[1]]
+
+
+def test_a_turn_of_another_class_passes_turns() -> None:
+    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+    low = [Work(at, line="x", klass="low") for at in range(2)]
+    urgent = Work(7, line="x", klass="high")
+    for turn in (*low, urgent):
+        scheduler.add(turn)
+    assert list(scheduler.candidates("a", 0.0)) == [urgent, low[0]]
+    scheduler.start(urgent, 0.0)
+    assert list(scheduler.candidates("a", 0.0)) == []
+    assert scheduler.depths()["low"] == 2
+    scheduler.release_line("x")
+    assert list(scheduler.candidates("a", 0.0)) == [low[0]]
+
+
+def test_a_share_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="aged_share"):
+        Scheduler(aging_s=1, aged_share=1)
+
+
+def test_what_has_left_is_forgotten() -> None:
+    """Neither a flood that came and went nor conversations that ended leave anything behind but a little."""
+    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+    for at in range(20_000):
+        item = Work(at, line=f"c{at % 100}" if at % 2 else None, tenant=f"t{at}", deadline=1e9, arrived_at=float(at))
+        scheduler.add(item)
+        if at % 3:
+            scheduler.remove(item)
+        else:
+            scheduler.start(item, 0.0)
+            if item.line is not None:
+                scheduler.release_line(item.line)
+    assert not scheduler.open_lines()
+    assert scheduler.kept() < 1_000

@@ -419,3 +419,61 @@ def test_streams_go_out_at_once_and_then_gathered() -> None:
     world.finish("r")
     assert [chunk.text for chunk in world.chunks] == ["a ", "b c ", "d"]
     assert [chunk.text_offset for chunk in world.chunks] == [0, 2, 6]
+
+
+def test_two_turns_of_two_classes_are_prepared_and_the_later_one_is_refused() -> None:
+    """Found by the simulator: the refused turn held a line that was another's, and the worker broke."""
+    world = World()
+    world.hold_answers = {ask.Prepare}
+    world.up(slots=4)
+    first = world.submit("first", MEDIUM, line="c")
+    second = world.submit("second", LOW, line="c")
+    assert first is not None
+    assert second is not None
+    world.pass_time(0.02)
+    assert (first.stage, second.stage) == (Stage.PREPARING, Stage.PREPARING)
+    world.hold_answers = set()
+    assert first.run is not None
+    world.flow.prepared(first, first.run.run_id, 0, None, world.now)
+    world.settle()
+    assert first.stage is Stage.RUNNING
+    assert second.run is not None
+    world.flow.refused(second, second.run.run_id, Overloaded("busy"), world.now, again=True)
+    world.settle()
+    world.pass_time(1.0)
+    assert second.stage is Stage.QUEUED
+    world.finish("first")
+    assert second.stage is Stage.RUNNING
+
+
+def test_a_death_blames_what_was_prepared_as_well_as_what_ran() -> None:
+    """Found by the simulator: a prompt that kills while it is counted cost the only run its attempts."""
+    world = World()
+    world.up(slots=4)
+    innocent = world.submit("innocent", max_attempts=1)
+    assert innocent is not None
+    assert innocent.stage is Stage.RUNNING
+    world.hold_answers = {ask.Prepare}
+    world.submit("killer")
+    world.die()
+    assert innocent.spent == 1
+    assert world.letters == []
+
+
+def test_suspects_wait_for_their_conversation() -> None:
+    """Found by the simulator: a suspect was granted while another turn of its conversation was under way."""
+    world = World()
+    world.up(slots=4)
+    world.hold_answers = {ask.Prepare}
+    turn, other = world.submit("low", LOW, line="c"), world.submit("high", HIGH, line="c")
+    world.pass_time(0.02)
+    assert turn is not None
+    assert other is not None
+    world.die()
+    world.hold_answers = set()
+    world.up(slots=4)
+    world.pass_time(0.02)
+    running = [work for work in (turn, other) if work.stage is Stage.RUNNING]
+    assert len(running) == 1
+    world.finish(running[0].request_id)
+    assert {turn.stage, other.stage} == {Stage.RUNNING, Stage.DONE}

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from penstock.processors.kafka.control import ControlBook
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.processors.kafka import control
+from penstock.processors.kafka.control import SLICE, ControlBook, ControlFollower
+from penstock.producers.reader import RawMessage
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.codec import Codec, default_codec
+from penstock.schemas.errors import RegistryUnavailable
 from penstock.schemas.records import ControlCommand
 
 DAY_MS = 86_400_000
@@ -54,3 +66,90 @@ def test_erasures_are_kept_until_done() -> None:
     assert control.erasures() == [erase]
     control.erased(erase)
     assert control.erasures() == []
+
+
+def test_a_clock_that_is_ahead_makes_no_command_live_longer_than_the_others() -> None:
+    control = book()
+    control.apply(command("cancel", "early", at=10 * DAY_MS), now_ms=0)
+    control.apply(command("cancel", "r2", at=0), now_ms=0)
+    control.prune(DAY_MS + 1)
+    assert len(control) == 0
+
+
+def test_a_new_priority_without_a_number_changes_nothing() -> None:
+    control = book()
+    control.apply(command("reprioritize", priority=2), now_ms=0)
+    assert not control.apply(command("reprioritize"), now_ms=0)
+    assert control.priority("default", "r1") == 2
+
+
+class FakeReader:
+    """Stands for the PartitionReader: the test calls `on_batch` on a thread, as the reader does."""
+
+    def __init__(self, _settings: Any, _topics: Any, _start: Any, on_batch: Callable[[list[RawMessage]], None]) -> None:
+        self.on_batch = on_batch
+        self.failure: BaseException | None = None
+
+    def stop(self) -> None:
+        pass
+
+
+def follower(
+    monkeypatch: pytest.MonkeyPatch, on_commands: Callable[[list[ControlCommand]], None], codec: Codec | None = None
+) -> tuple[ControlFollower, FakeReader]:
+    monkeypatch.setattr(control, "PartitionReader", FakeReader)
+    made = ControlFollower(KafkaSettings(), codec or default_codec(), asyncio.get_running_loop(), on_commands)
+    return made, made._reader  # pyright: ignore
+
+
+def raw(value: bytes | None, offset: int = 0) -> RawMessage:
+    return RawMessage("inference.control", 0, offset, 0, b"k", value)
+
+
+async def test_no_command_ends_the_worker_and_the_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def on_commands(commands: list[ControlCommand]) -> None:
+        for each in commands:
+            if each.request_id == "r3":
+                raise ValueError("a fault in a command")
+            done.append(each.request_id)
+
+    _, reader = follower(monkeypatch, on_commands)
+    records = [raw(default_codec().encode(command("cancel", f"r{n}"))) for n in range(6)]
+    await asyncio.to_thread(reader.on_batch, [raw(None), raw(b"garbage"), *records])
+    assert list(dict.fromkeys(done)) == ["r0", "r1", "r2", "r4", "r5"]
+
+
+async def test_a_long_replay_lets_the_loop_breathe(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    breaths = 0
+
+    async def breathe() -> None:
+        nonlocal breaths
+        while True:
+            breaths += 1
+            await asyncio.sleep(0)
+
+    _, reader = follower(monkeypatch, lambda commands: sizes.append(len(commands)))
+    breathing = asyncio.create_task(breathe())
+    records = [raw(default_codec().encode(command("cancel", f"r{n}"))) for n in range(10 * SLICE)]
+    await asyncio.to_thread(reader.on_batch, records)
+    breathing.cancel()
+    assert sizes == [SLICE] * 10
+    assert breaths >= 10, "the loop ran between the slices"
+
+
+async def test_stopping_ends_the_wait_for_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    class Away(Codec):
+        def decode(self, data: bytes, record_type: Any) -> Any:
+            asked.set()
+            raise RegistryUnavailable("away")
+
+    made, reader = follower(monkeypatch, lambda commands: None, Away())
+    reading = asyncio.create_task(asyncio.to_thread(reader.on_batch, [raw(b"\0PN\0\0x")]))
+    await asyncio.to_thread(asked.wait, 5)
+    await made.stop()
+    await asyncio.wait_for(reading, 5)

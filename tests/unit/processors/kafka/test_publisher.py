@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock.processors.kafka.publisher import Publisher
+from penstock.processors.kafka.publisher import GATHERED_RECORDS, LETTER_WINDOW, Publisher
 from penstock.producers.transport import Delivery
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BadAvro, BrokerUnavailable, Overloaded, PenstockError, TooLarge
@@ -124,9 +125,14 @@ def test_a_chunk_that_can_never_be_published_is_refused_aloud() -> None:
     assert [event.kind for event in transport.events()] == ["chunk"]
     with pytest.raises(BadAvro):
         publisher.chunk(dataclasses.replace(chunk, text="\ud800"))
-    transport.refuse = [TooLarge("too large")]
     with pytest.raises(TooLarge):
-        publisher.chunk(chunk)
+        publisher.chunk(dataclasses.replace(chunk, text="x" * 1_000_000))
+    assert publisher.backlog == 0
+    # A broker that takes less than is configured: the stream's piece is lost, its terminal event has the whole text.
+    transport.refuse = [Overloaded("full")]
+    publisher.chunk(chunk)
+    transport.refuse = [TooLarge("too large")]
+    publisher.tick()
     assert publisher.backlog == 0
 
 
@@ -153,3 +159,111 @@ def test_a_dead_letter_that_is_too_large_keeps_its_first_bytes() -> None:
     assert "200000 bytes" in kept.reason
     transport.deliver(0)
     assert done == ["dlq"]
+
+
+class ManualLoop:
+    """The part of an event loop that gathering needs; the test lets the time come."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def call_later(self, _delay_s: float, callback: Callable[[], None]) -> Any:
+        self.due.append(callback)
+        return SimpleNamespace(cancel=lambda: self.due.remove(callback) if callback in self.due else None)
+
+
+def gathering() -> tuple[FakeTransport, Publisher, ManualLoop]:
+    transport, loop = FakeTransport(), ManualLoop()
+    made = Publisher(transport, default_codec(), NAMES, loop=loop)  # pyright: ignore[reportArgumentType]
+    return transport, made, loop
+
+
+def ids(transport: FakeTransport) -> list[str]:
+    return [event.request_id for event in transport.events()]
+
+
+def test_while_nothing_is_under_way_a_record_leaves_at_once_and_then_others_gather() -> None:
+    transport, publisher, loop = gathering()
+    for name in "abc":
+        publisher.result(result(request_id=name), lambda _: None)
+    assert ids(transport) == ["a"]
+    assert publisher.backlog == 2
+    loop.due.pop()()
+    assert ids(transport) == ["a", "b", "c"]
+    assert publisher.backlog == 0
+
+
+def test_what_gathered_leaves_when_the_last_answer_comes_or_enough_is_there() -> None:
+    transport, publisher, loop = gathering()
+    for name in "ab":
+        publisher.result(result(request_id=name), lambda _: None)
+    transport.deliver(0)
+    assert ids(transport) == ["a", "b"]
+    assert not loop.due
+    for number in range(GATHERED_RECORDS):
+        publisher.result(result(request_id=f"r{number}"), lambda _: None)
+    assert len(transport.sent) == 2 + GATHERED_RECORDS
+
+
+def test_a_flood_of_dead_letters_has_a_small_window_and_results_pass_it() -> None:
+    transport, publisher, done = make()
+    letter = DeadLetter(
+        reason_code="r", reason="r", original=b"y", origin=ORIGIN, worker_id="w", created_at=0,
+    )  # fmt: skip
+    for number in range(5000):
+        publisher.dead_letter(letter, lambda number=number: done.append(str(number)))
+    assert len(transport.sent) == LETTER_WINDOW
+    assert publisher.letters_full
+    publisher.result(result(), lambda _: done.append("result"))
+    assert transport.sent[LETTER_WINDOW][0] == NAMES.result
+    for index in range(5001):
+        transport.deliver(index)
+    assert sorted(done) == sorted(["result", *(str(number) for number in range(5000))])
+    assert not publisher.letters_full
+    assert (publisher.backlog, publisher.unacknowledged) == (0, 0)
+
+
+def test_the_status_that_ends_a_request_is_never_lost() -> None:
+    """Whatever its detail holds and whatever the broker says: unencodable, refused, too large, lost on the way."""
+    transport, publisher, _ = make()
+    publisher.status(dataclasses.replace(status(done=True), detail="\ud800"))
+    assert default_codec().decode(transport.sent[0][1], StatusEvent).detail is None
+    transport.refuse = [Overloaded("full"), TooLarge("too large")]
+    publisher.status(dataclasses.replace(status(done=True), detail="x" * 5000))
+    publisher.tick()
+    assert default_codec().decode(transport.sent[1][1], StatusEvent).detail is None
+    transport.deliver(1, BrokerUnavailable("timed out"))
+    publisher.tick()
+    transport.deliver(2)
+    transport.deliver(0)
+    assert (publisher.backlog, publisher.unacknowledged, publisher.sent_total) == (0, 0, 2)
+
+
+def test_what_is_impossible_does_not_stand_before_the_rest() -> None:
+    transport, publisher, _ = make()
+    transport.refuse = [Overloaded("full")]
+    chunk = dataclasses.replace(result(), kind="chunk", status=None, text_generation=None, text="x")
+    publisher.chunk(chunk)
+    publisher.result(result(request_id="after"), lambda _: None)
+    transport.refuse = [TooLarge("more than the broker takes")]
+    publisher.tick()
+    assert ids(transport) == ["after"]
+
+
+def test_an_error_whose_words_cannot_be_encoded_still_ends_the_request() -> None:
+    transport, publisher, done = make()
+    transport.refuse = [TooLarge("\ud800")]
+    publisher.result(result(), lambda failure: done.append(failure.code if failure else "completed"))
+    event = transport.events()[0]
+    assert event.status == "failed"
+    transport.deliver(0)
+    assert done == ["too_large"]
+
+
+def test_a_dead_letter_in_words_that_cannot_be_encoded_is_still_sent() -> None:
+    transport, publisher, _ = make()
+    letter = DeadLetter(
+        reason_code="r", reason="\ud800", original=b"y", origin=ORIGIN, worker_id="w", created_at=0,
+    )  # fmt: skip
+    publisher.dead_letter(letter, lambda: None)
+    assert default_codec().decode(transport.sent[0][1], DeadLetter).original == b"y"

@@ -1,0 +1,144 @@
+"""transformers' continuous batching as the text backend uses it. Imported in an engine's process only, where torch is.
+
+The manager would copy each request's tokens, and call the event loop for each of its steps. Here the thread that
+computes only says that there is something new, and only when nobody is going to look anyway; the event loop reads the
+tokens from the requests themselves, when it has time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.continuous_api import (
+    BackgroundThreadStatus,
+    ContinuousBatchingManager,
+    OutputRouter,
+)
+
+from penstock.processors.engines.sampling import Sampling
+
+
+class BatchingLoop(ContinuousBatchingManager):
+    """A manager that counts its turns. `on_news` is called in its thread."""
+
+    def __init__(self, model: Any, generation: GenerationConfig, config: ContinuousBatchingConfig) -> None:
+        super().__init__(model=model, generation_config=generation, continuous_batching_config=config)
+        self.on_news: Callable[[], None] = lambda: None
+        self.turns = 0
+        """Grows as long as the thread moves, with work or without."""
+        self.current_batch = 0
+        self._outputs: deque[Any] = deque()
+        self.output_router = _Router(self._outputs, self._tell)
+
+    def _tell(self) -> None:
+        self.on_news()
+
+    def _generation_loop_body(self, batch_processor: Any, bootstrapping: bool) -> bool:
+        self.turns += 1
+        batch = self.current_batch
+        goes_on = super()._generation_loop_body(batch_processor, bootstrapping)
+        if self.current_batch != batch:
+            self.on_news()
+        return goes_on
+
+    @property
+    def dead(self) -> bool:
+        """Whether its thread has ended, or is ending and fails its requests."""
+        return self.background_thread_status.local_status != BackgroundThreadStatus.DONT_STOP or not self.is_running()
+
+    @property
+    def reason(self) -> str:
+        return repr(self.background_thread_status.fatal_error)
+
+    def add(self, run_id: str, ids: list[int], new_tokens: int, sampling: Sampling, end_ids: list[int]) -> bool:
+        """Whether the loop took it; it takes nothing once it has died."""
+        added = self.add_request(
+            ids,
+            request_id=run_id,
+            max_new_tokens=new_tokens,
+            streaming=False,
+            eos_token_id=end_ids,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+        )
+        return added is not None
+
+    def generated(self, run_id: str) -> list[int] | None:
+        """The tokens of a run so far, not to be changed; None when it has not begun or is over."""
+        processor = self.batch_processor
+        state: Any = None if processor is None else processor.scheduler.active_requests.get(run_id)
+        if state is None:
+            return None
+        if state._true_initial_tokens:  # it was set back, and its first tokens are computed again as a prompt
+            return state.initial_tokens[state._true_initial_tokens :] + state.generated_tokens
+        return state.generated_tokens
+
+    def take_outputs(self) -> list[Any]:
+        """Outputs of runs that have finished or failed since the last call."""
+        taken: list[Any] = []
+        while self._outputs:
+            taken.append(self._outputs.popleft())
+        return taken
+
+    def wait_for_output(self, timeout_s: float) -> Any:
+        """The next output; None when none comes in time or the loop has died. For before anybody else listens."""
+        news = threading.Event()
+        self.on_news = news.set
+        give_up = time.monotonic() + timeout_s
+        while time.monotonic() < give_up:
+            outputs = self.take_outputs()
+            if outputs or self.dead:
+                return outputs[0] if outputs else None
+            news.wait(0.1)
+            news.clear()
+        return None
+
+
+class _Router(OutputRouter):
+    """Keeps what is delivered until it is taken. What comes for a cancelled run is taken, and belongs to nobody."""
+
+    def __init__(self, outputs: deque[Any], tell: Callable[[], None]) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._tell = tell
+
+    def deliver(self, output: Any) -> None:
+        self._outputs.append(output)
+        self._tell()
+
+    def deliver_batch(self, outputs: list[Any]) -> None:
+        self._outputs.extend(outputs)
+        self._tell()
+
+
+def start_loop(
+    model: Any, *, end_ids: list[int], pad_id: int, max_new_tokens: int, on_cpu: bool, **sizes: Any
+) -> BatchingLoop:
+    """A loop that runs. `sizes`: block_size, num_blocks, max_batch_tokens, max_requests_per_batch."""
+    # Base values other than the defaults make the per-request processors exist at all.
+    generation = GenerationConfig(
+        do_sample=True,
+        temperature=0.9,
+        top_k=50,
+        top_p=0.95,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=end_ids,
+        pad_token_id=pad_id,
+    )
+    config = ContinuousBatchingConfig(
+        **sizes,
+        per_request_processors=True,
+        use_cuda_graph=False if on_cpu else None,
+        use_async_batching=False if on_cpu else None,
+        # Admission has reserved a run's whole length before it comes here: no prompt need wait for a margin.
+        safety_margin=0.0,
+    )
+    loop = BatchingLoop(model, generation, config)
+    loop.start()
+    return loop

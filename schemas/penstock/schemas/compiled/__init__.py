@@ -1,0 +1,49 @@
+"""Encoders and decoders that are generated from Avro schemas, four to ten times as fast as going through dictionaries.
+
+At the first record of a schema `make_encoder` or `make_decoder` writes the source of one Python function for it and
+compiles it; there is no build step and nothing on disk. `encoder` and `decoder` say what they support. What they do not
+support goes through fastavro (`reference`). The property tests hold them against it, byte for byte, for every released
+schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.schemas.compiled import reference
+from penstock.schemas.compiled.decoder import compile_decoder
+from penstock.schemas.compiled.encoder import compile_encoder
+from penstock.schemas.compiled.tree import Unsupported, schema_tree
+from penstock.schemas.records import Record
+
+Encoder = Callable[[Any], bytes]
+Decoder = Callable[[bytes], Any]
+
+HEADER_SIZE = reference.HEADER_SIZE
+
+
+def schema_name(text: str) -> str:
+    """The name of a record's schema without its namespace; empty for what is no record. Raises as `schema_tree`."""
+    tree = schema_tree(text)
+    return tree["name"] if isinstance(tree, dict) and tree["type"] == "record" else ""
+
+
+def make_encoder(text: str, kind: type[Record], header: bytes) -> Encoder:
+    """What turns a record into `header` and its Avro body."""
+    try:
+        return compile_encoder(schema_tree(text), kind, header)
+    except (Unsupported, SyntaxError):
+        return reference.make_encoder(text, kind, header)
+
+
+def make_decoder(writer: str, reader: str, kind: type[Record]) -> Decoder:
+    """What turns a message that was written by one schema into a record of another.
+
+    Raises UnsafeSchema (see `tree`) or whatever the parsing of a bad schema runs into.
+    """
+    written, wanted = schema_tree(writer), schema_tree(reader)
+    try:
+        return compile_decoder(written, wanted, kind)
+    except (Unsupported, SyntaxError):  # Python refuses source that is nested too deep
+        return reference.make_decoder(writer, reader, kind)

@@ -1,0 +1,97 @@
+"""Backends for tests of the process around a model: they are loaded in it by name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.processors.engines.backend import Emit
+from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunSpec
+from penstock.processors.engines.text import TextBackend
+
+
+class Plain:
+    """Answers each run with its prompt at once, on the event loop."""
+
+    def __init__(self, source: str, options: Mapping[str, Any], emit: Emit) -> None:
+        self.source, self.options, self.emit = source, options, emit
+
+    def load(self) -> EngineInfo:
+        return EngineInfo(context_window=1000)
+
+    def prepare(self, spec: RunSpec) -> tuple[Prepared, Any]:
+        # How many messages it was given is how the test sees them.
+        tokens = len(spec.prompt or "") + len(spec.history or ())
+        return Prepared(run_id=spec.run_id, prompt_tokens=tokens, need_tokens=0), spec.prompt
+
+    def run(self, spec: RunSpec, prompt: Any) -> None:
+        self.emit(("delta", spec.run_id, prompt, [1], 0))
+        self.emit(("finished", Finished(run_id=spec.run_id, output={"text": prompt}, finish_reason="stop")))
+
+    def cancel(self, run_id: str) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def progress(self) -> int | None:
+        return None
+
+    def measured_memory(self) -> int:
+        return 1
+
+
+class NeverLoaded(Plain):
+    """Its load does not end."""
+
+    def load(self) -> EngineInfo:
+        time.sleep(3600)
+        raise AssertionError
+
+
+class Unsendable(Plain):
+    """What it gives cannot be pickled."""
+
+    def run(self, spec: RunSpec, prompt: Any) -> None:
+        self.emit(("delta", spec.run_id, threading.Lock(), [1], 0))
+
+
+class CheckFails(Plain):
+    """Its own look after itself fails, which is nobody's run."""
+
+    def check(self) -> None:
+        raise RuntimeError("as in a bug")
+
+
+class HangingText(TextBackend):
+    """A text engine whose model, once told so by a prompt of `hang` tokens, computes for ever."""
+
+    def load(self) -> EngineInfo:
+        info = super().load()
+        model: Any = self._model
+        forward = model.forward
+
+        def hang_after_the_first(*arguments: Any, **named: Any) -> Any:
+            if self.hang:
+                time.sleep(3600)
+            return forward(*arguments, **named)
+
+        self.hang = False
+        model.forward = hang_after_the_first
+        return info
+
+    def run(self, spec: RunSpec, prompt: Any) -> None:
+        self.hang = spec.params.get("max_tokens") == int(self._options["hang_at"])
+        super().run(spec, prompt)
+
+
+class PoisonedText(TextBackend):
+    """A text engine whose batching loop dies of a run with this many tokens."""
+
+    def run(self, spec: RunSpec, prompt: Any) -> None:
+        super().run(spec, prompt)
+        if spec.params.get("max_tokens") == int(self._options["dies_at"]):
+            out_of_vocabulary = [10**6]
+            self._batching.add_request(out_of_vocabulary, request_id="poison", max_new_tokens=2, eos_token_id=[-1])

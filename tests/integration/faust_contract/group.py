@@ -1,0 +1,135 @@
+"""A topic set of its own, members of a group of its own, and a record of what each member was handed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from penstock.processors.kafka.membership import (
+    TP,
+    Assignment,
+    Batch,
+    Committed,
+    Delivered,
+    GroupSettings,
+    Membership,
+)
+from penstock.producers.settings import KafkaSettings
+from support import wait_until_async
+
+
+class Seen:
+    """What one member was told. Fails on the spot when a batch does not join to what came before it."""
+
+    def __init__(self, *, take: bool = True) -> None:
+        self.assignments: list[Assignment] = []
+        self.batches: list[Batch] = []
+        self.records: list[tuple[TP, Delivered]] = []
+        self.ends: dict[TP, int] = {}
+        self.faults: list[str] = []
+        self.take = take
+        self.member: Membership | None = None
+
+    def on_assigned(self, assignment: Assignment) -> None:
+        assert set(assignment.committed) == assignment.partitions
+        self.assignments.append(assignment)
+        self.ends = {tp: offset for tp, (offset, _) in assignment.committed.items()}
+
+    def on_batch(self, batch: Batch) -> None:
+        if batch.generation != self.assignments[-1].generation:
+            self.faults.append(f"{batch} is of generation {batch.generation}")
+        if batch.start != self.ends[batch.tp]:
+            self.faults.append(f"{batch} does not join to {self.ends[batch.tp]}")
+        offsets = [record.offset for record in batch.records]
+        if offsets != sorted(set(offsets)) or any(not batch.start <= o < batch.end for o in offsets):
+            self.faults.append(f"{batch} has {offsets}")
+        self.ends[batch.tp] = batch.end
+        self.batches.append(batch)
+        self.records += [(batch.tp, record) for record in batch.records]
+        if self.take:
+            batch.taken()
+
+    def places(self) -> list[tuple[str, int, int]]:
+        return [(*tp, record.offset) for tp, record in self.records]
+
+    def values(self) -> list[bytes | None]:
+        return [record.value for _, record in self.records]
+
+    async def commit_all(self) -> None:
+        assert self.member is not None
+        results = await self.member.commit({tp: (end, "") for tp, end in self.ends.items()})
+        assert all(results.values()), results
+
+
+class Group:
+    """A topic of its own and members of a group of its own."""
+
+    def __init__(self, bootstrap: str, folder: Path, partitions: int = 1, topics: int = 1) -> None:
+        self.bootstrap = bootstrap
+        self.folder = folder
+        run = uuid.uuid4().hex[:8]
+        self.id = f"faust-{run}"
+        self.topics = [f"faust-{run}-{number}" for number in range(topics)]
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        for future in self.admin.create_topics([NewTopic(t, partitions, 1) for t in self.topics]).values():
+            future.result(20)
+        self.partitions = [(topic, number) for topic in self.topics for number in range(partitions)]
+
+    @property
+    def tp(self) -> TP:
+        return self.partitions[0]
+
+    def produce(self, count: int, *, partition: int = 0, start: int = 0, size: int = 0, topic: int = 0) -> None:
+        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
+        for number in range(start, start + count):
+            value = str(number).encode().ljust(size)
+            producer.produce(self.topics[topic], value, key=str(number), partition=partition)
+        assert producer.flush(30) == 0
+
+    def committed(self) -> dict[TP, Committed]:
+        """What the broker has, asked by a client of its own."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.id})
+        try:
+            found = consumer.committed([TopicPartition(*tp) for tp in self.partitions], 20)
+        finally:
+            consumer.close()
+        assert all(p.error is None for p in found)
+        return {(p.topic, p.partition): (p.offset, p.metadata or "") for p in found if p.offset >= 0}
+
+    def settings(self, name: str, **options: Any) -> GroupSettings:
+        wanted: dict[str, Any] = {"session_timeout_s": 6, "heartbeat_s": 0.5, **options}
+        return GroupSettings(group_id=self.id, client_id=name, data_dir=self.folder / name, **wanted)
+
+    @asynccontextmanager
+    async def member(
+        self,
+        name: str,
+        seen: Seen,
+        *,
+        on_revoking: Callable[[], Mapping[TP, Committed]] = dict,
+        urgency: Callable[[str], int] = lambda _: 0,
+        **options: Any,
+    ) -> AsyncIterator[Membership]:
+        member = seen.member = Membership(
+            KafkaSettings(bootstrap_servers=self.bootstrap),
+            self.settings(name, **options),
+            self.topics,
+            on_batch=seen.on_batch,
+            on_assigned=seen.on_assigned,
+            on_revoking=on_revoking,
+            urgency=urgency,
+        )
+        await member.start()
+        try:
+            await wait_until_async(lambda: member.joined, 30, f"{name} did not join")
+            yield member
+            assert seen.faults == []
+            assert not member.crashed
+        finally:
+            await member.stop()

@@ -1,0 +1,26 @@
+"""One compressed record stops nobody (#0). Whole clients of other languages are in tests/integration/stock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer
+
+from system import System
+from worker_requests import outcome, send
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_a_compressed_record_runs_and_so_does_the_next(make_system: Callable[..., System], codec: str) -> None:
+    system = make_system()
+    worker = system.worker().wait_ready()
+    producer = Producer({"bootstrap.servers": system.bootstrap, "compression.type": codec})
+    body = {"request_id": "packed", "task": "text_generation", "payload": {"prompt": "hello " * 200}}
+    producer.produce(system.names.request("text_generation", 5), json.dumps(body), partition=0)
+    assert producer.flush(20) == 0
+    send(system, {"request_id": "next"}, partition=0)
+    for request_id in ("packed", "next"):
+        assert outcome(system, request_id, 15).status == "completed"
+    assert worker.alive()

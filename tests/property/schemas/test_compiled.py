@@ -1,0 +1,343 @@
+"""The generated encoders and decoders against fastavro: the same bytes, the same records, and no more than that."""
+
+from __future__ import annotations
+
+import io
+import json
+import tracemalloc
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from avro_values import records_of, values_of
+from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, released_schema, schema_text
+from penstock.schemas.compiled import make_decoder, reference
+from penstock.schemas.compiled.decoder import compile_decoder
+from penstock.schemas.compiled.encoder import compile_encoder
+from penstock.schemas.compiled.tree import UnsafeSchema, Unsupported, schema_tree
+from penstock.schemas.compiled.varints import int_bytes, long_bytes, read_int, read_long
+from penstock.schemas.errors import BadAvro, UnknownSchema
+from penstock.schemas.records import RECORDS, InferenceRequest, ModelInfo, Record, ResultEvent, WorkerState
+
+CODEC = default_codec()
+HEADER = b"\0\0\0\0\7"
+SLOW = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+def current(kind: type[Record]) -> str:
+    return schema_text(kind.__name__)
+
+
+ENCODERS = {kind: compile_encoder(schema_tree(current(kind)), kind, HEADER) for kind in RECORDS}
+DECODERS = {kind: compile_decoder(schema_tree(current(kind)), schema_tree(current(kind)), kind) for kind in RECORDS}
+REFERENCE_ENCODERS = {kind: reference.make_encoder(current(kind), kind, HEADER) for kind in RECORDS}
+REFERENCE_DECODERS = {kind: reference.make_decoder(current(kind), current(kind), kind) for kind in RECORDS}
+STRATEGIES = {kind: records_of(kind) for kind in RECORDS}
+RELEASES = [(kind, schema_id) for kind in RECORDS for schema_id in SCHEMA_IDS[kind.__name__]]
+NAMED = pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+
+
+def written(text: str, values: Any) -> bytes:
+    """What fastavro writes, behind a header."""
+    out = io.BytesIO(HEADER)
+    out.seek(len(HEADER))
+    schema = reference._parsed(text)
+    fastavro.schemaless_writer(out, schema, values)
+    return out.getvalue()
+
+
+@NAMED
+@SLOW
+@given(data=st.data())
+def test_the_same_bytes_and_the_same_record(kind: type[Record], data: st.DataObject) -> None:
+    record = data.draw(STRATEGIES[kind])
+    encoded = ENCODERS[kind](record)
+    assert encoded == REFERENCE_ENCODERS[kind](record)
+    decoded = DECODERS[kind](encoded)
+    assert decoded == REFERENCE_DECODERS[kind](encoded) == record
+
+
+@pytest.mark.parametrize(("kind", "schema_id"), RELEASES, ids=lambda value: getattr(value, "__name__", value))
+@SLOW
+@given(data=st.data())
+def test_every_release_is_read_as_the_current_one(kind: type[Record], schema_id: int, data: st.DataObject) -> None:
+    release = released_schema(schema_id)
+    assert release is not None
+    text = release[2]
+    encoded = written(text, data.draw(values_of(json.loads(text), {})))
+    decoder = compile_decoder(schema_tree(text), schema_tree(current(kind)), kind)
+    assert decoder(encoded) == reference.make_decoder(text, current(kind), kind)(encoded)
+    header = b"\0" + schema_id.to_bytes(4, "big")
+    assert CODEC.decode_any(header + encoded[5:]) == decoder(encoded)
+
+
+NEW_TYPES: list[Any] = [
+    "string",
+    "double",
+    "boolean",
+    "float",
+    "bytes",
+    ["null", "string", "long"],
+    ["string", "null"],
+    {"type": "fixed", "name": "Digest", "size": 3},
+    {"type": "enum", "name": "Colour", "symbols": ["red", "green"]},
+    {"type": "array", "items": ["null", "double"]},
+    {"type": "array", "items": {"type": "map", "values": "long"}},
+    {"type": "map", "values": {"type": "record", "name": "Other", "fields": [{"name": "a", "type": "int"}]}},
+    {"type": "long", "logicalType": "timestamp-millis", "avro.java.string": "String"},
+]
+
+
+@st.composite
+def foreign(draw: st.DrawFn, kind: type[Record]) -> str:
+    """A schema of another release: fields with defaults are missing, unknown ones and new symbols are there."""
+    schema = json.loads(current(kind))
+    text = json.dumps(schema)
+    defined_elsewhere = [name for name in ("ImageInput", "ImagesOutput", "TextOutput") if f'"{name}"' in text]
+    fields = [
+        field
+        for field in schema["fields"]
+        if "default" not in field
+        or any(f'"name": "{name}"' in json.dumps(field) for name in defined_elsewhere)
+        or draw(st.booleans())
+    ]
+    for number, added in enumerate(draw(st.lists(st.sampled_from(NEW_TYPES), max_size=4, unique_by=json.dumps))):
+        fields.insert(
+            draw(st.integers(0, len(fields))), {"name": f"new_{number}", "type": json.loads(json.dumps(added))}
+        )
+    for field in fields:
+        if isinstance(field["type"], dict) and field["type"].get("type") == "enum" and draw(st.booleans()):
+            field["type"]["symbols"] = ["of_tomorrow", *field["type"]["symbols"]]
+    schema["fields"] = fields
+    return json.dumps(schema)
+
+
+@NAMED
+@SLOW
+@given(data=st.data())
+def test_other_releases_are_read_alike(kind: type[Record], data: st.DataObject) -> None:
+    text = data.draw(foreign(kind))
+    encoded = written(text, data.draw(values_of(json.loads(text), {})))
+    decoder = compile_decoder(schema_tree(text), schema_tree(current(kind)), kind)
+    assert decoder(encoded) == reference.make_decoder(text, current(kind), kind)(encoded)
+    codec = Codec(Fixed(text))
+    for end in range(5, len(encoded), 1 + len(encoded) // 50):
+        with pytest.raises(BadAvro):
+            codec.decode_any(encoded[:end])
+
+
+class Fixed:
+    """A registry with one schema."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.asked = 0
+
+    def schema_for(self, schema_id: int) -> str:
+        self.asked += 1
+        return self.text
+
+
+FIXED = {kind: Codec(Fixed(current(kind))) for kind in RECORDS}
+
+
+@NAMED
+@settings(SLOW, max_examples=120)
+@given(data=st.data())
+def test_malformed_bytes_are_bad_avro_or_read_alike(kind: type[Record], data: st.DataObject) -> None:
+    encoded = bytearray(ENCODERS[kind](data.draw(STRATEGIES[kind])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(5, len(encoded)))
+        length = data.draw(st.integers(0, 2))
+        encoded[at : at + length] = data.draw(st.binary(max_size=3) | st.sampled_from((b"\x01", b"\xff" * 9, b"\x80")))
+    message = HEADER + bytes(encoded[5:])
+    try:
+        expected: Any = REFERENCE_DECODERS[kind](message)
+    except Exception:
+        expected = None
+    try:
+        decoded = FIXED[kind].decode_any(message)
+    except BadAvro:
+        if expected is not None:  # fastavro lets things pass that nobody writes
+            try:
+                again = ENCODERS[kind](expected)
+            except (BadAvro, ValueError, TypeError):
+                return
+            assert again != message
+        return
+    assert repr(decoded) == repr(expected)
+
+
+@pytest.mark.parametrize("size", [0, 3, 40, 2**20, 2**31 - 1, 2**40, 2**62, 2**63 - 1, -1, -7, -(2**63)])
+@NAMED
+def test_a_length_that_lies_takes_no_memory(kind: type[Record], size: int) -> None:
+    """Wherever a number can stand there is one that lies."""
+    lie = long_bytes(size)
+    with_lists: dict[type[Record], Record] = {
+        ResultEvent: CODEC.decode(CODEC.encode(EVENT), ResultEvent),
+        WorkerState: STATE,
+    }
+    sample = ENCODERS[kind](with_lists[kind]) if kind in with_lists else HEADER + bytes(60)
+    codec = FIXED[kind]
+    tracemalloc.start()
+    try:
+        for at in range(5, len(sample)):
+            try:
+                codec.decode_any(sample[:at] + lie + sample[at + 1 :] + bytes(20))
+            except BadAvro:
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+EVENT = ResultEvent.from_dict(
+    {
+        "request_id": "r",
+        "tenant": "default",
+        "kind": "terminal",
+        "origin": {"topic": "t", "partition": 0, "offset": 1, "append_time_ms": 2},
+        "attempt": 1,
+        "epoch": 1,
+        "task": "embedding",
+        "created_at": 1,
+        "worker_id": "w",
+        "token_ids": [1, 2],
+        "embedding": {"embeddings": [[0.5, 0.25]], "dimensions": 2},
+        "metadata": {"a": "b"},
+    }
+)
+STATE = WorkerState.from_dict(
+    {
+        "worker_id": "w",
+        "state": "ready",
+        "started_at": 1,
+        "updated_at": 2,
+        "assigned": ["t/0"],
+        "queued": {"high": 1},
+        "models": [{"model": "m", "state": "ready", "memory_bytes": None}],
+    }
+)
+
+
+def test_lists_in_blocks_with_their_sizes_are_read() -> None:
+    """Java's blocking encoder writes a negative count and the block's size, and a list may have many blocks."""
+    info = ModelInfo(model="m", tasks=["a", "b", "c"], engine="e", state="ready", updated_at=1, worker_id="w")
+    plain = ENCODERS[ModelInfo](info)
+    blocks = b"\x03\x08\x02a\x02b" + b"\x02\x02c" + b"\x00"
+    changed = plain.replace(b"\x06\x02a\x02b\x02c\x00", blocks)
+    assert changed != plain
+    assert DECODERS[ModelInfo](changed) == REFERENCE_DECODERS[ModelInfo](changed) == info
+
+
+ODD = (
+    st.just("\ud800")
+    | st.sampled_from((2**31, 2**63, -(2**63) - 1, 2**70, -1, 0, 1.5, float("nan"), True, None, b"x", "x", object()))
+    | st.sampled_from(([], {}, ["a"], [1], [None], ["\udfff"], {"a": 1}, {"a": "\ud800"}, {1: "a"}, "text_generation"))
+)
+
+
+@NAMED
+@settings(SLOW, max_examples=120)
+@given(data=st.data())
+def test_what_does_not_fit_is_bad_avro(kind: type[Record], data: st.DataObject) -> None:
+    values = data.draw(STRATEGIES[kind]).to_dict()
+    holder = values
+    inner = [value for value in values.values() if isinstance(value, dict) and value]
+    if inner and data.draw(st.booleans()):
+        holder = data.draw(st.sampled_from(inner))
+    holder[data.draw(st.sampled_from(sorted(holder)))] = data.draw(ODD)
+    try:
+        record = kind.from_dict(values)
+    except (TypeError, AttributeError, ValueError):
+        return
+    try:
+        encoded = CODEC.encode(record)
+    except BadAvro:
+        return
+    assert DECODERS[kind](encoded) == REFERENCE_DECODERS[kind](encoded)
+    try:
+        expected = REFERENCE_ENCODERS[kind](record)
+    except (TypeError, ValueError):  # fastavro takes no boolean for an optional number
+        return
+    assert encoded[5:] == expected[5:]
+
+
+@given(number=st.integers(-(2**63), 2**63 - 1) | st.integers(-(2**31), 2**31 - 1), tail=st.binary(max_size=9))
+def test_numbers_come_back(number: int, tail: bytes) -> None:
+    encoded = long_bytes(number)
+    data = encoded + tail
+    if len(encoded) > 1:
+        assert read_long(data, 1, data[0]) == (number, len(encoded))
+    if -(2**31) <= number < 2**31:
+        assert int_bytes(number) == encoded
+        if len(encoded) > 1:
+            assert read_int(data, 1, data[0]) == (number, len(encoded))
+        return
+    with pytest.raises(BadAvro):
+        int_bytes(number)
+    with pytest.raises(BadAvro):
+        read_int(data, 1, data[0])
+
+
+def schema_with(**field: Any) -> str:
+    schema = json.loads(schema_text("InferenceRequest"))
+    schema["fields"].insert(0, {"name": "new", **field})
+    return json.dumps(schema)
+
+
+NODE = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
+EMPTY = {"type": "record", "name": "Empty", "fields": []}
+ENDLESS = [
+    NODE,
+    {"type": "array", "items": "null"},
+    {"type": "array", "items": EMPTY},
+    {"type": "array", "items": {"type": "fixed", "name": "None", "size": 0}},
+    {"type": "fixed", "name": "Less", "size": -5},
+]
+
+
+@pytest.mark.parametrize("added", ENDLESS, ids=["itself", "nulls", "empty-records", "empty-fixed", "negative-fixed"])
+def test_a_schema_by_which_a_few_bytes_cost_anything_is_not_read(added: Any) -> None:
+    with pytest.raises(UnsafeSchema):
+        schema_tree(schema_with(type=added))
+    registry = Fixed(schema_with(type=added))
+    codec = Codec(registry)
+    for _ in range(3):
+        with pytest.raises(UnknownSchema):
+            codec.decode_any(HEADER + b"\2" * 100_000)
+    with pytest.raises(UnknownSchema):
+        Codec(Fixed("[" * 100_000)).decode_any(HEADER)
+
+
+def test_a_schema_that_grows_without_end_costs_no_memory() -> None:
+    kinds: list[Any] = ["long"]
+    for number in range(40):
+        fields = [
+            {"name": f"f{at}", "type": kinds[-1] if at == 0 else f"K{number - 1}"} for at in range(8 if number else 1)
+        ]
+        kinds.append({"type": "record", "name": f"K{number}", "fields": fields})
+    text = schema_with(type=kinds[-1])
+    with pytest.raises(Unsupported):
+        compile_decoder(schema_tree(text), schema_tree(schema_text("InferenceRequest")), InferenceRequest)
+    with pytest.raises(BadAvro):
+        Codec(Fixed(text)).decode_any(HEADER + bytes(10))
+
+
+def test_what_is_not_generated_goes_through_fastavro() -> None:
+    schema = json.loads(schema_text("InferenceRequest"))
+    priority = next(field for field in schema["fields"] if field["name"] == "max_attempts")
+    priority["type"] = ["int", "string"]  # a union of two types is not generated
+    text = json.dumps(schema)
+    with pytest.raises(Unsupported):
+        compile_decoder(schema_tree(text), schema_tree(schema_text("InferenceRequest")), InferenceRequest)
+    values = {"request_id": "r", "task": "embedding", "created_at": 1, "max_attempts": 2}
+    values = {**InferenceRequest.from_dict(values).to_dict()}
+    encoded = written(text, values)
+    decoder = make_decoder(text, schema_text("InferenceRequest"), InferenceRequest)
+    assert decoder(encoded) == InferenceRequest.from_dict(values)
