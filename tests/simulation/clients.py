@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ class Clients:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._plan = cluster.plan
-        self._sent: list[InferenceRequest] = []
 
     def start(self) -> None:
         """Each request has a stream of its own: leaving some out changes no other."""
@@ -42,7 +42,6 @@ class Clients:
             self._append(rng, self._topic(rng), b"k", json.dumps(body).encode())
             return
         request = self._request(number, rng)
-        self._sent.append(request)
         self._submit(request, rng)
         self._afterwards(request, rng)
 
@@ -112,7 +111,7 @@ class Clients:
         script: dict[str, Any] = {"n": rng.randint(2, 8), "need": rng.randint(2, 30)}
         if plan.has("huge") and rng.random() < 0.1:
             script["need"] = 1_000
-        if plan.has("large_output") and rng.random() < 0.1:
+        if plan.has("large_output") and rng.random() < 0.25:
             script["large"] = True
         if plan.has("short_timeout") and rng.random() < 0.1:
             script["hang"] = True
@@ -135,7 +134,8 @@ class Clients:
                 world.at(delay, None, f"{kind} {request.request_id}", self._command, kind, request, rng.choice([0, 5, 9]))
         if plan.has("duplicate") and rng.random() < 0.15:
             delay = rng.choice([0.0, 0.05, 1.5])
-            world.at(delay, None, f"again {request.request_id}", self._submit, request, rng)
+            again = replace(request, priority=rng.choice([request.priority, 1, 5, 8]))
+            world.at(delay, None, f"again {request.request_id}", self._submit, again, rng)
 
     def _command(self, kind: str, request: InferenceRequest, priority: int) -> None:
         self._cluster.command(

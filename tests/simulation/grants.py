@@ -66,7 +66,7 @@ class Grants:
             if _under_way(other):
                 raise Violation(f"line: {work} is granted while {other} is under way")
             earlier = other.seq < work.seq and other.klass == work.klass and other.key[:2] == work.key[:2]
-            if earlier and other.stage in IN_SCHEDULER:
+            if earlier and (other.stage in IN_SCHEDULER or other.stage is Stage.RETRYING):
                 raise Violation(f"line: {work} is granted before {other}")
 
     def _alone(self, lane: Lane, work: Work) -> None:
@@ -153,4 +153,4 @@ def _under_way(work: Work) -> bool:
     """Whether its conversation must wait for it; not for an answer that stood there already, to be kept elsewhere."""
     if work.stage is Stage.KEEPING:
         return work.run is not None and work.run.granted_at is not None
-    return work.stage in (Stage.BEGINNING, Stage.RUNNING, Stage.RETRYING)
+    return work.stage in (Stage.BEGINNING, Stage.RUNNING) or (work.stage is Stage.RETRYING and work.holds_line)

@@ -17,14 +17,13 @@ FAULTS = (
     "short_pause",
     "cut",  # a worker's network, both ways, for longer than the group waits
     "restart",  # orderly stop and start
-    "join",  # a worker more
+    "join",  # a worker more, later
     "outage",  # the broker is away
     "lost_commit_ack",
     "refused_commit",
     "late_ack",  # an acknowledgement was lost: the producer sends again, the log has it once
     "unknown_offsets",  # the coordinator cannot tell the committed offsets just now
     "rewind",  # the consumer goes back to what is committed
-    "resume_position",  # after a rebalance the consumer goes on where it was
     "truncated_batches",
     "markers",
     "lost_records",  # retention took what was read once already
@@ -39,7 +38,7 @@ FAULTS = (
     "load_hopeless",
     "memory_short",
     "unload",
-    "gone_at_start",
+    "engine_gone",  # it dies just when a run is put on it
     "prepare_refused",
     "begin_refused",
     "keep_failed",
@@ -53,7 +52,6 @@ KINDS = (
     "embedding",
     "poison_bytes",
     "poison_named",
-    "unsupported",
     "killer",
     "killer_at_prepare",
     "worker_killer",
@@ -68,6 +66,15 @@ KINDS = (
     "large_output",
     "unknown_model",
     "burst",
+)
+
+THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    # Faults and requests that together reach what chance alone seldom does.
+    (("crash", "pause", "late_ack"), ("line", "cancel", "short_ttl", "large_output")),
+    (("crash", "cut", "join", "late_ack"), ("line", "misplaced", "duplicate", "stream")),
+    (("crash", "lost_records", "truncated_batches"), ("burst", "line", "cancel")),
+    (("engine_death", "engine_gone"), ("killer", "killer_at_prepare", "line", "cross_class_line", "stream")),
+    (("load_failure", "load_hopeless", "unload"), ("cross_class_line", "cancel", "short_ttl")),
 )
 
 
@@ -146,6 +153,9 @@ def draw(seed: int) -> Plan:
     intensity = rng.choice([0.0, 0.15, 0.3, 0.5])
     faults = frozenset(name for name in FAULTS if rng.random() < intensity)
     kinds = frozenset(["plain", *(name for name in KINDS if rng.random() < 0.4)])
+    if rng.random() < 0.4:
+        more_faults, more_kinds = rng.choice(THEMES)
+        faults, kinds = faults | set(more_faults), kinds | set(more_kinds)
     return Plan(
         seed=seed,
         workers=rng.choice([1, 1, 2, 2, 3, 4]),

@@ -241,6 +241,8 @@ class Life(Actor):
         if run is None or run.run_id != effect.run_id or work.stage is not Stage.RUNNING:
             return
         engine = self.engines[work.lane]
+        if self.cluster.happens("engine_gone", self._rng, 0.03):
+            engine.die()
         if engine.alive:
             engine.start(work, run.run_id)
         else:
