@@ -1,4 +1,4 @@
-"""The worker's parts and how they are joined. Making them does no I/O but for the registry, the journal and the devices."""
+"""The worker's parts and how they are joined. Making them does no I/O but for registry, journal and devices."""
 
 from __future__ import annotations
 
@@ -107,10 +107,13 @@ def assemble(
     def urgency(topic: str) -> int:
         return urgencies.get(topic, len(CLASSES))
 
+    def hold(tps: frozenset[tuple[str, int]]) -> None:
+        membership.hold(tps)
+
     worker = Worker(
         clock=clock,
         urgency=urgency,
-        hold=lambda wanted: membership.hold(wanted),
+        hold=hold,
         on_erase=lambda command: erasing.erase(command),
         on_broken=hooks.broken,
     )
@@ -196,7 +199,9 @@ def make_codec(settings: WorkerSettings, *, background: bool = False) -> Codec:
     return registry_codec(settings.schema_registry.url, write=settings.schema_registry.write, background=background)
 
 
-def _turns(settings: WorkerSettings, transport: AsyncTransport, codec: Codec, faults: Faults, watch: BrokerWatch) -> Turns:
+def _turns(
+    settings: WorkerSettings, transport: AsyncTransport, codec: Codec, faults: Faults, watch: BrokerWatch
+) -> Turns:
     conf = settings.conversations
     kafka = settings.kafka_settings()
     log = KafkaLog(kafka, transport, max_topics=conf.max_topics, durability=settings.topics.durability)

@@ -55,8 +55,10 @@ class WorkerSection(_Section):
     """The port of /healthz, /readyz and /metrics; each worker of a machine needs its own."""
 
     intake_bytes: int = Field(default=256 << 20, ge=1 << 20)
-    """Memory for requests that wait: half for their bytes, of which each class of each model has its share, half for the
-    facts of those whose bytes are read again when their turn is near."""
+    """Memory for requests that wait: half for bytes, with a share for each class of each model, half for the facts of
+    those whose bytes are read again when their turn is near."""
+    inflight_cap: int | None = None
+    """Not used any more; older configurations may still have it. See intake_bytes."""
     commit_span: int = Field(default=50_000, ge=16)
     """Offsets between the oldest unfinished record of a partition and the newest taken: so far the worker sees."""
     aging_s: float = Field(default=20.0, gt=0)
@@ -100,6 +102,10 @@ class ConversationsSection(_Section):
     """Conversations that are read or written at once."""
     cached_bytes: int = Field(default=64 << 20, ge=0)
     """Bytes of memory for conversations that this worker keeps, so that a turn reads only the unseen tail."""
+    cached: int | None = None
+    """Not used any more; older configurations may still have it. See cached_bytes."""
+    read_deadline_s: float | None = None
+    """Not used any more; older configurations may still have it: Kafka is waited for."""
 
 
 class ModelSection(_Section):

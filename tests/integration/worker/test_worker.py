@@ -96,7 +96,9 @@ def test_what_cannot_run_says_so(make_system: Make) -> None:
     assert (outcome(system, "model").error or event_error()).code == "model_not_found"
     assert (outcome(system, "task").error or event_error()).code == "unsupported_task"
     assert (outcome(system, "long").error or event_error()).code == "execution_timeout"
-    send(system, {"request_id": "blocks"}, {"request_id": "late", "ttl_ms": 400})
+    send(system, {"request_id": "blocks"})  # first: of two that wait the one with the earlier deadline starts
+    eventually(lambda: "running" in statuses(system, "blocks"), 20, worker.tail)
+    send(system, {"request_id": "late", "ttl_ms": 400})
     assert outcome(system, "late").status == "expired"
     command(system, "cancel", "blocks")
     eventually(lambda: system.lag() == 0, 10, worker.tail)

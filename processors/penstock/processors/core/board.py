@@ -103,6 +103,8 @@ class Board:
         self._paused: frozenset[TP] = frozenset()
         self._dirty: dict[str, Lane] = {}
         self.generation = -1
+        self.now = float("-inf")
+        """The time of the newest step or tick."""
         self.taking = True
         self.transitions: set[states.Transition] | None = None
         """Set it to a set to have every transition noted (the simulator does)."""

@@ -174,6 +174,7 @@ class Endings(Board):
         """Its engine need not go on, and what it held comes back."""
         if work.run is not None and work.stage in (Stage.PREPARING, Stage.READY, Stage.BEGINNING, Stage.RUNNING):
             self._emit(CancelRun(work.lane, work.run.run_id))
+            self.lane(work.lane).stopped_at = self.now
         self._give_back(work)
 
     def _leave_waiting(self, work: Work) -> None:

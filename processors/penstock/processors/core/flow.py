@@ -85,6 +85,7 @@ class Flow(Arriving):
 
     def step(self, now: float) -> None:
         """Start what can start, on every lane where something changed."""
+        self.now = now
         while self._dirty and self.taking:
             name, lane = next(iter(self._dirty.items()))
             del self._dirty[name]
@@ -92,6 +93,7 @@ class Flow(Arriving):
 
     def tick(self, now: float, wall_ms: int) -> None:
         """What is due by time. Call it every 10 ms or so while there is work, and at `next_due`."""
+        self.now = now
         self.statuses.tick(now)
         self.streams.tick(now)
         self._retry_due(now)

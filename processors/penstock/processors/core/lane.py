@@ -59,6 +59,8 @@ class Lane:
         self.fail_through = -1
         self.fail_error: PenstockError | None = None
         self.look_due = False
+        self.stopped_at = float("-inf")
+        """When a run or a prompt was last stopped here: what it left behind may kill the engine a moment later."""
 
     @property
     def free_slots(self) -> int:

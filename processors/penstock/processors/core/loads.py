@@ -13,6 +13,7 @@ from penstock.schemas.errors import EngineFailed
 
 TOLD_WAITING = 64
 FAILED_AT_ONCE = 256
+AFTERMATH_S = 1.0
 ENDINGS_IN_ALL = 8192
 """Ends under way at which nothing more starts: the broker is away or slow."""
 
@@ -39,6 +40,8 @@ class Loads(Runs):
         victims += [work for work in lane.ahead if work.stage is Stage.PREPARING]
         lane.down(now, with_work=bool(victims))
         culprit = accuse(victims)
+        if now - lane.stopped_at <= AFTERMATH_S:
+            culprit = None  # what was stopped a moment ago may be to blame: it runs again by itself
         lane.exclusive = None
         for work in [*lane.holders, *lane.ahead]:
             if work is not culprit:

@@ -152,9 +152,7 @@ class Starter:
 
     def _still_exclusive(self, lane: Lane) -> bool:
         group = lane.exclusive
-        return group is not None and any(
-            work in lane.holders or self._eligible(lane, work) for work in group.members
-        )
+        return group is not None and any(work in lane.holders or self._eligible(lane, work) for work in group.members)
 
     def _eligible(self, lane: Lane, work: Work) -> bool:
         return work.stage in IN_SCHEDULER and work.lane == lane.name and self._scheduler.eligible(work)

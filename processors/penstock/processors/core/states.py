@@ -46,7 +46,6 @@ _END_WAITING: dict[str, tuple[Stage, ...]] = {
     # An end without a run. A conversation is looked at first: a worker that died may have appended the answer.
     "cancel": (_S.SETTLING, _S.LOOKING),
     "expire": (_S.SETTLING, _S.LOOKING),
-    "lane_failed": (_S.SETTLING,),
     "drop": (_S.DROPPED,),
 }
 
@@ -60,6 +59,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.QUEUED: {
         "prepare": (_S.PREPARING,),
         "grant": (_S.RUNNING,),  # an engine that prepares as it begins
+        "lane_failed": (_S.SETTLING,),
         **_END_WAITING,
     },
     _S.PARKED: {
@@ -87,7 +87,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.BEGINNING: {
         "begun": (_S.RUNNING,),
         "log_moved": (_S.QUEUED,),
-        "refused": (_S.SETTLING, _S.LETTERING, _S.RETRYING),
+        "refused": (_S.SETTLING,),
         "lane_down": (_S.QUEUED,),
         "cancel": (_S.SETTLING,),
         "drop": (_S.DROPPED,),

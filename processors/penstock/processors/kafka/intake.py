@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
+from penstock.processors.core.arrivals import Poison, Taken
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
     DecodeError,
@@ -39,32 +39,6 @@ logger = logging.getLogger(__name__)
 Headers = Sequence[tuple[str, bytes]]
 
 MAX_ATTEMPT = 1_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """A readable request. `error` is set when it can only fail at once (a task or field that is not built)."""
-
-    request: InferenceRequest
-    origin: Origin
-    klass: str
-    line: str | None
-    attempt: int
-    deadline_ms: int | None
-    error: PenstockError | None
-    belongs_on: int | None
-    """The partition where a conversation's record belongs, when that is another one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Poison:
-    """A record that no worker can run. `request_id` is known when the record was a readable object at least."""
-
-    reason: PenstockError
-    request_id: str | None
-    tenant: str | None
-    origin: Origin
-    attempt: int
 
 
 class Intake:
@@ -109,16 +83,16 @@ class Intake:
             request_id, tenant = _identity_of(value, topic, partition, offset, append_ms)
             if isinstance(error, UnsupportedParameter | UnsupportedTask) and request_id is not None:
                 stub = _stub(request_id, tenant or "default", append_ms)
-                return self._taken(stub, topic, partition, origin, attempt, error)
+                return self._taken(stub, topic, partition, origin, attempt, error, value)
             return Poison(reason=error, request_id=request_id, tenant=tenant, origin=origin, attempt=attempt)
         try:
             validate_request(request, self._limits)
         except (UnsupportedParameter, UnsupportedTask) as error:
-            return self._taken(request, topic, partition, origin, attempt, error)
+            return self._taken(request, topic, partition, origin, attempt, error, value)
         except PenstockError as error:
             request_id, tenant = _checked(request.request_id, request.tenant, None)
             return Poison(reason=error, request_id=request_id, tenant=tenant, origin=origin, attempt=attempt)
-        return self._taken(request, topic, partition, origin, attempt, None)
+        return self._taken(request, topic, partition, origin, attempt, None, value)
 
     def _decode(self, value: bytes | None, topic: str, partition: int, offset: int, append_ms: int) -> InferenceRequest:
         if value and value[0] == 0x7B:  # {
@@ -134,6 +108,7 @@ class Intake:
         origin: Origin,
         attempt: int,
         error: PenstockError | None,
+        value: bytes | None,
     ) -> Taken:
         line = belongs_on = None
         if request.conversation_id is not None and error is None:
@@ -150,7 +125,19 @@ class Intake:
             deadline_ms=origin.append_time_ms + ttl_ms,
             error=error,
             belongs_on=belongs_on,
+            cost=cost_of(request),
+            size_bytes=len(value or b""),
         )
+
+
+def cost_of(request: InferenceRequest) -> int:
+    """Estimated tokens: of the prompt by its length, and of the answer as far as its caller limits it. At least 1."""
+    payload = request.payload
+    texts = [payload.get("prompt"), payload.get("input")]
+    texts += [message.get("content") for message in payload.get("messages") or ()]
+    letters = sum(len(text) for text in texts if isinstance(text, str))
+    letters += sum(len(text) for text in payload.get("input") or () if isinstance(text, str))
+    return letters // 4 + (payload.get("max_tokens") or 0) + 1
 
 
 def origin_header(origin: Origin) -> tuple[str, bytes]:

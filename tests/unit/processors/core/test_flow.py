@@ -477,3 +477,20 @@ def test_suspects_wait_for_their_conversation() -> None:
     assert len(running) == 1
     world.finish(running[0].request_id)
     assert {turn.stage, other.stage} == {Stage.RUNNING, Stage.DONE}
+
+
+def test_what_was_stopped_a_moment_before_may_have_killed_the_engine() -> None:
+    """Found by the simulator: a killer was cancelled, the engine died, and the one run beside it was dead-lettered."""
+    world = World()
+    world.up(slots=2, inline=True)
+    innocent = world.submit("innocent", max_attempts=1)
+    assert innocent is not None
+    world.submit("killer")
+    world.cancel("killer")
+    world.die()
+    assert innocent.spent == 1
+    assert world.letters == []
+    world.up(slots=2, inline=True)
+    world.pass_time(2.0)
+    world.die()
+    assert world.letters == ["innocent"], "alone, with nothing stopped beside it"
