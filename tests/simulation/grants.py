@@ -47,7 +47,7 @@ class Grants:
         self._granted[lane.name] += 1
         apart = work.alone or work.group is not None
         waiting = [other for other in self._flow.works.values() if other is not work and other.lane == lane.name]
-        rivals = [other for other in waiting if self._could(lane, other, waiting)]
+        rivals = [other for other in waiting if self._could(lane, other, waiting, now)]
         self._order(lane, work, rivals, now, apart=apart)
         self._aged(lane, work, rivals, now, apart=apart)
 
@@ -79,7 +79,7 @@ class Grants:
         if groups and groups != {id(work.group)}:
             raise Violation(f"suspects: {work} is granted beside suspects of another group")
 
-    def _could(self, lane: Lane, other: Work, waiting: list[Work]) -> bool:
+    def _could(self, lane: Lane, other: Work, waiting: list[Work], now: float) -> bool:
         """Whether it could be granted now as well, with room set aside for those before it that are being prepared."""
         if other.alone or other.group is not None:
             return False
@@ -88,7 +88,9 @@ class Grants:
         unready = [
             one.cost
             for one in waiting
-            if one.stage in IN_SCHEDULER and one.stage is not Stage.READY and RANK[one.klass] <= RANK[other.klass]
+            if one.stage in IN_SCHEDULER
+            and one.stage is not Stage.READY
+            and (RANK[one.klass] <= RANK[other.klass] or now - one.arrived_at > self._settings.aging_s)
         ]
         if not lane.inline and lane.free_slots <= len(unready):
             return False

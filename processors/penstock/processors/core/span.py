@@ -57,7 +57,8 @@ class Span:
         if committed > self.end:  # others went on; what they committed is done
             self._grow(committed)
             self._done[self.end - self._base : committed - self._base] = b"\x01" * (committed - self.end)
-            self.position = self.end = committed
+            self.end = committed
+        self.position = max(self.position, committed)
 
     def deliver(self, start: int, end: int, offsets: Sequence[int]) -> None:
         """Records came from [start, end); offsets between them that have none are done. Raises GapInDelivery."""
