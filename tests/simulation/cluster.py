@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.processors.core.states import Transition
 from penstock.processors.core.work import WorkKey
-from simulation.dev_shim import Intake
+from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import InsufficientCapacity, ModelNotFound
 from penstock.schemas.records import ControlCommand, DeadLetter, Requirements, ResultEvent, StatusEvent
