@@ -85,8 +85,10 @@ def assemble(
     # A broker that is away is waited for: records leave in order when it is back, so that a stream has no gap.
     transport = Transport(kafka, delivery_timeout_s=DELIVERY_TIMEOUT_S)
     asynchronous = AsyncTransport(transport, loop)
-    publisher = Publisher(asynchronous, codec, names)
     watch = BrokerWatch(metadata_probe(kafka))
+    publisher = Publisher(
+        asynchronous, codec, names, loop=loop, max_record_bytes=kafka.max_record_bytes, on_answer=watch.answered
+    )
     turns = _turns(settings, asynchronous, codec, faults, watch)
     journal = CrashJournal(conf.data_dir / "journal")
     book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)

@@ -82,6 +82,9 @@ _AWAY = frozenset(
         KafkaError._PURGE_QUEUE,  # pyright: ignore[reportPrivateUsage]
         KafkaError._PURGE_INFLIGHT,  # pyright: ignore[reportPrivateUsage]
         KafkaError._DESTROY,  # pyright: ignore[reportPrivateUsage]
+        # A broker that was paused for longer than its session is missing in the metadata for a moment, and librdkafka
+        # drops its handle with all that was asked of it.
+        KafkaError._DESTROY_BROKER,  # pyright: ignore[reportPrivateUsage]
     }
 )
 

@@ -18,8 +18,6 @@ from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import AsyncTransport, Delivery
 from penstock.schemas.errors import BrokerUnavailable, Conflict, InsufficientCapacity, PenstockError
 
-ATTEMPT_S = 2.0
-"""An attempt that hears nothing from Kafka for so long ends. Who wants to wait longer tries again."""
 CREATE_S = 5.0
 """Making a topic may take longer: it is asked for only after Kafka answered."""
 COUNT_AGAIN_S = 30.0
@@ -38,61 +36,59 @@ class KafkaLog:
         *,
         max_topics: int,
         durability: str = "replicas",
-        attempt_s: float = ATTEMPT_S,
     ) -> None:
         self._settings = settings
         self._transport = transport
         self._max_topics = max_topics
         self._durability = durability
-        self._attempt_s = attempt_s
         self._local = threading.local()
         self._lock = threading.Lock()
         self._verified: dict[str, str] = {}
         self._count: tuple[float, int] | None = None
 
-    def find(self, topic: str) -> str | None:
-        return admin.topic_id(self._settings, topic, self._attempt_s)
+    def find(self, topic: str, timeout_s: float) -> str | None:
+        return admin.topic_id(self._settings, topic, timeout_s)
 
-    def open(self, topic: str) -> str:
-        topic_id = self.find(topic)
+    def open(self, topic: str, timeout_s: float) -> str:
+        topic_id = self.find(topic, timeout_s)
         if topic_id is None:
-            self._refuse_beyond_limit()
+            self._refuse_beyond_limit(timeout_s)
             admin.create_conversation_topic(
-                self._settings, topic, durability=self._durability, timeout_s=max(CREATE_S, self._attempt_s)
+                self._settings, topic, durability=self._durability, timeout_s=max(CREATE_S, timeout_s)
             )
-            topic_id = self._wait_for_id(topic)
+            topic_id = self._wait_for_id(topic, timeout_s)
         if self._verified.get(topic) != topic_id:
-            self._verify_compacted(topic)
+            self._verify_compacted(topic, timeout_s)
             with self._lock:
                 if len(self._verified) > _REMEMBERED_IDS:
                     self._verified.clear()
                 self._verified[topic] = topic_id
         return topic_id
 
-    def read(self, topic: str, from_offset: int) -> list[TopicRecord]:
+    def read(self, topic: str, from_offset: int, timeout_s: float) -> list[TopicRecord]:
         try:
-            return self._read(self._consumer(), topic, from_offset)
+            return self._read(self._consumer(), topic, from_offset, timeout_s)
         except (PenstockError, KafkaException) as error:
             self._forget_consumer()
             if isinstance(error, KafkaException):
                 raise from_kafka(error, f"read {topic}", topic) from error
             raise
 
-    def _read(self, consumer: Consumer, topic: str, from_offset: int) -> list[TopicRecord]:
-        low, high = self._watermarks(consumer, topic)
+    def _read(self, consumer: Consumer, topic: str, from_offset: int, timeout_s: float) -> list[TopicRecord]:
+        low, high = self._watermarks(consumer, topic, timeout_s)
         begin = max(low, from_offset)
         if begin >= high:
             return []
         consumer.assign([TopicPartition(topic, 0, begin)])
         try:
-            return self._read_until(consumer, topic, high)
+            return self._read_until(consumer, topic, high, timeout_s)
         finally:
             consumer.unassign()
 
-    def _read_until(self, consumer: Consumer, topic: str, high: int) -> list[TopicRecord]:
+    def _read_until(self, consumer: Consumer, topic: str, high: int, timeout_s: float) -> list[TopicRecord]:
         """Records below `high`. The time limit runs anew with each record: a long conversation may take longer."""
         records: list[TopicRecord] = []
-        give_up = time.monotonic() + self._attempt_s
+        give_up = time.monotonic() + timeout_s
         while time.monotonic() < give_up:
             message = consumer.poll(0.1)
             if message is None:
@@ -102,14 +98,14 @@ class KafkaLog:
                 if offset < high:
                     records.append((offset, message.key() or b"", message.value()))
                 reached = offset + 1
-                give_up = time.monotonic() + self._attempt_s
+                give_up = time.monotonic() + timeout_s
             elif error.code() == _PARTITION_EOF:  # compaction may have emptied the last offsets
                 reached = offset
             else:
                 raise from_kafka(error, f"read {topic}", topic)
             if reached >= high:
                 return records
-        raise BrokerUnavailable(f"{topic}: nothing was heard for {self._attempt_s:.0f} s")
+        raise BrokerUnavailable(f"{topic}: nothing was heard for {timeout_s:.0f} s")
 
     async def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
         """Append, however long the broker takes: given up, the records could still be appended, and then once more."""
@@ -144,9 +140,9 @@ class KafkaLog:
         if consumer is not None:
             consumer.close()
 
-    def _watermarks(self, consumer: Consumer, topic: str) -> tuple[int, int]:
+    def _watermarks(self, consumer: Consumer, topic: str, timeout_s: float) -> tuple[int, int]:
         """(low, high) of the topic's one partition; a topic made a moment ago has no leader for some milliseconds."""
-        give_up = time.monotonic() + self._attempt_s
+        give_up = time.monotonic() + timeout_s
         while True:
             left_s = give_up - time.monotonic()
             try:
@@ -161,26 +157,26 @@ class KafkaLog:
                 raise BrokerUnavailable(f"no answer for the end of {topic}")
             time.sleep(0.01)
 
-    def _wait_for_id(self, topic: str) -> str:
-        give_up = time.monotonic() + self._attempt_s
-        while (topic_id := self.find(topic)) is None:
+    def _wait_for_id(self, topic: str, timeout_s: float) -> str:
+        give_up = time.monotonic() + timeout_s
+        while (topic_id := self.find(topic, timeout_s)) is None:
             if time.monotonic() > give_up:
                 raise BrokerUnavailable(f"{topic} was made but is not visible")
             time.sleep(0.01)
         return topic_id
 
-    def _verify_compacted(self, topic: str) -> None:
-        policy = admin.topic_config(self._settings, topic, self._attempt_s).get("cleanup.policy", "")
+    def _verify_compacted(self, topic: str, timeout_s: float) -> None:
+        policy = admin.topic_config(self._settings, topic, timeout_s).get("cleanup.policy", "")
         if policy != "compact":
             raise Conflict(f"{topic} has cleanup.policy={policy!r}, a conversation needs 'compact'")
 
-    def _refuse_beyond_limit(self) -> None:
+    def _refuse_beyond_limit(self, timeout_s: float) -> None:
         """Count conversations at most every 30 s; those made here in between are added."""
         now = time.monotonic()
         with self._lock:
             counted = self._count
         if counted is None or now - counted[0] > COUNT_AGAIN_S:
-            counted = (now, admin.count_conversations(self._settings, self._attempt_s))
+            counted = (now, admin.count_conversations(self._settings, timeout_s))
         if counted[1] >= self._max_topics:
             raise InsufficientCapacity(
                 f"there are {counted[1]} conversations, conversations.max_topics allows {self._max_topics}",

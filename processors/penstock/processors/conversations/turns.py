@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 LOOK_AGAIN_S = 0.5
 """While something is waited for: how often to look whether the work is still ours."""
 
+FIRST_ATTEMPT_S = 1.0
+LONGEST_ATTEMPT_S = 15.0
+
 T = TypeVar("T")
 TopicRecord = tuple[int, bytes, bytes | None]
 """(offset, key, value)"""
@@ -50,17 +53,20 @@ class TurnStart:
 
 
 class Log(Protocol):
-    """Reading and appending one conversation topic: Kafka in the worker, a list in tests."""
+    """Reading and appending one conversation topic: Kafka in the worker, a list in tests.
 
-    def find(self, topic: str) -> str | None:
+    Who hears nothing from Kafka for `timeout_s` raises BrokerUnavailable.
+    """
+
+    def find(self, topic: str, timeout_s: float) -> str | None:
         """Kafka's id of the topic; None when there is none. Blocks."""
         ...
 
-    def open(self, topic: str) -> str:
+    def open(self, topic: str, timeout_s: float) -> str:
         """Make sure that the compacted topic exists; Kafka's id of it. Blocks."""
         ...
 
-    def read(self, topic: str, from_offset: int) -> list[TopicRecord]:
+    def read(self, topic: str, from_offset: int, timeout_s: float) -> list[TopicRecord]:
         """Records from an offset to the end that the topic has now. Blocks."""
         ...
 
@@ -98,7 +104,7 @@ class Turns:
         """The answer or the history, as the log has them now. Writes nothing and makes no topic."""
         topic = self._topic(request)
         return await self._patiently(
-            topic, mine, lambda: self._run(lambda: self._turn_start(topic, request.request_id))
+            topic, mine, lambda within_s: self._run(lambda: self._turn_start(topic, request.request_id, within_s))
         )
 
     async def begin(
@@ -111,8 +117,8 @@ class Turns:
         """
         topic, request_id = self._topic(request), request.request_id
 
-        async def attempt() -> bool:
-            log = await self._run(lambda: self._refreshed(topic, make=True))
+        async def attempt(within_s: float) -> bool:
+            log = await self._run(lambda: self._refreshed(topic, within_s, make=True))
             if log.answer(request_id) is not None or not log.agrees(mark, request_id):
                 return False
             own = log.inputs(request_id)
@@ -134,12 +140,12 @@ class Turns:
 
         tried = False
 
-        async def attempt() -> ConversationMessage:
+        async def attempt(within_s: float) -> ConversationMessage:
             nonlocal tried
             # After a failure the log is read to its end, where what was appended without an answer is found.
             log = None if tried else self._cached(topic)
             tried = True
-            log = log or await self._run(lambda: self._refreshed(topic, make=True))
+            log = log or await self._run(lambda: self._refreshed(topic, within_s, make=True))
             if log.answer(request_id) is None:
                 await self._append(topic, log, [answer], mine)
                 self._after_append()
@@ -151,7 +157,7 @@ class Turns:
         """Write tombstones for all of a request's messages; how many."""
         topic = self._topic_of(tenant, conversation_id)
         async with self._in_order(topic):
-            log = await self._run(lambda: self._refreshed(topic, make=False))
+            log = await self._run(lambda: self._refreshed(topic, LONGEST_ATTEMPT_S, make=False))
             keys = log.keys_of(request_id)
             if keys:
                 await self._log.append(topic, [(key, None) for key in keys])
@@ -172,17 +178,24 @@ class Turns:
             lock = self._order[topic] = asyncio.Lock()
         return lock
 
-    async def _patiently(self, topic: str, mine: Callable[[], bool], attempt: Callable[[], Awaitable[T]]) -> T:
-        """Attempts until one gets through; between two, wait for Kafka. Raises LostOwnership."""
+    async def _patiently(self, topic: str, mine: Callable[[], bool], attempt: Callable[[float], Awaitable[T]]) -> T:
+        """Attempts until one gets through; between two, wait for Kafka. Raises LostOwnership.
+
+        An attempt is short, so that one that was begun while Kafka was away holds nobody up when it is back. A Kafka
+        that is there and slow is given longer from attempt to attempt.
+        """
+        within_s = FIRST_ATTEMPT_S
         while not self._closed and mine():
             if self._watch.away:  # the threads are for those who may be answered
                 await self._watch.wait(LOOK_AGAIN_S)
+                within_s = FIRST_ATTEMPT_S
                 continue
             try:
                 async with self._in_order(topic):
-                    outcome = await attempt()
+                    outcome = await attempt(within_s)
             except (BrokerUnavailable, Overloaded) as error:
                 logger.info("turns.wait_for_kafka topic=%s error=%s", topic, error)
+                within_s = min(2 * within_s, LONGEST_ATTEMPT_S)
                 await self._watch.wait(LOOK_AGAIN_S)
             except RegistryUnavailable as error:
                 logger.warning("turns.wait_for_registry topic=%s error=%s", topic, error)
@@ -198,6 +211,8 @@ class Turns:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             await asyncio.wait({running})  # the conversation's lock is held until the thread has left its log
+            if not running.cancelled():
+                running.exception()  # nobody else hears of it
             raise
 
     async def _append(
@@ -213,7 +228,7 @@ class Turns:
                 log.apply(offset, key, message, len(value))
             self._remember(topic, log)
         else:
-            await self._run(lambda: self._extend(topic, log))
+            await self._run(lambda: self._extend(topic, log, LONGEST_ATTEMPT_S))
 
     async def _appended(
         self, topic: str, records: Sequence[tuple[bytes, bytes | None]], mine: Callable[[], bool]
@@ -229,25 +244,25 @@ class Turns:
 
     # -- in the pool's threads
 
-    def _turn_start(self, topic: str, request_id: str) -> TurnStart:
-        log = self._refreshed(topic, make=False)
+    def _turn_start(self, topic: str, request_id: str, within_s: float) -> TurnStart:
+        log = self._refreshed(topic, within_s, make=False)
         answer = log.answer(request_id)
         history = [] if answer is not None else [as_chat(message) for message in log.history(request_id)]
         return TurnStart(answer=answer, history=history, mark=log.mark(request_id))
 
-    def _refreshed(self, topic: str, *, make: bool) -> ConversationLog:
+    def _refreshed(self, topic: str, within_s: float, *, make: bool) -> ConversationLog:
         """The topic to its end: the cached part, if it is of the same Kafka topic, and the unseen tail."""
-        topic_id = self._log.open(topic) if make else self._log.find(topic)
+        topic_id = self._log.open(topic, within_s) if make else self._log.find(topic, within_s)
         if topic_id is None:
             return ConversationLog(None)
         log = self._cached(topic)
         if log is None or log.topic_id != topic_id:
             log = ConversationLog(topic_id)
-        self._extend(topic, log)
+        self._extend(topic, log, within_s)
         return log
 
-    def _extend(self, topic: str, log: ConversationLog) -> None:
-        for offset, key, value in self._log.read(topic, log.next_offset):
+    def _extend(self, topic: str, log: ConversationLog, within_s: float) -> None:
+        for offset, key, value in self._log.read(topic, log.next_offset, within_s):
             if value is None:
                 log.apply(offset, key, None)
                 continue

@@ -275,7 +275,10 @@ class Scheduler(Generic[ItemT]):
 
     def up_to(self, klass: str) -> int:
         """How many items are queued in a class and those above it: where a newcomer of the class stands."""
-        return sum(self._depths[one] for one in CLASSES[: RANKS[klass] + 1])
+        depths = self._depths
+        if klass == "high":
+            return depths["high"]
+        return depths["high"] + depths["medium"] if klass == "medium" else len(self._places)
 
     def oldest_age(self, now: float) -> dict[str, float]:
         """Seconds that the longest waiting item of each class has waited; 0 for an empty one."""

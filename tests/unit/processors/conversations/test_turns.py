@@ -32,7 +32,7 @@ class MemoryLog:
         self.away = False
         self.lose_answers = 0
 
-    def find(self, topic: str) -> str | None:
+    def find(self, topic: str, timeout_s: float) -> str | None:
         self.raise_if_away()
         return self.topic_id if self.made else None
 
@@ -40,12 +40,12 @@ class MemoryLog:
         if self.away:
             raise BrokerUnavailable("away")
 
-    def open(self, topic: str) -> str:
+    def open(self, topic: str, timeout_s: float) -> str:
         self.raise_if_away()
         self.made = True
         return self.topic_id
 
-    def read(self, topic: str, from_offset: int) -> list[tuple[int, bytes, bytes | None]]:
+    def read(self, topic: str, from_offset: int, timeout_s: float) -> list[tuple[int, bytes, bytes | None]]:
         self.reads.append(from_offset)
         return [record for record in self.records if record[0] >= from_offset]
 
@@ -359,10 +359,10 @@ async def test_calls_of_one_conversation_follow_each_other_and_a_cancelled_one_l
     inside, gate = threading.Event(), threading.Event()
     read = log.read
 
-    def slow(topic: str, from_offset: int) -> list[tuple[int, bytes, bytes | None]]:
+    def slow(topic: str, from_offset: int, timeout_s: float) -> list[tuple[int, bytes, bytes | None]]:
         inside.set()
         gate.wait(5)
-        return read(topic, from_offset)
+        return read(topic, from_offset, timeout_s)
 
     await take(turns, request("r1", "a"))
     log.read = slow
@@ -377,3 +377,18 @@ async def test_calls_of_one_conversation_follow_each_other_and_a_cancelled_one_l
     assert contents((await asyncio.wait_for(second, 5)).history) == ["a"]
     with pytest.raises(asyncio.CancelledError):
         await first
+
+
+async def test_a_kafka_that_is_there_and_slow_is_given_longer() -> None:
+    """Short attempts alone would never get through."""
+    log = MemoryLog()
+    turns = make(log)
+    find = log.find
+
+    def slow(topic: str, timeout_s: float) -> str | None:
+        if timeout_s < 3:
+            raise BrokerUnavailable("no answer in time")
+        return find(topic, timeout_s)
+
+    log.find = slow
+    assert (await asyncio.wait_for(turns.read(request("r1", "a"), mine), 10)).history == []
