@@ -155,6 +155,8 @@ class Starter:
         return group is not None and any(work in lane.holders or self._eligible(lane, work) for work in group.members)
 
     def _eligible(self, lane: Lane, work: Work) -> bool:
+        if work.alone:  # suspects of one group run together; this one runs beside nobody
+            return False
         return work.stage in IN_SCHEDULER and work.lane == lane.name and self._scheduler.eligible(work)
 
     # -- one candidate
