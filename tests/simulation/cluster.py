@@ -34,26 +34,26 @@ class Journal:
     """A host's crash journal: how many of its workers died while a record ran."""
 
     def __init__(self) -> None:
-        self._running: dict[tuple[WorkKey, str], None] = {}
+        self.running: dict[tuple[WorkKey, str], None] = {}
         self._deaths: Counter[tuple[WorkKey, str]] = Counter()
 
     def deaths(self, key: WorkKey, request_id: str) -> int:
         return self._deaths[(key, request_id)]
 
     def started(self, key: WorkKey, request_id: str) -> None:
-        self._running[(key, request_id)] = None
+        self.running[(key, request_id)] = None
 
     def finished(self, key: WorkKey, request_id: str) -> None:
-        if self._running.pop((key, request_id), self) is None:
+        if self.running.pop((key, request_id), self) is None:
             self._deaths.pop((key, request_id), None)
 
     def dropped(self, key: WorkKey, request_id: str) -> None:
-        self._running.pop((key, request_id), None)
+        self.running.pop((key, request_id), None)
 
     def next_life(self, *, orderly: bool) -> None:
         if not orderly:
-            self._deaths.update(self._running.keys())
-        self._running.clear()
+            self._deaths.update(self.running.keys())
+        self.running.clear()
 
 
 class Host:

@@ -41,6 +41,8 @@ class Consumer:
         self.held: frozenset[TP] = frozenset()
         self._inbox: dict[int, deque[Batch]] = {urgency: deque() for urgency in range(4)}
         self._flying = 0
+        self.skipped = False
+        """A fault: deliveries were lost on the way, and the position went on."""
 
     @property
     def inbox(self) -> int:
@@ -102,6 +104,9 @@ class Consumer:
         start = self.positions[tp]
         end, records = self._cluster.log.partitions[tp].read(start, most)
         self.positions[tp] = end
+        if self._cluster.happens("skipped_batch", self._rng, 0.05):
+            self.skipped = True
+            return
         self._flying += 1
         batch = Batch(tp, start, end, records, self.generation)
         network.hear("batches", f"a batch of {tp} {start} to {end}", self._delivered, batch)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.processors.core import donemap
 from penstock.processors.core import effects as ask
 from penstock.processors.core.budget import FACT_BYTES
+from penstock.processors.core.retries import BASE_DELAY_S, MAX_DELAY_S
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Work
 
@@ -24,6 +25,7 @@ LOOK_EACH = 16
 """Steps between two looks at what is bounded."""
 IN_FLIGHT_BYTES = 2 * INBOX_BATCHES * MOST_RECORDS * FACT_BYTES
 """What is delivered already, when a partition is held because the budget is full, is taken all the same."""
+ROUNDING_S = 1e-6
 PUBLISHES = (ask.Chunk, ask.Letter, ask.Prepare, ask.Begin, ask.Start, ask.Keep, ask.LookUp, ask.SendHome)
 
 
@@ -35,6 +37,7 @@ class Checks:
         self._committed: dict[TP, int] = {}
         self._passed: dict[TP, set[int]] = {}
         self._grants: dict[Life, Grants] = {}
+        self._due: dict[Work, float] = {}
 
     def watch(self, life: Life) -> None:
         """Look at every grant of a new worker before it is made."""
@@ -84,6 +87,8 @@ class Checks:
                 self._attempts(work)
             if isinstance(effect, ask.Letter):
                 self._innocent(work)
+        elif isinstance(effect, ask.Retried):
+            self.retried(effect.work, self._cluster.world.now)
         elif isinstance(effect, ask.Terminal | ask.Status) and effect.work.stage is Stage.DROPPED:
             raise Violation(f"dropped_publishes: {effect.status} for {effect.work}, which was let go of")
 
@@ -98,6 +103,24 @@ class Checks:
             others = [run for one in engine.life.engines.values() for run in one.runs.values() if run.work is not work]
             if others:
                 raise Violation(f"alone: {work} runs beside {[run.work for run in others]}")
+
+    def retried(self, work: Work, now: float) -> None:
+        """An attempt failed: the next one is due after a delay that doubles."""
+        delay = min(MAX_DELAY_S, BASE_DELAY_S * 2 ** (work.spent - 2))
+        self._due[work] = now + max(delay, self._cluster.plan.settings.retry_delay_s)
+
+    def ticked(self, life: Life, now: float) -> None:
+        """A tick is over: no retry is overdue."""
+        for work in life.flow.works.values():
+            if work.stage is Stage.RETRYING and now > self._due[work] + ROUNDING_S:
+                raise Violation(f"retry: {work} was due {now - self._due[work]:.3f} s ago")
+
+    def held(self, life: Life, tps: frozenset[TP]) -> None:
+        """Partitions are held for reasons of their own only: none hides another."""
+        flow, most = life.flow, self._cluster.plan.endings // 2
+        for tp in tps:
+            if not (flow.gate.full(tp) or flow.budget.full(tp) or flow._endings[tp] >= most):
+                raise Violation(f"hidden: {tp} is held with {flow.gate.span(tp)} offsets and {len(flow.works)} works in all")
 
     # -- deaths of engines
 
@@ -152,8 +175,11 @@ class Checks:
     # -- the end
 
     def at_end(self) -> None:
-        """Everything is quiet: nothing is lost, nothing is held."""
+        """Everything is quiet: nothing is lost, nothing is held, the journals are empty."""
         cluster = self._cluster
+        for host in cluster.hosts:
+            if host.journal.running:
+                raise Violation(f"journal: {host.name} is idle, and {host.journal.running} are said to run")
         for subject in cluster.truth.subjects:
             self._has_outcome(subject)
         for (tp, offset), record in cluster.truth.records.items():

@@ -23,6 +23,7 @@ FAULTS = (
     "refused_commit",
     "late_ack",  # an acknowledgement was lost: the producer sends again, the log has it once
     "unknown_offsets",  # the coordinator cannot tell the committed offsets just now
+    "skipped_batch",  # the consumer loses a delivery and goes on behind it
     "rewind",  # the consumer goes back to what is committed
     "truncated_batches",
     "markers",

@@ -52,6 +52,9 @@ class _Watch:
     def calm(self) -> None:
         self._cluster.world.note("no more faults")
         self._cluster.calm = True
+        for life in self._cluster.lives():
+            if life.consumer.skipped:  # where no later delivery shows the gap, only a restart finds what was skipped
+                self._cluster.kill_worker(life, "the end of faults")
         self._give_up = self._cluster.world.now + QUIET_WITHIN_S
         self._look()
 

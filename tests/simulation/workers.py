@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.processors.core import effects as ask
 from penstock.processors.core.arrivals import Poison
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.gate import GapInDelivery
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Body, Work
 from penstock.processors.kafka.control import ControlBook
@@ -88,11 +89,14 @@ class Life(Actor):
     # -- turns of the shell
 
     def after_event(self) -> None:
-        took = self._take_some()
+        self._take_some()
+        if self.gone:
+            return
         self.flow.step(self.world.now)
         self._carry_out()
-        if took or self.consumer.held != self.flow.pauses():
-            self.consumer.hold(self.flow.pauses())
+        held = self.flow.pauses()
+        self.cluster.checks.held(self, held)
+        self.consumer.hold(held)
         if self.consumer.inbox:
             self.timer("turn", 0.0005, lambda: None)
         if self.flow.works or self.consumer.inbox or self.flow.next_due() is not None:
@@ -109,14 +113,13 @@ class Life(Actor):
         self._timers.discard(name)
         do()
 
-    def _take_some(self) -> bool:
+    def _take_some(self) -> None:
         if not self.flow.taking:
-            return False
+            return
         taken = 0
         while taken < self.cluster.plan.records_a_turn and (batch := self.consumer.first()) is not None:
-            if batch.at == 0:
-                offsets = [record.offset for record in batch.records]
-                self.flow.delivered_range(batch.tp, batch.start, batch.end, offsets)
+            if batch.at == 0 and not self._announce(batch):
+                return
             for record in batch.records[batch.at :]:
                 self._take(batch.tp, record)
                 batch.at += 1
@@ -125,7 +128,17 @@ class Life(Actor):
                     break
             if batch.at >= len(batch.records):
                 self.consumer.done(batch)
-        return taken > 0
+
+    def _announce(self, batch: Batch) -> bool:
+        """Tell the gate of a batch. Where the consumer has skipped one, the worker breaks off and is started again."""
+        try:
+            self.flow.delivered_range(batch.tp, batch.start, batch.end, [record.offset for record in batch.records])
+        except GapInDelivery:
+            if not self.consumer.skipped:
+                raise
+            self.cluster.kill_worker(self, "a gap in deliveries")
+            return False
+        return True
 
     def _take(self, tp: TP, record: Stored) -> None:
         self.flow.arrived(
@@ -161,6 +174,7 @@ class Life(Actor):
         self._ticks += 1
         self.flow.tick(now, self.world.wall_ms)
         self.flow.check_timeouts(now)
+        self.cluster.checks.ticked(self, now)
         if self._ticks % POSITIONS_EACH == 0:
             self.flow.tell_positions(64)
 
