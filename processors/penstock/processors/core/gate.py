@@ -271,5 +271,8 @@ def _kept(partition: _Partition | None, committed: int, metadata: str) -> _Parti
     if committed >= partition.committed:
         partition.committed, partition.metadata = committed, metadata
     partition.span.resume(committed)
+    for offset in partition.entries:  # work goes on though its offset is committed
+        if offset < committed:
+            partition.span.reopen(offset)
     partition.proposed = None
     return partition

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.processors.core.effects import Retried
 from penstock.processors.core.endings import Endings
 from penstock.processors.core.retries import DeadLetter, Retry, decide
-from penstock.processors.core.states import ON_LANE, Stage
+from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.suspects import acquit
 from penstock.processors.core.work import Run, Work
 from penstock.schemas.errors import PenstockError
@@ -81,9 +81,17 @@ class Runs(Endings):
 
     def _failed(self, work: Work, event: str, error: PenstockError, now: float, *, again: bool) -> None:
         """Run it again in place, dead-letter it, or say that it failed."""
+        decision = decide(error, work.spent, work.max_attempts, now, None) if again else None
+        if isinstance(decision, Retry) and work.stage in IN_SCHEDULER and not self.scheduler.eligible(work):
+            # A turn of another class is under way: this one keeps its place in front of the later ones of its own.
+            self._give_back(work)
+            work.attempt += 1
+            work.spent += 1
+            work.run = None
+            self._go(work, event, Stage.QUEUED)
+            return
         self._hold_line(work, now)
         self._give_back(work)
-        decision = decide(error, work.spent, work.max_attempts, now, None) if again else None
         if isinstance(decision, Retry):
             work.attempt += 1
             work.spent += 1
@@ -116,10 +124,7 @@ class Runs(Endings):
         while self._retries and self._retries[0][0] <= now:
             _, _, work = heapq.heappop(self._retries)
             if work.stage is Stage.RETRYING:
-                if work.line is None or work.holds_line:
-                    self.scheduler.put_back(work)
-                else:
-                    self.scheduler.add(work)
+                self.scheduler.put_back(work)
                 self._go(work, "due", Stage.QUEUED)
                 self._touch(self.lane(work.lane))
 

@@ -54,10 +54,11 @@ class Span:
         self._resume = self._needed = committed
         if committed < self._base:
             self._reach_back(committed)
-        if committed > self.end:  # others went on; what they committed is done
-            self._grow(committed)
-            self._done[self.end - self._base : committed - self._base] = b"\x01" * (committed - self.end)
-            self.position = self.end = committed
+        # What is committed is done, also what was delivered again here and not taken, or never delivered here.
+        self._grow(committed)
+        self._done[: committed - self._base] = b"\x01" * (committed - self._base)
+        self.end = max(self.end, committed)
+        self.position = max(self.position, committed)
 
     def deliver(self, start: int, end: int, offsets: Sequence[int]) -> None:
         """Records came from [start, end); offsets between them that have none are done. Raises GapInDelivery."""

@@ -146,13 +146,17 @@ class Starter:
         others = any(holder.group is not group for holder in lane.holders)
         room = self._room(lane)
         for work in sorted(group.members, key=lambda member: member.seq):
-            if self._eligible(lane, work) and self._step(lane, work, room, now, may_prepare=True) and not others:
+            if self._may_join(lane, work) and self._step(lane, work, room, now, may_prepare=True) and not others:
                 return work
         return None
 
     def _still_exclusive(self, lane: Lane) -> bool:
         group = lane.exclusive
-        return group is not None and any(work in lane.holders or self._eligible(lane, work) for work in group.members)
+        return group is not None and any(work in lane.holders or self._may_join(lane, work) for work in group.members)
+
+    def _may_join(self, lane: Lane, work: Work) -> bool:
+        """Suspects of a group run together, but for one that must run beside nobody: its turn comes by itself."""
+        return not work.alone and self._eligible(lane, work)
 
     def _eligible(self, lane: Lane, work: Work) -> bool:
         return work.stage in IN_SCHEDULER and work.lane == lane.name and self._scheduler.eligible(work)

@@ -74,7 +74,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     },
     _S.PREPARING: {
         "prepared": (_S.READY,),
-        "refused": (_S.SETTLING, _S.LETTERING, _S.RETRYING),
+        "refused": (_S.SETTLING, _S.LETTERING, _S.RETRYING, _S.QUEUED),
         "answer_stands": (_S.SETTLING, _S.KEEPING),
         "lane_down": (_S.QUEUED, _S.LETTERING, _S.RETRYING),
         **_END_WAITING,

@@ -494,3 +494,25 @@ def test_what_was_stopped_a_moment_before_may_have_killed_the_engine() -> None:
     world.pass_time(2.0)
     world.die()
     assert world.letters == ["innocent"], "alone, with nothing stopped beside it"
+
+
+def test_a_turn_that_failed_behind_another_class_stays_before_the_later_ones_of_its_own() -> None:
+    """Found by the simulator: while it waited for its retry the next turn of its class went first."""
+    world = World()
+    world.hold_answers = {ask.Prepare}
+    world.up(slots=4)
+    high, low = world.submit("high", HIGH, line="c"), world.submit("low-1", LOW, line="c")
+    later = world.submit("low-2", LOW, line="c")
+    assert high is not None
+    assert low is not None
+    assert later is not None
+    world.pass_time(0.02)
+    assert high.run is not None
+    world.hold_answers = set()
+    world.flow.prepared(high, high.run.run_id, 0, None, world.now)
+    world.settle()
+    assert low.run is not None
+    world.flow.refused(low, low.run.run_id, Overloaded("busy"), world.now, again=True)
+    world.finish("high")
+    assert (low.stage, later.stage) == (Stage.RUNNING, Stage.QUEUED)
+    assert low.attempt == 2

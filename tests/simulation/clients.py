@@ -1,0 +1,150 @@
+"""Clients: many tenants and priorities, conversations, cancels, new priorities, poison, and producers with odd habits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from penstock.schemas.records import ControlCommand, InferenceRequest
+from penstock.schemas.topics import partition_for, priority_class, request_key
+
+if TYPE_CHECKING:
+    from simulation.cluster import Cluster
+
+POISON = (b"", b"\x00\x00\x00\x00\x07broken", b"\xff\xfe", b"{not json", b'{"task": 7}', b"\x00PN\x00\x00\x01")
+
+
+class Clients:
+    """Sends what the plan says, at random times."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._plan = cluster.plan
+
+    def start(self) -> None:
+        """Each request has a stream of its own: leaving some out changes no other."""
+        for number in range(self._plan.requests):
+            rng = self._cluster.world.stream(f"client/{number}")
+            at = rng.uniform(0.0, self._plan.span_s)
+            if self._plan.has("burst") and number % 2:
+                at = self._plan.span_s / 2
+            self._cluster.world.at(at, None, f"client {number}", self._send, number, rng)
+
+    def _send(self, number: int, rng: Random) -> None:
+        plan = self._plan
+        if plan.has("poison_bytes") and rng.random() < 0.1:
+            self._append(rng, self._topic(rng), rng.randbytes(4), rng.choice(POISON))
+            return
+        if plan.has("poison_named") and rng.random() < 0.06:
+            body = {"request_id": f"p{number}", "task": "text_generation", "priority": "very"}
+            self._append(rng, self._topic(rng), b"k", json.dumps(body).encode())
+            return
+        request = self._request(number, rng)
+        self._submit(request, rng)
+        self._afterwards(request, rng)
+
+    def _topic(self, rng: Random) -> str:
+        return rng.choice(self._cluster.topics)
+
+    def _append(self, rng: Random, topic: str, key: bytes, value: bytes) -> None:
+        partition = partition_for(key, self._plan.partitions)
+        self._put((topic, partition), key, value)
+
+    def _put(self, tp: tuple[str, int], key: bytes, value: bytes) -> None:
+        world, latency = self._cluster.world, self._plan.latency_s
+        delay = max(latency, self._cluster.broker_down_until - world.now)
+        world.at(delay, None, f"a request arrives on {tp}", self._cluster.append_request, tp, key, value, [])
+
+    def _submit(self, request: InferenceRequest, rng: Random) -> None:
+        names_class = request.task != "embedding"
+        topic = self._cluster.topics[
+            ("high", "medium", "low").index(priority_class(request.priority)) if names_class else 3
+        ]
+        key = request_key(request)
+        partition = partition_for(key, self._plan.partitions)
+        if self._plan.has("misplaced") and request.conversation_id is not None and rng.random() < 0.3:
+            partition = rng.randrange(self._plan.partitions)
+        self._put((topic, partition), key, self._cluster.codec.encode(request))
+
+    def _request(self, number: int, rng: Random) -> InferenceRequest:
+        plan = self._plan
+        script = self._script(rng)
+        embedding = plan.has("embedding") and rng.random() < 0.2
+        line = None
+        if plan.has("line") and not embedding and rng.random() < 0.6:
+            line = f"c{rng.randrange(plan.lines)}"
+        priority = rng.choice([1, 2, 5, 5, 8])
+        if line is not None and not plan.has("cross_class_line"):
+            priority = 5
+        text = json.dumps(script)
+        task = "embedding" if embedding else "text_generation"
+        payload: dict[str, Any] = (
+            {"embedding": {"input": [text]}}
+            if embedding
+            else {"text_generation": {"messages": [{"role": "user", "content": text}], "max_tokens": 16}}
+        )
+        return InferenceRequest(
+            request_id=f"r{number}",
+            task=task,
+            tenant=f"t{rng.randrange(plan.tenants)}",
+            priority=priority,
+            model=self._model(rng),
+            conversation_id=line,
+            stream=plan.has("stream") and not embedding and rng.random() < 0.6,
+            created_at=self._cluster.world.wall_ms,
+            ttl_ms=rng.choice([50, 400, 1500]) if plan.has("short_ttl") and rng.random() < 0.3 else None,
+            execution_timeout_ms=300 if plan.has("short_timeout") and rng.random() < 0.3 else None,
+            max_attempts=rng.choice([1, 2, 3]),
+            **payload,
+        )
+
+    def _model(self, rng: Random) -> str | None:
+        if self._plan.has("unknown_model") and rng.random() < 0.05:
+            return "nobody"
+        return rng.choice([None, *(lane.name for lane in self._plan.lanes)])
+
+    def _script(self, rng: Random) -> dict[str, Any]:
+        """What the engine will do with it."""
+        plan = self._plan
+        script: dict[str, Any] = {"n": rng.randint(2, 8), "need": rng.randint(2, 30)}
+        if plan.has("huge") and rng.random() < 0.1:
+            script["need"] = 1_000
+        if plan.has("large_output") and rng.random() < 0.25:
+            script["large"] = True
+        if plan.has("short_timeout") and rng.random() < 0.1:
+            script["hang"] = True
+        for kind, death, chance in (
+            ("killer", "run", 0.05),
+            ("killer_at_prepare", "prepare", 0.04),
+            ("worker_killer", "worker", 0.03),
+        ):
+            if plan.has(kind) and rng.random() < chance:
+                script["die"] = death
+        script["pad"] = "x" * rng.choice([0, 0, 200, 2_000])
+        return script
+
+    def _afterwards(self, request: InferenceRequest, rng: Random) -> None:
+        """What the client does later about it."""
+        world, plan = self._cluster.world, self._plan
+        for kind, chance in (("cancel", 0.25), ("reprioritize", 0.2), ("erase", 0.1)):
+            if plan.has(kind) and rng.random() < chance:
+                delay = rng.choice([0.0, 0.02, 0.2, 1.0])
+                world.at(delay, None, f"{kind} {request.request_id}", self._command, kind, request, rng.choice([0, 5, 9]))
+        if plan.has("duplicate") and rng.random() < 0.15:
+            delay = rng.choice([0.0, 0.05, 1.5])
+            again = replace(request, priority=rng.choice([request.priority, 1, 5, 8]))
+            world.at(delay, None, f"again {request.request_id}", self._submit, again, rng)
+
+    def _command(self, kind: str, request: InferenceRequest, priority: int) -> None:
+        self._cluster.command(
+            ControlCommand(
+                kind=kind,
+                request_id=request.request_id,
+                tenant=request.tenant,
+                priority=priority if kind == "reprioritize" else None,
+                created_at=self._cluster.world.wall_ms,
+                conversation_id=request.conversation_id,
+            )
+        )

@@ -1,0 +1,244 @@
+"""The cluster of one seed: log, coordinator, hosts with their workers, conversations, and what happens to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+from penstock.processors.core.states import Transition
+from penstock.processors.core.work import WorkKey
+from penstock.processors.kafka.intake import Intake
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import InsufficientCapacity, ModelNotFound
+from penstock.schemas.records import ControlCommand, DeadLetter, Requirements, ResultEvent, StatusEvent
+from penstock.schemas.topics import TopicNames, conversation_key
+
+from simulation.coordinator import Coordinator
+from simulation.invariants import Checks
+from simulation.log import TP, Log
+from simulation.plan import Plan
+from simulation.readers import Readers
+from simulation.talks import Talks
+from simulation.truth import Truth
+from simulation.workers import Life
+from simulation.world import World
+
+NAMES = TopicNames()
+CODEC = Codec()
+TOPICS = (*NAMES.text_topics(), NAMES.request("embedding", 5))
+URGENCY = {topic: urgency for urgency, topic in enumerate(TOPICS)}
+
+
+class Journal:
+    """A host's crash journal: how many of its workers died while a record ran."""
+
+    def __init__(self) -> None:
+        self.running: dict[tuple[WorkKey, str], None] = {}
+        self._deaths: Counter[tuple[WorkKey, str]] = Counter()
+
+    def deaths(self, key: WorkKey, request_id: str) -> int:
+        return self._deaths[(key, request_id)]
+
+    def started(self, key: WorkKey, request_id: str) -> None:
+        self.running[(key, request_id)] = None
+
+    def finished(self, key: WorkKey, request_id: str) -> None:
+        if self.running.pop((key, request_id), self) is None:
+            self._deaths.pop((key, request_id), None)
+
+    def dropped(self, key: WorkKey, request_id: str) -> None:
+        self.running.pop((key, request_id), None)
+
+    def next_life(self, *, orderly: bool) -> None:
+        if not orderly:
+            self._deaths.update(self.running.keys())
+        self.running.clear()
+
+
+class Host:
+    """A machine: its journal outlives its worker's processes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.journal = Journal()
+        self.life: Life | None = None
+        self.lives = 0
+
+
+class Catalog:
+    """Which lane serves a request."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._names = [lane.name for lane in plan.lanes]
+
+    def resolve(self, task: str, model: str | None) -> str:
+        if model is None:
+            return self._names[0]
+        if model not in self._names:
+            raise ModelNotFound(f"no model {model}")
+        return model
+
+    def check_fits(self, lane: str, requirements: Requirements | None) -> None:
+        if requirements is not None and (requirements.vram_bytes or 0) > 1 << 40:
+            raise InsufficientCapacity(f"{lane} has less")
+
+
+class Cluster:
+    """Everything of one seed."""
+
+    def __init__(self, plan: Plan, *, keep_trace: bool = False) -> None:
+        self.plan = plan
+        self.world = World(plan.seed, keep_trace=keep_trace)
+        self.topics = TOPICS
+        self.codec = CODEC
+        self.log = Log(dict.fromkeys(TOPICS, plan.partitions))
+        self.intake = Intake(CODEC, NAMES, dict.fromkeys(TOPICS, plan.partitions))
+        self.catalog = Catalog(plan)
+        self.talks = Talks()
+        self.truth = Truth(self)
+        self.readers = Readers(self)
+        self.checks = Checks(self)
+        self.coordinator = Coordinator(self)
+        self.transitions: set[Transition] = set()
+        self.commands: list[ControlCommand] = []
+        self.broker_down_until = 0.0
+        self.calm = False
+        """No more faults happen."""
+        self.hosts = [Host(f"w{number}") for number in range(plan.workers)]
+        self._rng = self.world.stream("cluster")
+        self.log.group.on_commit = self.checks.committed
+        self.world.after_step = self.checks.after_step
+
+    def happens(self, fault: str, rng: Random, chance: float) -> bool:
+        """Whether a fault of the plan happens now. It draws whether the plan has it or not."""
+        drawn = rng.random() < chance
+        if not drawn or self.calm or fault not in self.plan.faults:
+            return False
+        self.world.fault(fault)
+        return True
+
+    @staticmethod
+    def urgency(topic: str) -> int:
+        return URGENCY[topic]
+
+    # -- processes
+
+    def start_worker(self, host: Host) -> None:
+        if host.life is not None:
+            return
+        host.lives += 1
+        host.life = Life(self, host, f"{host.name}.{host.lives}")
+        self.world.note(f"{host.life.name} starts")
+        host.life.start()
+
+    def watch(self, life: Life) -> None:
+        self.checks.watch(life)
+
+    def lives(self) -> list[Life]:
+        return [host.life for host in self.hosts if host.life is not None]
+
+    def kill_worker(self, life: Life, why: str) -> None:
+        if life.gone:
+            return
+        self.world.note(f"{life.name} is killed by {why}")
+        life.die()
+        self.coordinator.unreachable(life)
+        self.ended(life, orderly=False)
+
+    def ended(self, life: Life, *, orderly: bool) -> None:
+        """Its host starts the next one a little later."""
+        host = life.host
+        life.gone = True
+        host.journal.next_life(orderly=orderly)
+        host.life = None
+        for engine in life.engines.values():
+            engine.end()
+        self.world.at(self._rng.uniform(0.1, 0.8), None, f"{host.name} starts a worker", self.start_worker, host)
+
+    def pause(self, life: Life, seconds: float) -> None:
+        if life.gone or life.paused:
+            return
+        life.paused = True
+        life.network.flushes_until = self.world.now + self._rng.choice([0.0, 0.01])
+        self.coordinator.unreachable(life)
+        self.world.at(seconds, None, f"{life.name} goes on", self._resume, life)
+
+    def _resume(self, life: Life) -> None:
+        if not life.gone:
+            self.world.wake(life)
+            self._heal(life)
+
+    def cut(self, life: Life, seconds: float) -> None:
+        if life.gone or life.network.cut:
+            return
+        life.network.cut = True
+        life.network.flushes_until = 0.0
+        self.coordinator.unreachable(life)
+        self.world.at(seconds, None, f"{life.name} is connected again", self._reconnect, life)
+
+    def _reconnect(self, life: Life) -> None:
+        life.network.cut = False
+        if not life.gone:
+            self._heal(life)
+
+    def _heal(self, life: Life) -> None:
+        if life.network.reachable:
+            life.network.heal()
+            self.coordinator.reachable(life)
+
+    # -- the log
+
+    def append_request(self, tp: TP, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> None:
+        stored = self.log.append(tp, self.world.wall_ms, key, value, headers)
+        self.truth.accepted(tp, stored)
+        self.wake_consumers()
+
+    def wake_consumers(self) -> None:
+        """The log has grown."""
+        for life in self.lives():
+            if not life.paused:
+                life.consumer.arm()
+
+    def on_result(self, event: ResultEvent) -> None:
+        self.readers.result(event)
+
+    def on_status(self, event: StatusEvent) -> None:
+        self.readers.status(event)
+
+    def on_letter(self, letter: DeadLetter) -> None:
+        self.truth.lettered(letter)
+
+    def command(self, command: ControlCommand) -> None:
+        """A record on the control topic: every worker hears of it."""
+        self.commands.append(command)
+        for life in self.lives():
+            self._pass_on(life, command)
+
+    def follow_commands(self, life: Life, known: int) -> None:
+        """From here on; what came while it read is passed on first."""
+        for command in self.commands[known:]:
+            self._pass_on(life, command)
+
+    def _pass_on(self, life: Life, command: ControlCommand) -> None:
+        life.network.hear("control", f"{command.kind} {command.request_id}", life.on_commands, [command])
+
+    @staticmethod
+    def line_of(command: ControlCommand) -> str | None:
+        if command.conversation_id is None:
+            return None
+        return conversation_key(command.tenant, command.conversation_id)
+
+    # -- the whole
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is left to do: every offset is committed, every worker holds nothing."""
+        if len(self.lives()) < len(self.hosts) or self.log.group.rebalancing:
+            return False
+        offsets = self.log.group.offsets
+        if any(offsets.get(tp, (0, ""))[0] != partition.end for tp, partition in self.log.partitions.items()):
+            return False
+        return not any(life.flow.works for life in self.lives())
+
+

@@ -1,0 +1,229 @@
+"""Simulated engines: what a prompt says happens, and faults happen. Slots and tokens are counted here once more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.processors.core.admission import CannotLoad, MemoryShort
+from penstock.processors.core.work import Work
+from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InternalError, Overloaded, PenstockError
+from penstock.schemas.records import InferenceRequest
+
+from simulation.plan import LaneSpec
+
+if TYPE_CHECKING:
+    from simulation.workers import Life
+
+MOST_WORDS = 12
+
+
+def script_of(request: InferenceRequest) -> dict[str, Any]:
+    """What the request's prompt tells the engine to do."""
+    payload = request.payload
+    text = payload["messages"][-1]["content"] if "messages" in payload else payload["input"][0]
+    return json.loads(text)
+
+
+def need_of(request: InferenceRequest) -> int:
+    """Tokens of an engine's cache."""
+    return int(script_of(request).get("need", 4))
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a run brings; the flow passes it on untouched."""
+
+    text: str
+    large: bool = False
+    unwritable: bool = False
+    """It can never be published as it is."""
+
+
+@dataclass(slots=True, eq=False)
+class EngineRun:
+    """A run, and the text that it has produced so far."""
+
+    work: Work
+    run_id: str
+    name: str
+    need: int
+    epoch: int
+    attempt: int
+    cancelled: bool = False
+    over: bool = False
+    words: list[str] = field(default_factory=list[str])
+
+    @property
+    def text(self) -> str:
+        return "".join(self.words)
+
+
+class Engine:
+    """One model's process of one worker. `alive` is the truth; the flow learns of a death a moment later."""
+
+    def __init__(self, life: Life, spec: LaneSpec) -> None:
+        self.life = life
+        self._world = life.world
+        self._plan = life.cluster.plan
+        self._rng = life.world.stream(f"engine/{life.name}/{spec.name}")
+        self.spec = spec
+        self.alive = False
+        self.killer: Work | None = None
+        """Whose prompt it died of the last time."""
+        self._number = 0
+        self._names = 0
+        self.runs: dict[str, EngineRun] = {}
+
+    def _fault(self, name: str, chance: float) -> bool:
+        """Whether this fault happens now."""
+        drawn = self._rng.random() < chance
+        if drawn and name in self._plan.faults and not self.life.cluster.calm:
+            self._world.fault(name, f"{self.life.name} {self.spec.name}")
+            return True
+        return False
+
+    def _later(self, delay_s: float, label: str, do: Callable[..., None], *args: Any) -> None:
+        """In this engine's present process; nothing happens if that has ended."""
+        number = self._number
+        self._world.at(delay_s, None, f"{self.life.name} {self.spec.name} {label}", self._if_same, number, do, args)
+
+    def _if_same(self, number: int, do: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if self._number == number and not self.life.gone:
+            do(*args)
+
+    def _tell(self, label: str, do: Callable[..., None], *args: Any) -> None:
+        """The worker hears of it, once it runs."""
+        self._world.at(0.0, self.life, f"{self.life.name} {self.spec.name} {label}", do, *args)
+
+    # -- loading
+
+    def load(self) -> None:
+        self._number += 1
+        self._later(self.spec.load_s * self._rng.uniform(0.5, 2.0), "loaded", self._loaded)
+
+    def _loaded(self) -> None:
+        for fault, chance, error in (
+            ("load_failure", 0.5, EngineFailed("the engine did not start")),
+            ("load_hopeless", 0.2, CannotLoad("the files are broken")),
+            ("memory_short", 0.5, MemoryShort("too little memory free")),
+        ):
+            if self._fault(fault, chance):
+                self._tell("load failed", self.life.load_failed, self.spec.name, error)
+                return
+        self.alive = True
+        self._tell("up", self.life.lane_up, self.spec)
+
+    def end(self) -> None:
+        """The process is gone, with all that it ran."""
+        self.alive = False
+        self._number += 1
+        self.runs.clear()
+
+    def die(self, killer: Work | None = None) -> None:
+        """The process dies; the worker notices a moment later."""
+        if self.alive:
+            self.end()
+            self.killer = killer
+            delay = self._rng.choice([0.0, 0.001, 0.05])
+            self._world.at(delay, self.life, f"{self.life.name} {self.spec.name} died", self.life.lane_down, self)
+
+    # -- preparing
+
+    def prepare(self, work: Work, run_id: str, mark: Any) -> None:
+        self._later(self._rng.uniform(0.0, 0.02), f"prepares {run_id}", self._prepare, work, run_id, mark)
+
+    def _prepare(self, work: Work, run_id: str, mark: Any) -> None:
+        request = work.request
+        script = script_of(request)
+        if script.get("die") == "prepare":
+            self.life.cluster.truth.killed(work)
+            self.die(work)
+            return
+        error: PenstockError | None = None
+        again = True
+        if self.spec.tokens is not None and need_of(request) > self.spec.tokens:
+            error, again = ContextLengthExceeded("longer than the model's window"), False
+        elif self._fault("prepare_refused", 0.15):
+            again = self._rng.random() < 0.7
+            error = (Overloaded if self._rng.random() < 0.5 else EngineFailed)("not now")
+        if error is not None:
+            self._tell("refuses", self.life.refused, work, run_id, error, again)
+        else:
+            self._tell("prepared", self.life.prepared, work, run_id, need_of(request), mark)
+
+    # -- running
+
+    def start(self, work: Work, run_id: str) -> None:
+        """The caller has seen that it is alive."""
+        self._names += 1
+        name = f"{self.life.name}.{self.spec.name}.{self._number}.{self._names}"
+        run = EngineRun(work, run_id, name, need_of(work.request), work.epoch, work.attempt)
+        self.runs[run_id] = run
+        self.life.cluster.truth.run_begins(run)
+        self.life.cluster.checks.engine_starts(self, work)
+        script = script_of(work.request)
+        slow = 8.0 if self._fault("engine_slow", 0.1) else 1.0
+        pace = self.spec.speed_s * slow * self._rng.uniform(0.7, 1.3)
+        if self._fault("engine_hang", 0.06):
+            return
+        if self._fault("engine_death", 0.04):
+            self._later(pace * self._rng.randint(0, 5), "is about to die", self.die)
+        if self._fault("engine_busy", 0.1):
+            self._tell("busy", self.life.lane_busy, self.spec.name, 0.2)
+        self._later(pace, f"says {name}", self._word, run, script, pace, int(script.get("n", 3)))
+
+    def _word(self, run: EngineRun, script: dict[str, Any], pace: float, words: int) -> None:
+        if run.over or (run.cancelled and not self._fault("engine_late_words", 1.0)):
+            return
+        at = len(run.words)
+        if at == script.get("at", 1) and self._disturbed(run, script):
+            return
+        if at >= words or at >= MOST_WORDS:
+            self._finish(run, script)
+            return
+        word = f"{run.name}/{at} "
+        run.words.append(word)
+        self._tell(f"says {run.name}", self.life.delta, run.work, run.run_id, word, at)
+        self._later(pace, f"says {run.name}", self._word, run, script, pace, words)
+
+    def _disturbed(self, run: EngineRun, script: dict[str, Any]) -> bool:
+        """What the prompt, or a fault, does to the run at this word; whether the run is over."""
+        match script.get("die"):
+            case "run" if not run.cancelled:
+                self.life.cluster.truth.killed(run.work)
+                self.die(run.work)
+                return True
+            case "worker" if not run.cancelled:
+                self.life.cluster.kill_worker(self.life, "a prompt")
+                return True
+            case _:
+                pass
+        if script.get("hang"):
+            return True
+        if self._fault("engine_failure", 0.15):
+            self._end(run)
+            error = self._rng.choice([EngineFailed, Overloaded, InternalError])("the run failed")
+            self._tell("fails", self.life.failed, run.work, run.run_id, error, self._rng.random() < 0.7)
+            return True
+        if self._fault("engine_garbage", 0.08):
+            self._tell("garbage", self.life.garbage, run.work, run.run_id)
+        return False
+
+    def _finish(self, run: EngineRun, script: dict[str, Any]) -> None:
+        self._end(run)
+        unwritable = self._fault("engine_garbage", 0.05)
+        output = Output(run.text, bool(script.get("large")), unwritable)
+        self._tell(f"finishes {run.name}", self.life.finished, run.work, run.run_id, output)
+
+    def _end(self, run: EngineRun) -> None:
+        run.over = True
+        if self.runs.get(run.run_id) is run:
+            del self.runs[run.run_id]
+
+    def cancel(self, run_id: str) -> None:
+        run = self.runs.pop(run_id, None)
+        if run is not None:
+            run.cancelled = True

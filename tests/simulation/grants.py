@@ -1,0 +1,158 @@
+"""What is looked at before each grant: is it this one's turn?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from penstock.processors.core.lane import Lane
+from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
+from penstock.processors.core.work import Work
+
+from simulation.truth import Violation
+
+if TYPE_CHECKING:
+    from simulation.workers import Life
+
+RANK = {"high": 0, "medium": 1, "low": 2}
+SLACK = 2
+"""Starts out of order that the aged share may be ahead by."""
+
+
+class Grants:
+    """Wraps one flow's grants. The flow itself is untouched."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._flow = life.flow
+        self._settings = life.cluster.plan.settings
+        self._granted: Counter[str] = Counter()
+        self._out_of_order: Counter[str] = Counter()
+        self._passed_over: Counter[str] = Counter()
+        starter = life.flow.starter
+        grant = starter._grant
+
+        def watched(lane: Lane, work: Work, now: float) -> None:
+            self._look(lane, work, now)
+            grant(lane, work, now)
+
+        starter._grant = watched
+
+    def _look(self, lane: Lane, work: Work, now: float) -> None:
+        if work.stage not in IN_SCHEDULER:
+            raise Violation(f"grant: {work} is granted twice")
+        self._room(lane, work)
+        self._line(work)
+        self._alone(lane, work)
+        self._granted[lane.name] += 1
+        apart = work.alone or work.group is not None
+        waiting = [other for other in self._flow.works.values() if other is not work and other.lane == lane.name]
+        rivals = [other for other in waiting if self._could(lane, other, waiting, now)]
+        self._order(lane, work, rivals, now, apart=apart)
+        self._aged(lane, work, rivals, now, apart=apart)
+
+    def _room(self, lane: Lane, work: Work) -> None:
+        need = 0 if work.run is None else work.run.need_tokens
+        if lane.free_slots < 1 or (lane.tokens is not None and lane.used_tokens + need > lane.tokens):
+            raise Violation(f"room: {work} is granted {need} tokens of {lane.free_tokens} and a slot of {lane.free_slots}")
+
+    def _line(self, work: Work) -> None:
+        """One turn at a time; within a class in the order of the log."""
+        if work.line is None:
+            return
+        for other in self._flow.works.values():
+            if other is work or other.line != work.line or other.stage in OVER:
+                continue
+            if _under_way(other):
+                raise Violation(f"line: {work} is granted while {other} is under way")
+            earlier = other.seq < work.seq and other.klass == work.klass and other.key[:2] == work.key[:2]
+            if earlier and (other.stage in IN_SCHEDULER or other.stage is Stage.RETRYING):
+                raise Violation(f"line: {work} is granted before {other}")
+
+    def _alone(self, lane: Lane, work: Work) -> None:
+        holders = [holder for one in self._flow.lanes.values() for holder in one.holders]
+        if holders and (work.alone or any(holder.alone for holder in holders)):
+            raise Violation(f"alone: {work} is granted beside {holders}")
+        groups = {id(holder.group) for holder in lane.holders if holder.group is not None}
+        if work.group is not None and any(holder.group is not work.group for holder in lane.holders):
+            raise Violation(f"suspects: {work} is granted beside {list(lane.holders)}")
+        if groups and groups != {id(work.group)}:
+            raise Violation(f"suspects: {work} is granted beside suspects of another group")
+
+    def _could(self, lane: Lane, other: Work, waiting: list[Work], now: float) -> bool:
+        """Whether it could be granted now as well, with room set aside for those before it that are being prepared."""
+        if other.alone or other.group is not None:
+            return False
+        if other.stage is not Stage.READY and not (other.stage is Stage.QUEUED and lane.inline and other.line is None):
+            return False
+        unready = [
+            one.cost
+            for one in waiting
+            if one.stage in IN_SCHEDULER
+            and one.stage is not Stage.READY
+            and (RANK[one.klass] <= RANK[other.klass] or now - one.arrived_at > self._settings.aging_s)
+        ]
+        if not lane.inline and lane.free_slots <= len(unready):
+            return False
+        need = 0 if other.run is None else other.run.need_tokens
+        if lane.tokens is not None and lane.used_tokens + sum(unready) + need > lane.tokens:
+            return False
+        if other.line is None:
+            return True
+        return not any(
+            one is not other
+            and one.line == other.line
+            and (_under_way(one) or one.holds_line or (one.klass == other.klass and one.seq < other.seq))
+            for one in self._flow.works.values()
+        )
+
+    def _order(self, lane: Lane, work: Work, rivals: list[Work], now: float, *, apart: bool) -> None:
+        """Nothing less urgent starts while something more urgent could; the aged have their share of exceptions."""
+        if apart:
+            return
+        before = [other for other in rivals if self._stands_before(other, work)]
+        if not before:
+            return
+        if now - work.arrived_at <= self._settings.aging_s:
+            raise Violation(f"order: {work} ({work.klass}) is granted before {before[0]} ({before[0].klass})")
+        self._out_of_order[lane.name] += 1
+        most = self._granted[lane.name] / self._settings.aged_share + SLACK
+        if self._out_of_order[lane.name] > most:
+            raise Violation(f"order: {self._out_of_order[lane.name]} of {self._granted[lane.name]} starts out of order")
+
+    @staticmethod
+    def _stands_before(other: Work, work: Work) -> bool:
+        if RANK[other.klass] != RANK[work.klass]:
+            return RANK[other.klass] < RANK[work.klass]
+        if other.tenant != work.tenant:
+            return False  # fair shares decide
+        never = float("inf")
+        return (other.priority, never if other.deadline is None else other.deadline, other.seq) < (
+            work.priority,
+            never if work.deadline is None else work.deadline,
+            work.seq,
+        )
+
+    def _aged(self, lane: Lane, work: Work, rivals: list[Work], now: float, *, apart: bool) -> None:
+        """What has waited long starts now and then, whatever more urgent comes."""
+        old = [
+            other
+            for other in rivals
+            if now - other.arrived_at > self._settings.aging_s and RANK[other.klass] > RANK[work.klass]
+        ]
+        aged_share = now - work.arrived_at > self._settings.aging_s and any(
+            self._stands_before(other, work) for other in rivals
+        )
+        if not old or apart or aged_share:
+            self._passed_over[lane.name] = 0
+            return
+        self._passed_over[lane.name] += 1
+        if self._passed_over[lane.name] > 2 * self._settings.aged_share:
+            raise Violation(f"aging: {self._passed_over[lane.name]} starts in a row passed over {old[0]}")
+
+
+def _under_way(work: Work) -> bool:
+    """Whether its conversation must wait for it; not for an answer that stood there already, to be kept elsewhere."""
+    if work.stage is Stage.KEEPING:
+        return work.run is not None and work.run.granted_at is not None
+    return work.stage in (Stage.BEGINNING, Stage.RUNNING) or (work.stage is Stage.RETRYING and work.holds_line)

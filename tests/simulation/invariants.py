@@ -1,0 +1,212 @@
+"""The promises of DESIGN §2, checked while a cluster runs. Each violation says what it found and names its invariant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.processors.core import donemap
+from penstock.processors.core import effects as ask
+from penstock.processors.core.budget import FACT_BYTES
+from penstock.processors.core.retries import BASE_DELAY_S, MAX_DELAY_S
+from penstock.processors.core.states import Stage
+from penstock.processors.core.work import Work
+
+from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
+from simulation.grants import Grants
+from simulation.log import TP
+from simulation.truth import Subject, Violation
+
+if TYPE_CHECKING:
+    from simulation.cluster import Cluster
+    from simulation.engines import Engine
+    from simulation.workers import Life
+
+LOOK_EACH = 16
+"""Steps between two looks at what is bounded."""
+IN_FLIGHT_BYTES = 2 * INBOX_BATCHES * MOST_RECORDS * FACT_BYTES
+"""What is delivered already, when a partition is held because the budget is full, is taken all the same."""
+ROUNDING_S = 1e-6
+PUBLISHES = (ask.Chunk, ask.Letter, ask.Prepare, ask.Begin, ask.Start, ask.Keep, ask.LookUp, ask.SendHome)
+
+
+class Checks:
+    """Called by the cluster where something happens that an invariant speaks of."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._committed: dict[TP, int] = {}
+        self._passed: dict[TP, set[int]] = {}
+        self._grants: dict[Life, Grants] = {}
+        self._due: dict[Work, float] = {}
+
+    def watch(self, life: Life) -> None:
+        """Look at every grant of a new worker before it is made."""
+        self._grants[life] = Grants(life)
+
+    # -- commits
+
+    def passed(self, tp: TP) -> set[int]:
+        """Offsets that are committed, or done by the committed map."""
+        return self._passed.setdefault(tp, set())
+
+    def committed(self, tp: TP, offset_and_map: tuple[int, str]) -> None:
+        """The broker has taken a commit: what it passes over must have been replaced."""
+        offset, metadata = offset_and_map
+        before = self._committed.get(tp, 0)
+        if offset < before:
+            raise Violation(f"commit_backwards: {tp} went from {before} to {offset}")
+        end = self._cluster.log.partitions[tp].end
+        if offset > end:
+            raise Violation(f"commit_beyond: {tp} is committed at {offset}, and ends at {end}")
+        if len(metadata) > donemap.LIMIT:
+            raise Violation(f"metadata: {len(metadata)} characters for {tp}")
+        self._committed[tp] = offset
+        self._pass(tp, range(before, offset))
+        for first, behind in donemap.decode(offset, metadata):
+            self._pass(tp, range(first, behind))
+
+    def _pass(self, tp: TP, offsets: range) -> None:
+        passed = self.passed(tp)
+        for offset in offsets:
+            if offset in passed:
+                continue
+            passed.add(offset)
+            if not self._cluster.truth.replaced(tp, offset):
+                record = self._cluster.truth.records[(tp, offset)]
+                raise Violation(f"commit_before_outcome: {tp} {offset} of {record.subject} is passed, with no outcome")
+
+    # -- effects
+
+    def effect(self, life: Life, effect: ask.Effect) -> None:
+        """A flow asks for something."""
+        if isinstance(effect, PUBLISHES):
+            work = effect.work
+            if work.stage is Stage.DROPPED:
+                raise Violation(f"dropped_publishes: {type(effect).__name__} for {work}, which was let go of")
+            if isinstance(effect, ask.Start | ask.Letter):
+                self._attempts(work)
+            if isinstance(effect, ask.Letter):
+                self._innocent(work)
+        elif isinstance(effect, ask.Retried):
+            self.retried(effect.work, self._cluster.world.now)
+        elif isinstance(effect, ask.Terminal | ask.Status) and effect.work.stage is Stage.DROPPED:
+            raise Violation(f"dropped_publishes: {effect.status} for {effect.work}, which was let go of")
+
+    def engine_starts(self, engine: Engine, work: Work) -> None:
+        """A run has been put on an engine."""
+        spec, runs = engine.spec, engine.runs.values()
+        if len(runs) > spec.slots:
+            raise Violation(f"slots: {len(runs)} runs on {spec.name} with {spec.slots} slots")
+        if spec.tokens is not None and sum(run.need for run in runs) > spec.tokens:
+            raise Violation(f"tokens: {[run.need for run in runs]} on {spec.name} with {spec.tokens}")
+        if work.alone:
+            others = [run for one in engine.life.engines.values() for run in one.runs.values() if run.work is not work]
+            if others:
+                raise Violation(f"alone: {work} runs beside {[run.work for run in others]}")
+
+    def retried(self, work: Work, now: float) -> None:
+        """An attempt failed: the next one is due after a delay that doubles."""
+        delay = min(MAX_DELAY_S, BASE_DELAY_S * 2 ** (work.spent - 2))
+        self._due[work] = now + max(delay, self._cluster.plan.settings.retry_delay_s)
+
+    def ticked(self, life: Life, now: float) -> None:
+        """A tick is over: no retry is overdue."""
+        for work in life.flow.works.values():
+            if work.stage is Stage.RETRYING and now > self._due[work] + ROUNDING_S:
+                raise Violation(f"retry: {work} was due {now - self._due[work]:.3f} s ago")
+
+    def held(self, life: Life, tps: frozenset[TP]) -> None:
+        """Partitions are held for reasons of their own only: none hides another."""
+        flow, most = life.flow, self._cluster.plan.endings // 2
+        for tp in tps:
+            if not (flow.gate.full(tp) or flow.budget.full(tp) or flow._endings[tp] >= most):
+                raise Violation(f"hidden: {tp} is held with {flow.gate.span(tp)} offsets and {len(flow.works)} works in all")
+
+    # -- deaths of engines
+
+    def lane_goes_down(self, life: Life, engine: Engine) -> None:
+        """Who was on it as the flow knows it; only one who was there by himself can be the culprit."""
+        lane = life.flow.lane(engine.spec.name)
+        victims = [work for work in lane.holders if work.stage is Stage.RUNNING]
+        victims += [work for work in lane.ahead if work.stage is Stage.PREPARING]
+        if len(victims) == 1:
+            self._cluster.truth.solo_deaths[victims[0]] += 1
+        if engine.killer not in victims:
+            # Its killer was cancelled or timed out a moment before: whoever is there now can only be blamed.
+            self._cluster.truth.excused.update(victims)
+
+    def _attempts(self, work: Work) -> None:
+        truth = self._cluster.truth
+        solo, failures = truth.solo_deaths[work], truth.told_failures[work]
+        most = 1 + failures + (max(solo, work.deaths) if solo else 0)
+        if work.spent > most:
+            raise Violation(f"innocent: {work} spent {work.spent} attempts, with {failures} failures and {solo} deaths")
+
+    def _innocent(self, work: Work) -> None:
+        """Nobody is dead-lettered for a death that another prompt caused."""
+        plan, truth = self._cluster.plan, self._cluster.truth
+        if work.error is None or "died while it ran" not in str(work.error) or plan.has("engine_death"):
+            return
+        guilty = (work.tenant, work.request_id) in truth.killers or work in truth.excused
+        if str(work.error).startswith("the engine") and not guilty:
+            raise Violation(f"innocent: {work} is dead-lettered for a death that it did not cause")
+
+    # -- bounds
+
+    def after_step(self) -> None:
+        if self._cluster.world.steps % LOOK_EACH:
+            return
+        for life in self._cluster.lives():
+            self._bounds(life)
+
+    def _bounds(self, life: Life) -> None:
+        flow = life.flow
+        total = self._cluster.plan.settings.intake_bytes
+        if flow.budget.used_bytes > total + IN_FLIGHT_BYTES:
+            raise Violation(f"budget: {flow.budget.used_bytes} bytes of {total}")
+        counted = [work for work in flow.works.values() if work.counted]
+        bodies = sum(work.size_bytes for work in counted if work.body is not None)
+        if flow.budget.used_bytes != bodies + len(counted) * FACT_BYTES:
+            raise Violation(f"budget: counts {flow.budget.used_bytes} bytes; held are {len(counted)} facts and {bodies} bytes")
+        for lane in flow.lanes.values():
+            if lane.used_tokens != sum(lane.holders.values()):
+                raise Violation(f"lane: {lane.name} counts {lane.used_tokens} tokens, held are {lane.holders}")
+
+    # -- the end
+
+    def at_end(self) -> None:
+        """Everything is quiet: nothing is lost, nothing is held, the journals are empty."""
+        cluster = self._cluster
+        for host in cluster.hosts:
+            if host.journal.running:
+                raise Violation(f"journal: {host.name} is idle, and {host.journal.running} are said to run")
+        for subject in cluster.truth.subjects:
+            self._has_outcome(subject)
+        for (tp, offset), record in cluster.truth.records.items():
+            if record.subject is None and not cluster.truth.replaced(tp, offset):
+                raise Violation(f"lost: the poison at {tp} {offset} has no dead letter")
+        for life in cluster.lives():
+            self._holds_nothing(life)
+
+    def _has_outcome(self, subject: Subject) -> None:
+        truth = self._cluster.truth
+        outcome = self._cluster.readers.outcome(subject)
+        if outcome is None and subject not in truth.lost:
+            fold = self._cluster.readers.results.get(subject)
+            raise Violation(f"lost: {subject} has no outcome; its readers saw {None if fold is None else fold.origin}")
+
+    def _holds_nothing(self, life: Life) -> None:
+        flow = life.flow
+        held = {
+            "scheduled": len(flow.scheduler),
+            "granted": flow.starter.on_lanes,
+            "alone": flow.starter.alone is not None,
+            "holders": sum(len(lane.holders) + len(lane.ahead) for lane in flow.lanes.values()),
+            "parked": sum(sum(lane.parked.values()) for lane in flow.lanes.values()),
+            "runs": sum(len(engine.runs) for engine in life.engines.values()),
+            "bytes": flow.budget.used_bytes,
+            "in flight": flow.gate.inflight,
+            "endings": sum(flow._endings.values()),
+        }
+        if any(held.values()):
+            raise Violation(f"leak: {life.name} is idle and holds {held}")

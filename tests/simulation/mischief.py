@@ -1,0 +1,75 @@
+"""Faults of processes, networks and the log, at random times; and the end of all faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from penstock.processors.core.states import Stage
+
+if TYPE_CHECKING:
+    from simulation.cluster import Cluster
+    from simulation.workers import Life
+
+MOST_TIMES = 3
+
+
+class Mischief:
+    """Each kind of fault has a stream of its own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._kinds: dict[str, Callable[[Random, Life], None]] = {
+            "crash": lambda rng, life: self._cluster.kill_worker(life, "a fault"),
+            "pause": lambda rng, life: self._cluster.pause(life, rng.uniform(1.2, 4.0)),
+            "short_pause": lambda rng, life: self._cluster.pause(life, rng.uniform(0.05, 0.8)),
+            "cut": lambda rng, life: self._cluster.cut(life, rng.uniform(0.2, 4.0)),
+            "restart": lambda rng, life: life.stop() if not (life.paused or life.gone) else None,
+            "outage": self._outage,
+            "rewind": lambda rng, life: life.consumer.rewind(),
+            "markers": self._markers,
+            "lost_records": self._lose,
+            "unload": self._unload,
+            "engine_death": self._engine_death,
+        }
+
+    def start(self, until_s: float) -> None:
+        for name, do in self._kinds.items():
+            rng = self._world.stream(f"fault/{name}")
+            times = rng.randint(1, MOST_TIMES) * (6 if name in ("markers", "rewind", "unload", "lost_records") else 1)
+            for _ in range(times):
+                at = rng.uniform(0.0, until_s)
+                if self._cluster.plan.has(name):
+                    self._world.at(at, None, name, self._happens, name, do, rng)
+
+    def _happens(self, name: str, do: Callable[[Random, Life], None], rng: Random) -> None:
+        lives = self._cluster.lives()
+        if lives and not self._cluster.calm:
+            life = rng.choice(lives)
+            self._world.fault(name, life.name)
+            do(rng, life)
+
+    def _outage(self, rng: Random, life: Life) -> None:
+        self._cluster.broker_down_until = self._world.now + rng.uniform(0.2, 3.0)
+
+    def _markers(self, rng: Random, life: Life) -> None:
+        partitions = self._cluster.log.partitions
+        tp = rng.choice(sorted(partitions))
+        partitions[tp].marker()
+        self._cluster.wake_consumers()
+
+    def _lose(self, rng: Random, life: Life) -> None:
+        """Retention takes a record whose bytes a worker does not hold any more."""
+        away = [work for work in life.flow.works.values() if work.stage in (Stage.PARKED, Stage.FETCHING)]
+        if away:
+            work = rng.choice(away)
+            self._cluster.truth.lose(self._cluster.truth.records[(work.tp, work.key[2])])
+
+    def _unload(self, rng: Random, life: Life) -> None:
+        name = rng.choice(sorted(life.engines))
+        self._world.at(0.0, life, f"{life.name} unloads {name}", life.unload, name)
+
+    def _engine_death(self, rng: Random, life: Life) -> None:
+        life.engines[rng.choice(sorted(life.engines))].die()

@@ -1,0 +1,202 @@
+"""What one seed simulates: how many workers, which models, which faults. Drawn from the seed; made smaller to shrink.
+
+Each seed turns a random part of the faults on (swarm testing, Groce 2012): some defects only show where others are off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+from penstock.processors.core.flow import FlowSettings
+
+FAULTS = (
+    "crash",  # kill -9 of a worker, started again a little later
+    "pause",  # SIGSTOP for longer than the group waits: a zombie when it goes on
+    "short_pause",
+    "cut",  # a worker's network, both ways, for longer than the group waits
+    "restart",  # orderly stop and start
+    "join",  # a worker more, later
+    "outage",  # the broker is away
+    "lost_commit_ack",
+    "refused_commit",
+    "late_ack",  # an acknowledgement was lost: the producer sends again, the log has it once
+    "unknown_offsets",  # the coordinator cannot tell the committed offsets just now
+    "skipped_batch",  # the consumer loses a delivery and goes on behind it
+    "rewind",  # the consumer goes back to what is committed
+    "truncated_batches",
+    "markers",
+    "lost_records",  # retention took what was read once already
+    "engine_death",
+    "engine_failure",
+    "engine_hang",
+    "engine_busy",
+    "engine_garbage",
+    "engine_late_words",
+    "engine_slow",
+    "load_failure",
+    "load_hopeless",
+    "memory_short",
+    "unload",
+    "engine_gone",  # it dies just when a run is put on it
+    "prepare_refused",
+    "begin_refused",
+    "keep_failed",
+    "unmovable",
+)
+KINDS = (
+    "plain",
+    "stream",
+    "line",
+    "cross_class_line",
+    "embedding",
+    "poison_bytes",
+    "poison_named",
+    "killer",
+    "killer_at_prepare",
+    "worker_killer",
+    "duplicate",
+    "misplaced",
+    "cancel",
+    "reprioritize",
+    "erase",
+    "short_ttl",
+    "short_timeout",
+    "huge",
+    "large_output",
+    "unknown_model",
+    "burst",
+)
+
+THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    # Faults and requests that together reach what chance alone seldom does.
+    (("crash", "pause", "late_ack"), ("line", "cancel", "short_ttl", "large_output")),
+    (("crash", "cut", "join", "late_ack"), ("line", "misplaced", "duplicate", "stream")),
+    (("crash", "lost_records", "truncated_batches"), ("burst", "line", "cancel")),
+    (("engine_death", "engine_gone"), ("killer", "killer_at_prepare", "line", "cross_class_line", "stream")),
+    (("load_failure", "load_hopeless", "unload"), ("cross_class_line", "cancel", "short_ttl")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpec:
+    """A model as each worker serves it."""
+
+    name: str
+    slots: int
+    tokens: int | None
+    inline: bool
+    load_s: float
+    speed_s: float
+    """Seconds a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a seed decides before it begins."""
+
+    seed: int
+    workers: int
+    partitions: int
+    requests: int
+    tenants: int
+    lines: int
+    span_s: float
+    """How long clients send."""
+    lanes: tuple[LaneSpec, ...]
+    settings: FlowSettings
+    faults: frozenset[str]
+    kinds: frozenset[str]
+    latency_s: float
+    records_a_turn: int
+    tick_s: float
+    commit_s: float
+    endings: int
+    """Ends under way at which a partition pauses."""
+
+    def has(self, name: str) -> bool:
+        return name in self.faults or name in self.kinds
+
+    def smaller(self) -> Iterator[Plan]:
+        """Plans that are this one with something left out, the biggest steps first."""
+        if self.requests > 1:
+            yield replace(self, requests=self.requests // 2)
+        if self.workers > 1:
+            yield replace(self, workers=self.workers - 1)
+        for fault in sorted(self.faults):
+            yield replace(self, faults=self.faults - {fault})
+        for kind in sorted(self.kinds - {"plain"}):
+            yield replace(self, kinds=self.kinds - {kind})
+        if len(self.lanes) > 1:
+            yield replace(self, lanes=self.lanes[:-1])
+        if self.partitions > 1:
+            yield replace(self, partitions=1)
+        if self.tenants > 1:
+            yield replace(self, tenants=1)
+        if self.requests > 1:
+            yield replace(self, requests=self.requests - 1)
+
+    def describe(self) -> str:
+        lanes = ", ".join(
+            f"{lane.name}({lane.slots} slots, {lane.tokens} tokens{', inline' if lane.inline else ''})"
+            for lane in self.lanes
+        )
+        return (
+            f"{self.workers} workers, {self.partitions} partitions, {self.requests} requests, "
+            f"{self.tenants} tenants; lanes {lanes};\n  faults {sorted(self.faults)};\n  requests {sorted(self.kinds)}"
+        )
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    rng = Random(f"{seed}/plan")
+    intensity = rng.choice([0.0, 0.15, 0.3, 0.5])
+    faults = frozenset(name for name in FAULTS if rng.random() < intensity)
+    kinds = frozenset(["plain", *(name for name in KINDS if rng.random() < 0.4)])
+    if rng.random() < 0.4:
+        more_faults, more_kinds = rng.choice(THEMES)
+        faults, kinds = faults | set(more_faults), kinds | set(more_kinds)
+    return Plan(
+        seed=seed,
+        workers=rng.choice([1, 1, 2, 2, 3, 4]),
+        partitions=rng.choice([1, 2, 4]),
+        requests=rng.choice([5, 15, 30, 30, 60, 120]),
+        tenants=rng.choice([1, 2, 3]),
+        lines=rng.choice([1, 2, 4]),
+        span_s=rng.choice([0.2, 1.0, 4.0]),
+        lanes=tuple(_lane(rng, f"m{number}") for number in range(rng.choice([1, 1, 2, 3]))),
+        settings=_settings(rng),
+        faults=faults,
+        kinds=kinds,
+        latency_s=rng.choice([0.001, 0.005, 0.02]),
+        records_a_turn=rng.choice([1, 4, 128]),
+        tick_s=rng.choice([0.02, 0.05, 0.1]),
+        commit_s=rng.choice([0.05, 0.2, 0.6]),
+        endings=rng.choice([4, 16, 512]),
+    )
+
+
+def _lane(rng: Random, name: str) -> LaneSpec:
+    inline = rng.random() < 0.3
+    return LaneSpec(
+        name=name,
+        slots=rng.choice([1, 2, 4, 8]),
+        tokens=None if inline else rng.choice([None, 40, 100]),
+        inline=inline,
+        load_s=rng.choice([0.05, 0.5]),
+        speed_s=rng.choice([0.002, 0.01, 0.03]),
+    )
+
+
+def _settings(rng: Random) -> FlowSettings:
+    return FlowSettings(
+        aging_s=rng.choice([0.2, 0.5, 2.0]),
+        aged_share=rng.choice([2, 4, 8]),
+        commit_span=rng.choice([8, 32, 50_000]),
+        intake_bytes=rng.choice([20_000, 60_000, 4 << 20]),
+        chunk_linger_s=rng.choice([0.0, 0.03]),
+        status_linger_s=rng.choice([0.0, 0.025]),
+        max_execution_s=rng.choice([3.0, 6.0]),
+        retry_delay_s=0.05,
+    )

@@ -1,0 +1,351 @@
+"""Known defects, planted by name: small patches of the product's parts while a seed runs. The product knows nothing of them.
+
+Each is a defect that the worker had once (numbers are those of the issue), or one that an invariant exists to catch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.processors.core import donemap, starting
+from penstock.processors.core.effects import Ended, Terminal
+from penstock.processors.core.flow import Flow
+from penstock.processors.core.gate import Arrival, CommitGate
+from penstock.processors.core.lane import Lane
+from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.span import Span
+from penstock.processors.core.states import Stage
+from penstock.processors.core.work import Work
+from penstock.schemas.errors import EngineFailed
+from penstock.schemas.fold import ResultFold
+
+from simulation import membership
+
+Patch = tuple[Any, str, Any]
+PLANTS: dict[str, Callable[[], list[Patch]]] = {}
+
+
+def plant(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+    """Known under the function's name."""
+    PLANTS[make.__name__] = make
+    return make
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """With this defect, or with none."""
+    patches = [] if name is None else PLANTS[name]()
+    originals = [(owner, attribute, owner.__dict__[attribute]) for owner, attribute, _ in patches]
+    try:
+        for owner, attribute, replacement in patches:
+            setattr(owner, attribute, replacement)
+        yield
+    finally:
+        for owner, attribute, original in originals:
+            setattr(owner, attribute, original)
+
+
+def _owner(kind: type, name: str) -> type:
+    """The layer of the flow that has the method."""
+    return next(layer for layer in kind.__mro__ if name in layer.__dict__)
+
+
+def _wrap(kind: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Patch:
+    owner = _owner(kind, name)
+    return owner, name, make(owner.__dict__[name])
+
+
+# -- commits
+
+
+@plant
+def commit_before_outcome() -> list[Patch]:
+    """The offset counts as done when the outcome is sent, not when the broker has it."""
+
+    def make(settle: Callable[..., None]) -> Callable[..., None]:
+        def early(self: Flow, work: Work, *args: Any, **named: Any) -> None:
+            settle(self, work, *args, **named)
+            self.gate.complete(work.tp, work.key[2])
+
+        return early
+
+    return [_wrap(Flow, "_settle", make)]
+
+
+@plant
+def ack_past_a_hole() -> list[Patch]:
+    """The newest done offset is committed, whatever is unfinished below it."""
+
+    def head(self: Span) -> int:
+        return min(self._base + self._done.rfind(1) + 1, self.end)
+
+    return [(Span, "head", property(head))]
+
+
+@plant
+def commit_goes_backwards() -> list[Patch]:
+    """What was refused is sent again though more was committed meanwhile."""
+
+    def make(commits: Callable[..., dict[Any, tuple[int, str]]]) -> Callable[..., dict[Any, tuple[int, str]]]:
+        def older(self: CommitGate) -> dict[Any, tuple[int, str]]:
+            return {tp: (max(0, offset - 2), "") for tp, (offset, _) in commits(self).items()}
+
+        return older
+
+    return [_wrap(CommitGate, "commits", make)]
+
+
+@plant
+def done_map_copied() -> list[Patch]:
+    """The map of an older offset is committed with a newer one."""
+
+    def done_map(self: Span) -> str:
+        head = self.head - self._base
+        return donemap.encode_flags(self.head, self._done[max(0, head - 1) :][:-1])
+
+    return [(Span, "done_map", done_map)]
+
+
+@plant
+def gap_committed_past() -> list[Patch]:
+    """A delivery that skips offsets is taken as if they had no record (12)."""
+
+    def make(deliver: Callable[..., None]) -> Callable[..., None]:
+        def anyhow(self: Span, start: int, end: int, offsets: Any) -> None:
+            deliver(self, min(start, self.position), end, offsets)
+
+        return anyhow
+
+    return [_wrap(Span, "deliver", make)]
+
+
+@plant
+def offsets_reset() -> list[Patch]:
+    """Offsets that the coordinator could not tell count as none committed (13). The membership here is the simulated one."""
+
+    def make(told: Callable[..., None]) -> Callable[..., None]:
+        def as_none(self: Any, generation: int, assigned: Any, offsets: Any) -> None:
+            told(self, generation, assigned, {} if offsets is None else offsets)
+
+        return as_none
+
+    return [_wrap(membership.Membership, "_offsets_told", make)]
+
+
+# -- readers
+
+
+@plant
+def no_epoch_check() -> list[Patch]:
+    """Readers take what comes, of whichever epoch and attempt."""
+
+    def make(apply: Callable[..., Any]) -> Callable[..., Any]:
+        def trusting(self: ResultFold, event: Any, offset: int | None = None) -> Any:
+            if (event.epoch, event.attempt) < (self.epoch, self.attempt):
+                self.epoch, self.attempt = event.epoch, event.attempt
+            return apply(self, event, offset)
+
+        return trusting
+
+    return [_wrap(ResultFold, "apply", make)]
+
+
+@plant
+def attempt_used_twice() -> list[Patch]:
+    """A run whose words were published begins again under the same number."""
+
+    def make(requeue: Callable[..., None]) -> Callable[..., None]:
+        def same(self: Flow, work: Work, *args: Any) -> None:
+            attempt = work.attempt
+            requeue(self, work, *args)
+            work.attempt = attempt
+
+        return same
+
+    return [_wrap(Flow, "_requeue", make)]
+
+
+@plant
+def dropped_work_publishes() -> list[Patch]:
+    """Work of a partition that went elsewhere is told to be cancelled."""
+
+    def make(drop: Callable[..., None]) -> Callable[..., None]:
+        def loud(self: Flow, work: Work) -> None:
+            drop(self, work)
+            self._emit(Terminal(work, "cancelled", 0.0))
+
+        return loud
+
+    return [_wrap(Flow, "_drop", make)]
+
+
+@plant
+def fence_ignored() -> list[Patch]:
+    """A worker that was thrown out of the group goes on with what it had."""
+
+    def make(assign: Callable[..., Any]) -> Callable[..., Any]:
+        def calm(self: CommitGate, committed: Any, generation: int, *, fenced: bool = False) -> Any:
+            self.generation = min(self.generation, generation - 1) if self.generation < 0 else generation - 1
+            return assign(self, committed, generation, fenced=False)
+
+        return calm
+
+    return [_wrap(CommitGate, "assign", make)]
+
+
+# -- order
+
+
+@plant
+def line_never_released() -> list[Patch]:
+    """The conversation stays taken when its turn has ended."""
+    return [(Scheduler, "release_line", lambda self, line: None)]
+
+
+@plant
+def first_in_first_out_lane() -> list[Patch]:
+    """What came first starts first, whatever is more urgent (4)."""
+
+    def candidates(self: Any, lane: str, now: float) -> Iterator[Any]:
+        known = self._lanes.get(lane)
+        places = [] if known is None else [place for queue in known.queues.values() for place in queue]
+        return iter([place.item for place in sorted(places, key=lambda place: place.item.seq)])
+
+    return [(Scheduler, "candidates", candidates)]
+
+
+@plant
+def aged_never_start() -> list[Patch]:
+    """There is always something more urgent."""
+    return [(Scheduler, "_is_turn_of_aged", lambda self, lane: False)]
+
+
+@plant
+def retry_polls_slot() -> list[Patch]:
+    """A retry that is due looks for a free slot now and then, and loses to newer work (6)."""
+
+    def make(retry_due: Callable[..., None]) -> Callable[..., None]:
+        def poll(self: Flow, now: float) -> None:
+            for at, (due, seq, work) in enumerate(self._retries):
+                if due <= now and self.lane(work.lane).free_slots <= 0:
+                    self._retries[at] = (now + 0.05, seq, work)
+            self._retries.sort()
+            retry_due(self, now)
+
+        return poll
+
+    return [_wrap(Flow, "_retry_due", make)]
+
+
+@plant
+def global_intake_cap() -> list[Patch]:
+    """So many requests in all, then nothing more is delivered but the most urgent (2)."""
+
+    def pauses(self: Flow) -> frozenset[Any]:
+        full = len(self.works) >= 6
+        self._paused = frozenset(tp for tp in self.gate.partitions() if full and "high" not in tp[0])
+        return self._paused
+
+    return [(_owner(Flow, "pauses"), "pauses", pauses)]
+
+
+@plant
+def grant_before_fit() -> list[Patch]:
+    """Slots and tokens are given out before it is known whether they are free."""
+    return [(starting._Room, "fits", lambda self, need: True)]
+
+
+@plant
+def tokens_not_given_back() -> list[Patch]:
+    """A run that is over keeps its slot free and its tokens taken."""
+
+    def give_back(self: Lane, work: Work) -> bool:
+        self.ahead.pop(work, None)
+        return self.holders.pop(work, None) is not None
+
+    return [(Lane, "give_back", give_back)]
+
+
+# -- endings
+
+
+@plant
+def batch_dies_with_poison() -> list[Patch]:
+    """Whoever was on an engine that died has failed (3)."""
+
+    def make(lane_down: Callable[..., None]) -> Callable[..., None]:
+        def all_guilty(self: Flow, name: str, now: float) -> None:
+            running = [work for work in self.lane(name).holders if work.stage is Stage.RUNNING]
+            lane_down(self, name, now)
+            for work in running:
+                if work.stage is Stage.QUEUED:
+                    work.spent += 1
+                    if work.spent > work.max_attempts:
+                        self._leave_waiting(work)
+                        work.stage = Stage.RUNNING
+                        self._letter(work, "lane_down", EngineFailed("the engine's process died while it ran"))
+
+        return all_guilty
+
+    return [_wrap(Flow, "lane_down", make)]
+
+
+@plant
+def poison_forgotten() -> list[Patch]:
+    """A record that cannot be read is passed over without a dead letter."""
+
+    def make(letter: Callable[..., None]) -> Callable[..., None]:
+        def silent(self: Flow, work: Work, event: str, error: Any) -> None:
+            if work.request_id:
+                letter(self, work, event, error)
+                return
+            self._go(work, event, Stage.LETTERING)
+            self.lettered(work, 0.0)
+
+        return silent
+
+    return [_wrap(Flow, "_letter", make)]
+
+
+@plant
+def duplicate_not_held() -> list[Patch]:
+    """A record that is delivered again is worked on again beside the first."""
+
+    def make(arrive: Callable[..., Arrival]) -> Callable[..., Arrival]:
+        def forgetful(self: CommitGate, tp: Any, offset: int, request_id: str) -> Arrival:
+            arrival = arrive(self, tp, offset, request_id)
+            return Arrival.NEW if arrival is Arrival.HELD else arrival
+
+        return forgetful
+
+    return [_wrap(CommitGate, "arrive", make)]
+
+
+@plant
+def parked_never_fetched() -> list[Patch]:
+    """What is parked stays parked until a turn that never comes."""
+
+    def make(go: Callable[..., None]) -> Callable[..., None]:
+        def forget(self: Any, effect: Any) -> None:
+            if type(effect).__name__ != "Fetch":
+                go(self, effect)
+
+        return forget
+
+    return [_wrap(Flow, "_emit", make)]
+
+
+@plant
+def journal_not_told() -> list[Patch]:
+    """The crash journal never hears that a request has its outcome."""
+
+    def make(emit: Callable[..., None]) -> Callable[..., None]:
+        def quiet(self: Flow, effect: Any) -> None:
+            if not isinstance(effect, Ended):
+                emit(self, effect)
+
+        return quiet
+
+    return [_wrap(Flow, "_emit", make)]

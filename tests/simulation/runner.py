@@ -1,0 +1,155 @@
+"""Runs seeds, shows progress, shrinks what fails, and says in one line of JSON what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+from penstock.processors.core.states import TRANSITIONS, Transition
+
+from simulation import plan as plans
+from simulation.plants import PLANTS, planted
+from simulation.seeds import Outcome, run, shrink
+
+ALL_TRANSITIONS_FROM = 200
+"""So many seeds must visit every transition."""
+SHRINK_TRIES = 150
+PROGRESS_S = 2.0
+LAST_LINES = 60
+
+
+@dataclass(slots=True)
+class Report:
+    """What all seeds together showed."""
+
+    seeds: int = 0
+    steps: int = 0
+    transitions: set[Transition] = field(default_factory=set[Transition])
+    faults: Counter[str] = field(default_factory=Counter[str])
+    failed: list[Outcome] = field(default_factory=list[Outcome])
+
+    def add(self, outcome: Outcome) -> None:
+        self.seeds += 1
+        self.steps += outcome.steps
+        self.transitions |= outcome.transitions
+        self.faults.update(outcome.faults)
+        if outcome.violation is not None:
+            self.failed.append(outcome)
+
+    @property
+    def missing(self) -> list[Transition]:
+        return sorted(TRANSITIONS - self.transitions)
+
+    def line(self) -> str:
+        return json.dumps(
+            {
+                "seeds": self.seeds,
+                "steps": self.steps,
+                "transitions_seen": len(self.transitions),
+                "transitions": len(TRANSITIONS),
+                "faults": sum(self.faults.values()),
+                "violations": len(self.failed),
+            }
+        )
+
+
+def _seed(plant: str | None, number: int) -> Outcome:
+    with planted(plant):
+        return run(plans.draw(number))
+
+
+def outcomes(seeds: Sequence[int], plant: str | None, jobs: int) -> Iterator[Outcome]:
+    """In the order of the seeds, whatever number of processes runs them."""
+    if jobs <= 1:
+        yield from map(partial(_seed, plant), seeds)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        try:
+            yield from pool.map(partial(_seed, plant), seeds, chunksize=4)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def simulate(
+    seeds: Sequence[int], *, plant: str | None = None, jobs: int = 1, most_s: float | None = None, stop_at: int = 1
+) -> Report:
+    """Run seeds until `stop_at` of them failed, or the time is over."""
+    report = Report()
+    began = told = time.monotonic()
+    for outcome in outcomes(seeds, plant, jobs):
+        report.add(outcome)
+        now = time.monotonic()
+        if now - told >= PROGRESS_S:
+            told = now
+            rate = report.steps / (now - began)
+            say(f"seed {outcome.plan.seed}: {report.seeds} seeds, {report.steps} steps, {rate:.0f} steps/s")
+        if len(report.failed) >= stop_at or (most_s is not None and now - began >= most_s):
+            break
+    return report
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def explain(outcome: Outcome, plant: str | None, tries: int, lines: int) -> None:
+    """The violation, whether it replays, and the smallest plan that shows it."""
+    say(f"seed {outcome.plan.seed} violates: {outcome.violation}")
+    with planted(plant):
+        again = run(outcome.plan)
+        same = (again.digest, again.violation) == (outcome.digest, outcome.violation)
+        say(f"history {outcome.digest}; replayed {'identically' if same else 'DIFFERENTLY: ' + str(again.violation)}")
+        smallest = shrink(outcome, tries)
+        traced = run(smallest.plan, keep_trace=True)
+    say(f"smallest after shrinking ({smallest.steps} steps): {smallest.violation}\n  {smallest.plan.describe()}")
+    for line in traced.trace[-lines:]:
+        say(f"    {line}")
+
+
+def replay(seed: int, plant: str | None, *, trace: bool) -> Outcome:
+    """One seed, its history and the hash of it."""
+    plan = plans.draw(seed)
+    say(plan.describe())
+    with planted(plant):
+        outcome = run(plan, keep_trace=trace)
+    for line in outcome.trace:
+        say(line)
+    say(f"seed {seed}: {outcome.steps} steps, {outcome.virtual_s:.2f} virtual seconds, history {outcome.digest}")
+    return outcome
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200, help="how many seeds, from --first on")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="replay this one")
+    parser.add_argument("--plant", choices=sorted(PLANTS), help="put this defect in")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--trace", action="store_true", help="with --seed: print all that happens")
+    parser.add_argument("--stop-at", type=int, default=1, help="stop after so many violations")
+    parser.add_argument("--lines", type=int, default=LAST_LINES, help="how much of the history of a violation to print")
+    parser.add_argument("--shrink", type=int, default=SHRINK_TRIES, help="tries to make a violation smaller")
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        report = Report()
+        report.add(replay(options.seed, options.plant, trace=options.trace))
+    else:
+        seeds = range(options.first, options.first + options.seeds)
+        report = simulate(seeds, plant=options.plant, jobs=options.jobs, stop_at=options.stop_at)
+    for outcome in report.failed[1:]:
+        say(f"seed {outcome.plan.seed} violates too: {outcome.violation}")
+    if report.failed:
+        explain(report.failed[0], options.plant, options.shrink, options.lines)
+    unvisited = report.missing if report.seeds >= ALL_TRANSITIONS_FROM else []
+    for transition in unvisited:
+        say(f"no seed visits {transition[0]} --{transition[1]}--> {transition[2]}")
+    say(f"faults: {dict(sorted(report.faults.items()))}")
+    print(report.line(), flush=True)
+    return 1 if report.failed or unvisited else 0

@@ -1,0 +1,115 @@
+"""What really happened, written down beside the product: records accepted, runs and their words, who killed whom."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.processors.core.arrivals import Poison
+from penstock.processors.core.work import Work
+from penstock.schemas.records import DeadLetter
+
+from simulation.log import TP, Stored
+
+if TYPE_CHECKING:
+    from simulation.cluster import Cluster
+    from simulation.engines import EngineRun
+
+Subject = tuple[str, str]
+"""(tenant, request_id)"""
+
+
+class Violation(AssertionError):
+    """An invariant does not hold. The first word of its text names it."""
+
+
+@dataclass(slots=True)
+class Accepted:
+    """A record on a request topic: a request's, or one that names nobody."""
+
+    tp: TP
+    stored: Stored
+    subject: Subject | None
+    elsewhere: bool
+    """It belongs on another partition."""
+
+
+class Truth:
+    """Facts of the world; the checks compare the product with them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.records: dict[tuple[TP, int], Accepted] = {}
+        self.subjects: dict[Subject, list[Accepted]] = {}
+        self.moved: set[tuple[str, int, int]] = set()
+        self.letters: dict[tuple[str, int, int], list[DeadLetter]] = defaultdict(list)
+        self.runs: dict[Subject, dict[tuple[int, int], list[EngineRun]]] = {}
+        self.lost: set[Subject] = set()
+        """Their records were taken by retention: they need not get an outcome."""
+        self.killers: set[Subject] = set()
+        self.kills: Counter[Subject] = Counter()
+        self.told_failures: Counter[Work] = Counter()
+        """Failures of its own, after which it may be tried again."""
+        self.solo_deaths: Counter[Work] = Counter()
+        self.excused: set[Work] = set()
+        """May be blamed for a death that it did not cause."""
+
+    # -- records
+
+    def accepted(self, tp: TP, stored: Stored) -> None:
+        read = self._cluster.intake.read(tp[0], tp[1], stored.offset, stored.append_ms, stored.headers, stored.value)
+        subject: Subject | None = None
+        if isinstance(read, Poison):
+            if read.request_id is not None:
+                subject = (read.tenant or "default", read.request_id)
+        else:
+            subject = (read.request.tenant, read.request.request_id)
+        elsewhere = not isinstance(read, Poison) and read.belongs_on is not None
+        record = Accepted(tp, stored, subject, elsewhere)
+        self.records[(tp, stored.offset)] = record
+        if subject is not None:
+            self.subjects.setdefault(subject, []).append(record)
+        origin = read.origin
+        if (origin.topic, origin.partition, origin.offset) != (*tp, stored.offset):
+            self.moved.add((origin.topic, origin.partition, origin.offset))
+
+    def lose(self, record: Accepted) -> None:
+        """Retention takes the record."""
+        self._cluster.log.partitions[record.tp].delete(record.stored.offset)
+        if record.subject is not None:
+            self.lost.add(record.subject)
+
+    def lettered(self, letter: DeadLetter) -> None:
+        origin = letter.origin
+        self.letters[(origin.topic, origin.partition, origin.offset)].append(letter)
+
+    def replaced(self, tp: TP, offset: int) -> bool:
+        """Whether what replaces the record is on the log, so that its offset may be committed."""
+        record = self.records.get((tp, offset))
+        if record is None or self._cluster.log.partitions[tp].slots[offset] is None:
+            return True
+        place = (*tp, offset)
+        if record.subject is None:
+            return any(letter.original == record.stored.value for letter in self.letters[place])
+        if self._cluster.readers.ended(record.subject) or (record.elsewhere and place in self.moved):
+            return True
+        return any(twin is not record and not self._passed(twin) for twin in self.subjects[record.subject])
+
+    def _passed(self, record: Accepted) -> bool:
+        return record.stored.offset in self._cluster.checks.passed(record.tp)
+
+    # -- runs
+
+    def run_begins(self, run: EngineRun) -> None:
+        subject = (run.work.tenant, run.work.request_id)
+        self.runs.setdefault(subject, {}).setdefault((run.epoch, run.attempt), []).append(run)
+
+    def runs_at(self, subject: Subject, place: tuple[int, int]) -> list[EngineRun]:
+        return self.runs.get(subject, {}).get(place, [])
+
+    def killed(self, work: Work) -> None:
+        """An engine dies of this request's prompt."""
+        subject = (work.tenant, work.request_id)
+        self.killers.add(subject)
+        self.kills[subject] += 1

@@ -1,0 +1,443 @@
+"""One life of a worker's process: the shell that carries events into its real flow and effects out. It decides nothing.
+
+It does what `penstock.processors.worker`, `execution`, `committing` and `kafka/outcomes` do, without asyncio and Kafka.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.processors.core import effects as ask
+from penstock.processors.core.arrivals import Poison
+from penstock.processors.core.flow import Flow
+from penstock.processors.core.gate import GapInDelivery
+from penstock.processors.core.states import Stage
+from penstock.processors.core.work import Body, Work
+from penstock.processors.kafka.control import ControlBook
+from penstock.schemas.errors import BadAvro, InternalError, PenstockError
+from penstock.schemas.records import ControlCommand
+
+from simulation import events
+from simulation.consumer import Batch, Consumer
+from simulation.engines import Engine, Output, script_of
+from simulation.log import Stored, TP
+from simulation.membership import Membership
+from simulation.network import Network
+from simulation.plan import LaneSpec
+from simulation.talks import Turns
+from simulation.world import Actor
+
+if TYPE_CHECKING:
+    from simulation.cluster import Cluster, Host
+
+POSITIONS_EACH = 16
+"""Ticks between two tellings of positions."""
+
+
+class Life(Actor):
+    """A worker's process from its start to its end."""
+
+    def __init__(self, cluster: Cluster, host: Host, name: str) -> None:
+        super().__init__()
+        self.cluster, self.host, self.name = cluster, host, name
+        self.world = cluster.world
+        self.network = Network(cluster, self)
+        self.commands = ControlBook(horizon_s=86_400, remembered=1_000)
+        self.flow = Flow(cluster.plan.settings, cluster.catalog, self.commands, deaths=host.journal.deaths)
+        self.flow.transitions = cluster.transitions
+        self.consumer = Consumer(self)
+        self.membership = Membership(self)
+        self.turns = Turns(self, cluster.talks)
+        self.engines = {lane.name: Engine(self, lane) for lane in cluster.plan.lanes}
+        self.stopping = False
+        self._rng = self.world.stream(f"shell/{name}")
+        self._queue: deque[ask.Effect] = deque()
+        self._timers: set[str] = set()
+        self._ticks = 0
+        self._commands_read = 0
+        self._carry: Mapping[type, Callable[[Any], None]] = {
+            ask.Prepare: self._prepare,
+            ask.Begin: self._begin,
+            ask.Start: self._start,
+            ask.CancelRun: lambda effect: self.engines[effect.lane].cancel(effect.run_id),
+            ask.Keep: self._keep,
+            ask.LookUp: self._look_up,
+            ask.Status: self._status,
+            ask.Chunk: self._chunk,
+            ask.Terminal: self._terminal,
+            ask.Letter: self._letter,
+            ask.SendHome: self._send_home,
+            ask.Load: lambda effect: self.engines[effect.lane].load(),
+            ask.Fetch: self._fetch,
+            ask.Ended: self._ended,
+            ask.Erase: lambda effect: self._erase(effect.command),
+            ask.Retried: lambda effect: None,
+        }
+        cluster.watch(self)
+
+    def start(self) -> None:
+        """Read the control topic to its end, then join the group."""
+        self.network.ask("control", "reads commands", lambda: list(self.cluster.commands), self._replayed)
+
+    def _replayed(self, commands: list[ControlCommand]) -> None:
+        self.on_commands(commands)
+        self.cluster.follow_commands(self, len(commands))
+        self.membership.join()
+
+    # -- turns of the shell
+
+    def after_event(self) -> None:
+        self._take_some()
+        if self.gone:
+            return
+        self.flow.step(self.world.now)
+        self._carry_out()
+        held = self.flow.pauses()
+        self.cluster.checks.held(self, held)
+        self.consumer.hold(held)
+        if self.consumer.inbox:
+            self.timer("turn", 0.0005, lambda: None)
+        if self.flow.works or self.consumer.inbox or self.flow.next_due() is not None:
+            self.timer("tick", self.cluster.plan.tick_s, self._tick)
+        self.consumer.arm()
+
+    def timer(self, name: str, delay_s: float, do: Callable[[], None]) -> None:
+        """At most one of a name runs at a time."""
+        if name not in self._timers:
+            self._timers.add(name)
+            self.world.at(delay_s, self, f"{self.name} {name}", self._timer_fires, name, do)
+
+    def _timer_fires(self, name: str, do: Callable[[], None]) -> None:
+        self._timers.discard(name)
+        do()
+
+    def _take_some(self) -> None:
+        if not self.flow.taking:
+            return
+        taken = 0
+        while taken < self.cluster.plan.records_a_turn and (batch := self.consumer.first()) is not None:
+            if batch.at == 0 and not self._announce(batch):
+                return
+            for record in batch.records[batch.at :]:
+                self._take(batch.tp, record)
+                batch.at += 1
+                taken += 1
+                if taken >= self.cluster.plan.records_a_turn:
+                    break
+            if batch.at >= len(batch.records):
+                self.consumer.done(batch)
+
+    def _announce(self, batch: Batch) -> bool:
+        """Tell the gate of a batch. Where the consumer has skipped one, the worker breaks off and is started again."""
+        try:
+            self.flow.delivered_range(batch.tp, batch.start, batch.end, [record.offset for record in batch.records])
+        except GapInDelivery:
+            if not self.consumer.skipped:
+                raise
+            self.cluster.kill_worker(self, "a gap in deliveries")
+            return False
+        return True
+
+    def _take(self, tp: TP, record: Stored) -> None:
+        self.flow.arrived(
+            tp,
+            record.offset,
+            self._read(tp, record),
+            record.value or b"",
+            record.headers,
+            record.key,
+            self.world.now,
+            self.world.wall_ms,
+        )
+
+    def _read(self, tp: TP, record: Stored) -> Any:
+        return self.cluster.intake.read(tp[0], tp[1], record.offset, record.append_ms, record.headers, record.value)
+
+    def _carry_out(self) -> None:
+        flow, queue = self.flow, self._queue
+        queue.extend(flow.take_effects())
+        while queue:
+            effect = queue.popleft()
+            self.cluster.checks.effect(self, effect)
+            if self.world.keeps_trace:
+                self.world.note(f"  {self.name} {_told(effect)}")
+            self._carry[type(effect)](effect)
+            queue.extend(flow.take_effects())
+            if not queue:
+                flow.step(self.world.now)
+                queue.extend(flow.take_effects())
+
+    def _tick(self) -> None:
+        now = self.world.now
+        self._ticks += 1
+        self.flow.tick(now, self.world.wall_ms)
+        self.flow.check_timeouts(now)
+        self.cluster.checks.ticked(self, now)
+        if self._ticks % POSITIONS_EACH == 0:
+            self.flow.tell_positions(64)
+
+    def may_commit(self) -> None:
+        """Something was done: a commit may be due."""
+        self.timer("commit", self.cluster.plan.commit_s, lambda: self.membership.commit(self.flow.gate, self._committed))
+
+    def _committed(self, again: bool) -> None:
+        if again:
+            self.may_commit()
+
+    # -- from Kafka
+
+    def on_batch(self, batch: Batch) -> None:
+        if self.flow.taking:
+            self.consumer.put(batch)
+            self.may_commit()
+
+    def on_assigned(self, committed: Mapping[TP, tuple[int, str]], generation: int, fenced: bool) -> None:
+        self.consumer.assigned(committed, generation)
+        self.flow.assigned(committed, generation, fenced=fenced, now=self.world.now)
+        self.may_commit()
+
+    def on_commands(self, commands: list[ControlCommand]) -> None:
+        for command in commands:
+            self.flow.command(command, self.world.now, self.world.wall_ms)
+
+    # -- effects: engines and conversations
+
+    def _prepare(self, effect: ask.Prepare) -> None:
+        work, run_id, run = effect.work, effect.run_id, effect.work.run
+        if run is None:
+            return
+        if work.line is None:
+            self._count(work, run_id, None)
+            return
+
+        def told(answer: str | None, mark: Any) -> None:
+            if answer is not None:
+                output = Output(answer)
+                self.flow.answer_stands(work, run_id, output, self.world.now, large=_large(work))
+            else:
+                self._count(work, run_id, mark)
+
+        self.turns.read(work, run, told)
+
+    def _count(self, work: Work, run_id: str, mark: Any) -> None:
+        engine = self.engines[work.lane]
+        if engine.alive:
+            engine.prepare(work, run_id, mark)
+
+    def prepared(self, work: Work, run_id: str, need: int, mark: Any) -> None:
+        self.flow.prepared(work, run_id, need, "prepared", self.world.now, mark)
+
+    def refused(self, work: Work, run_id: str, error: PenstockError, again: bool) -> None:
+        self.cluster.truth.told_failures[work] += again
+        self.flow.refused(work, run_id, error, self.world.now, again=again)
+
+    def _begin(self, effect: ask.Begin) -> None:
+        work, run_id, run = effect.work, effect.run_id, effect.work.run
+        if run is None:
+            return
+        if self.cluster.happens("begin_refused", self._rng, 0.1):
+            self.refused(work, run_id, InternalError("the conversation cannot be written"), False)
+            return
+
+        def told(agreed: bool) -> None:
+            if agreed:
+                self.flow.begun(work, run_id, self.world.now)
+            else:
+                self.flow.log_moved(work, run_id, self.world.now)
+
+        self.turns.begin(work, run, told)
+
+    def _start(self, effect: ask.Start) -> None:
+        work, run = effect.work, effect.work.run
+        self.host.journal.started(work.key, work.request_id)
+        if run is None or run.run_id != effect.run_id or work.stage is not Stage.RUNNING:
+            return
+        engine = self.engines[work.lane]
+        if self.cluster.happens("engine_gone", self._rng, 0.03):
+            engine.die()
+        if engine.alive:
+            engine.start(work, run.run_id)
+        else:
+            self.flow.not_started(work, run.run_id, self.world.now)
+
+    def delta(self, work: Work, run_id: str, word: str, token: int) -> None:
+        self.flow.delta(work, run_id, word, [token], self.world.now)
+
+    def finished(self, work: Work, run_id: str, output: Output) -> None:
+        self.flow.finished(work, run_id, output, self.world.now, large=output.large)
+
+    def failed(self, work: Work, run_id: str, error: PenstockError, again: bool) -> None:
+        self.cluster.truth.told_failures[work] += again
+        self.flow.failed(work, run_id, error, self.world.now, again=again)
+
+    def garbage(self, work: Work, run_id: str) -> None:
+        """A piece of the stream that cannot be published."""
+        if work.run is not None and work.run.run_id == run_id and work.stream:
+            self.flow.chunk_refused(work, self.world.now)
+
+    def _keep(self, effect: ask.Keep) -> None:
+        work, output = effect.work, effect.finished
+
+        def kept(text: str) -> None:
+            if self.cluster.happens("keep_failed", self._rng, 0.15):
+                self.flow.keep_failed(work, InternalError("it cannot be kept"), self.world.now)
+            else:
+                told = output if text == output.text else Output(text)
+                self.flow.kept(work, told, None, self.world.now)
+
+        if effect.in_conversation:
+            self.turns.finish(work, output.text, kept)
+        else:
+            self.network.ask("artifacts", f"keeps {work.request_id}", lambda: output.text, kept)
+
+    def _look_up(self, effect: ask.LookUp) -> None:
+        work = effect.work
+
+        def told(answer: str | None) -> None:
+            output = None if answer is None else Output(answer)
+            self.flow.looked_up(work, output, self.world.now, large=answer is not None and _large(work))
+
+        self.turns.answer(work, told)
+
+    # -- effects: lanes
+
+    def lane_up(self, spec: LaneSpec) -> None:
+        if self.engines[spec.name].alive:
+            self.flow.lane_up(spec.name, spec.slots, spec.tokens, self.world.now, inline=spec.inline)
+
+    def lane_down(self, engine: Engine) -> None:
+        self.cluster.checks.lane_goes_down(self, engine)
+        self.flow.lane_down(engine.spec.name, self.world.now)
+
+    def lane_busy(self, name: str, seconds: float) -> None:
+        self.flow.lane_busy(name, seconds, self.world.now)
+
+    def load_failed(self, name: str, error: PenstockError) -> None:
+        self.flow.load_failed(name, error, self.world.now)
+
+    def unload(self, name: str) -> None:
+        """The model manager takes a model away for another."""
+        engine = self.engines[name]
+        if engine.alive:
+            engine.end()
+            self.flow.lane_unloaded(name, self.world.now)
+
+    # -- effects: what is published
+
+    def _status(self, effect: ask.Status) -> None:
+        event = events.status(effect, self.name, self.world.wall_ms)
+        self.network.ask("status", f"status {event.request_id} {event.status}", lambda: self.cluster.on_status(event), None)
+
+    def _chunk(self, effect: ask.Chunk) -> None:
+        event = events.chunk(effect, self.name, self.world.wall_ms)
+        label = f"chunk {event.request_id} {event.epoch}.{event.attempt} {event.text_offset}"
+        self.network.ask("result", label, lambda: self.cluster.on_result(event), None)
+
+    def _terminal(self, effect: ask.Terminal) -> None:
+        work = effect.work
+        event = events.terminal(effect, self.name, self.world.wall_ms)
+        label = f"terminal {event.request_id} {event.epoch}.{event.attempt} {event.status}"
+
+        def acknowledged(_: object) -> None:
+            self.flow.delivered(work, event.status or "")
+            self.may_commit()
+
+        self.network.ask("result", label, lambda: self.cluster.on_result(event), acknowledged)
+
+    def _letter(self, effect: ask.Letter) -> None:
+        work = effect.work
+        letter = events.letter(effect, self.name, self.world.wall_ms)
+
+        def acknowledged(_: object) -> None:
+            self.flow.lettered(work, self.world.now)
+            self.may_commit()
+
+        label = f"letter {work.origin.topic}/{work.origin.partition}/{work.origin.offset}"
+        self.network.ask("dlq", label, lambda: self.cluster.on_letter(letter), acknowledged)
+
+    def _send_home(self, effect: ask.SendHome) -> None:
+        work = effect.work
+        if self.cluster.happens("unmovable", self._rng, 0.3):
+            self.flow.cannot_move(work, BadAvro("it cannot be written again"))
+            return
+        key, value, headers = events.republished(effect, self.cluster.codec)
+        tp = (work.key[0], effect.partition)
+
+        def acknowledged(_: object) -> None:
+            self.flow.moved(work)
+            self.may_commit()
+
+        self.network.ask(
+            "requests", f"moves {work.request_id}", lambda: self.cluster.append_request(tp, key, value, headers), acknowledged
+        )
+
+    def _fetch(self, effect: ask.Fetch) -> None:
+        """The refetcher: reads parked records again."""
+        tp = effect.tp
+
+        def read() -> list[Stored | None]:
+            return [self.cluster.log.partitions[tp].slots[offset] for offset in effect.offsets]
+
+        def told(records: list[Stored | None]) -> None:
+            for offset, record in zip(effect.offsets, records, strict=True):
+                if record is None:
+                    self.flow.gone((*tp, offset), self.world.now)
+                    continue
+                known = self._read(tp, record)
+                value = record.value or b""
+                request = None if isinstance(known, Poison) else known.request
+                body = Body(request, value, record.headers, record.key, len(value))
+                self.flow.fetched((*tp, offset), known, body, self.world.now)
+
+        self.network.ask("fetch", f"reads again {tp} {effect.offsets}", read, told)
+
+    def _ended(self, effect: ask.Ended) -> None:
+        if effect.dropped:
+            self.host.journal.dropped(effect.key, effect.request_id)
+        else:
+            self.host.journal.finished(effect.key, effect.request_id)
+
+    def _erase(self, command: ControlCommand) -> None:
+        line = self.cluster.line_of(command)
+        if line is not None:
+            self.network.ask("erase", f"erases {command.request_id}", lambda: self.cluster.talks.erase(line, command.request_id), None)
+        self.commands.erased(command)
+
+    # -- the end of the process
+
+    def stop(self) -> None:
+        """Told to stop: take nothing more, finish or hand back, commit, leave."""
+        if not self.stopping:
+            self.stopping = True
+            self.consumer.clear()
+            self.flow.stop_taking()
+            self.timer("drain", 0.02, lambda: self._drain(self.world.now + 1.0))
+
+    def _drain(self, give_up: float) -> None:
+        if self.flow.unfinished() and self.world.now < give_up:
+            self.timer("drain", 0.02, lambda: self._drain(give_up))
+            return
+        self.flow.hand_back()
+        self.timer("flush", 0.3, lambda: self.membership.leave(self.flow.gate, self._left))
+
+    def _left(self) -> None:
+        self.cluster.ended(self, orderly=True)
+
+    def die(self) -> None:
+        """kill -9: its engines end too."""
+        self.gone = True
+        self.network.flushes_until = self.world.now + self._rng.choice([0.0, 0.002, 0.02])
+        for engine in self.engines.values():
+            engine.end()
+
+
+def _told(effect: ask.Effect) -> str:
+    work = getattr(effect, "work", None)
+    what = getattr(effect, "status", None) or getattr(effect, "lane", None) or getattr(effect, "run_id", "")
+    return f"{type(effect).__name__} {what} {'' if work is None else work}"
+
+
+def _large(work: Work) -> bool:
+    return bool(script_of(work.request).get("large"))
