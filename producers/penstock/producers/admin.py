@@ -193,7 +193,7 @@ def begin_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: 
 
 
 def end_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: float = 10.0) -> dict[TP, int]:
-    """The offset that each partition's next record will get."""
+    """Up to where each partition can be read: the offset of its next record, or where an open transaction begins."""
     return _offsets(settings, _all(partitions, OffsetSpec.latest()), timeout_s)
 
 
@@ -233,7 +233,7 @@ def _offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s:
 def _list_offsets(client: AdminClient, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
     futures = client.list_offsets(
         {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
-        isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        isolation_level=IsolationLevel.READ_COMMITTED,
         request_timeout=timeout_s,
     )
     return {

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -90,7 +94,7 @@ class Group:
         for number in range(start, start + count):
             value = str(number).encode().ljust(size)
             producer.produce(self.topics[topic], value, key=str(number), partition=partition)
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0  # a test may stop the broker meanwhile
 
     def committed(self) -> dict[TP, Committed]:
         """What the broker has, asked by a client of its own."""
@@ -133,3 +137,39 @@ class Group:
             assert not member.crashed
         finally:
             await member.stop()
+
+
+class MemberProcess:
+    """A member in a process of its own, and what it has told."""
+
+    def __init__(self, group: Group, name: str, stall_s: float = 60) -> None:
+        program = Path(__file__).with_name("member_process.py")
+        self.name = name
+        self.log = group.folder / f"{name}.log"
+        arguments = [group.bootstrap, group.id, str(group.folder), name, str(stall_s), *group.topics]
+        with self.log.open("ab") as out, self.log.with_suffix(".err").open("ab") as err:
+            self.popen = subprocess.Popen([sys.executable, str(program), *arguments], stdout=out, stderr=err)
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        lines = self.log.read_text().splitlines()
+        return [found for line in lines if line.endswith("}") and (found := json.loads(line))["kind"] == kind]
+
+    def places(self) -> list[tuple[str, int, int]]:
+        """What it has done, in its order."""
+        return [(d["topic"], d["partition"], offset) for d in self.told("done") for offset in d["offsets"]]
+
+    def partitions(self) -> int:
+        """How many it has now; -1 before its first assignment."""
+        assigned = self.told("assigned")
+        return len(assigned[-1]["committed"]) if assigned else -1
+
+    def send(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def tail(self) -> str:
+        return self.log.with_suffix(".err").read_text()[-3000:]
+
+    def end(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait()

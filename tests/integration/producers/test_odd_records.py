@@ -97,6 +97,24 @@ def test_aborted_and_committed_transactions_go_by(settings: KafkaSettings, tells
     assert end == 4 + 4 + 4  # kept, left, and a marker for each transaction
 
 
+def test_an_open_transaction_keeps_nobody_waiting(settings: KafkaSettings) -> None:
+    topic = settings.names.result
+    producer = Producer({"bootstrap.servers": settings.bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions(20)
+    with OddProducer(settings.bootstrap_servers) as other:
+        other.send(topic, b"before")
+    producer.begin_transaction()
+    producer.produce(topic, b"open", partition=0)
+    producer.flush(10)
+    got: list[RawMessage] = []
+    with reading(settings, topic, got, tells_ends=False) as reader:
+        reader.wait_until_caught_up(5)
+        assert [m.value for m in read_to_end(settings, topic, deadline_s=5)] == [b"before"]
+        producer.commit_transaction(20)
+        reader.wait_until_caught_up(5)
+    assert [m.value for m in got] == [b"before", b"open"]
+
+
 def _write_transactions(settings: KafkaSettings, topic: str) -> None:
     name = f"{topic}-{random.randrange(1 << 30)}"
     producer = Producer({"bootstrap.servers": settings.bootstrap_servers, "transactional.id": name})

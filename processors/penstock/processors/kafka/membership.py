@@ -252,6 +252,7 @@ class Membership:
 
     async def revoked(self, *, lost: bool) -> Mapping[TP, Committed]:
         offsets = {} if lost else self._on_revoking()
+        self._positions = {}
         await self._app.consumer.revoked()
         return offsets
 

@@ -1,6 +1,7 @@
 """Says when the worker is stalled: a partition has lag, nothing holds it back, and its position has not moved for long.
 
-Pure: looked at with a clock passed in. Waiting work, long jobs and paused partitions are no stalls.
+Pure: looked at with a clock passed in. Waiting work, long jobs and paused partitions are no stalls. Neither is time in
+which this process itself was stopped: only time in which it looked counts.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 TP = tuple[str, int]
+ASLEEP_S = 5.0
+"""Looked at every second, so after such a gap this process (or its machine) was stopped, or very busy."""
 
 
 class Seen(Protocol):
-    """What is known of one partition's fetch; `position` and `highwater` are offsets, None when not yet known."""
+    """What is known of one partition's intake: offsets. `highwater` is None while the broker does not tell it."""
 
     @property
-    def position(self) -> int | None: ...
+    def position(self) -> int: ...
     @property
     def highwater(self) -> int | None: ...
     @property
@@ -25,7 +28,7 @@ class Seen(Protocol):
 
 @dataclass(slots=True)
 class _Watch:
-    position: int | None
+    position: int
     since: float
 
 
@@ -35,16 +38,20 @@ class StallWatch:
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
         self._watched: dict[TP, _Watch] = {}
+        self._looked_at = float("-inf")
         self.stalled: frozenset[TP] = frozenset()
 
     def look(self, seen: Mapping[TP, Seen], *, room: bool, now: float) -> frozenset[TP]:
         """Note the positions now. `room` is whether intake would take more; seconds are monotonic."""
+        if now - self._looked_at > ASLEEP_S:
+            self._watched.clear()
+        self._looked_at = now
         for gone in self._watched.keys() - seen.keys():
             del self._watched[gone]
         stalled: set[TP] = set()
         for tp, part in seen.items():
             watch = self._watched.get(tp)
-            lag = part.position is None or part.highwater is None or part.highwater > part.position
+            lag = part.highwater is not None and part.highwater > part.position
             if watch is None or watch.position != part.position or part.paused or not room or not lag:
                 self._watched[tp] = _Watch(part.position, now)
             elif now - watch.since >= self._stall_s:

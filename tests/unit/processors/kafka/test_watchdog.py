@@ -4,38 +4,51 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.processors.kafka.membership import Progress
+from penstock.processors.kafka.batches import Progress
 from penstock.processors.kafka.watchdog import StallWatch
 
 TP = ("t", 0)
 
 
-def seen(
-    position: int | None = 5, highwater: int | None = 9, *, paused: bool = False
-) -> dict[tuple[str, int], Progress]:
+def seen(position: int = 5, highwater: int | None = 9, *, paused: bool = False) -> dict[tuple[str, int], Progress]:
     return {TP: Progress(position=position, highwater=highwater, paused=paused)}
+
+
+def look_until(watch: StallWatch, end: int, *, begin: int = 0) -> frozenset[tuple[str, int]]:
+    """Looked at every second, as the worker does."""
+    return [watch.look(seen(), room=True, now=now) for now in range(begin, end + 1)][-1]
 
 
 def test_lag_without_movement_is_a_stall_after_the_limit() -> None:
     watch = StallWatch(10)
-    assert watch.look(seen(), room=True, now=0) == frozenset()
+    assert look_until(watch, 9) == frozenset()
     assert watch.look(seen(), room=True, now=9.9) == frozenset()
     assert watch.look(seen(), room=True, now=10) == {TP}
 
 
-def test_a_position_never_known_is_a_stall_too() -> None:
-    watch = StallWatch(10)
-    watch.look(seen(None, None), room=True, now=0)
-    assert watch.look(seen(None, None), room=True, now=11) == {TP}
-
-
 @pytest.mark.parametrize(
     ("between", "room"),
-    [(seen(6), True), (seen(paused=True), True), (seen(), False), (seen(9, 9), True), ({}, True)],
-    ids=["moved", "paused", "no room", "no lag", "not owned"],
+    [
+        (seen(6), True),
+        (seen(paused=True), True),
+        (seen(), False),
+        (seen(9, 9), True),
+        (seen(5, None), True),
+        ({}, True),
+    ],
+    ids=["moved", "paused", "no room", "no lag", "end unknown", "not owned"],
 )
 def test_these_are_no_stalls(between: dict[tuple[str, int], Progress], room: bool) -> None:
     watch = StallWatch(10)
-    watch.look(seen(), room=True, now=0)
+    look_until(watch, 7)
     watch.look(between, room=room, now=8)
-    assert watch.look(seen(), room=True, now=12) == frozenset()
+    assert look_until(watch, 17, begin=9) == frozenset()
+    assert look_until(watch, 20, begin=18) == {TP}
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
+    watch = StallWatch(10)
+    look_until(watch, 8)
+    assert watch.look(seen(), room=True, now=68) == frozenset()
+    assert look_until(watch, 77, begin=69) == frozenset()
+    assert watch.look(seen(), room=True, now=78) == {TP}

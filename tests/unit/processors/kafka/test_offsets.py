@@ -1,0 +1,135 @@
+"""Committed offsets that are not known are asked for again: unknown never means none (issue 7, number 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from penstock.processors.kafka.batches import TP
+from penstock.processors.kafka.offsets import commit_results, committed_or_start
+
+A, B = ("t", 0), ("t", 1)
+NONE = -1001
+
+
+class Partition:
+    """As TopicPartition, with an error of one's choice."""
+
+    def __init__(self, tp: TP, offset: int, metadata: str | None = None, error: KafkaError | None = None) -> None:
+        self.topic, self.partition = tp
+        self.offset, self.metadata, self.error = offset, metadata, error
+
+
+class FakeConsumer:
+    """Answers `committed`, `offsets_for_times` and `commit` from scripts, whose last line repeats."""
+
+    def __init__(self, committed: Sequence[Any], starts: Sequence[Any] = (), commits: Sequence[Any] = ((),)) -> None:
+        self.scripts = {"committed": list(committed), "starts": list(starts), "commits": list(commits)}
+        self.asked: list[str] = []
+        self.written: list[dict[TP, int]] = []
+
+    def _next(self, name: str) -> Any:
+        self.asked.append(name)
+        script = self.scripts[name]
+        answer = script.pop(0) if len(script) > 1 else script[0]
+        if isinstance(answer, int):
+            raise KafkaException(KafkaError(answer))
+        return list(answer)
+
+    def committed(self, partitions: Sequence[TopicPartition], timeout: float) -> Any:
+        return self._next("committed")
+
+    def offsets_for_times(self, partitions: Sequence[TopicPartition], timeout: float) -> Any:
+        assert all(p.offset == -2 for p in partitions)
+        return self._next("starts")
+
+    def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> Any:
+        assert not asynchronous
+        self._next("commits")
+        self.written.append({(p.topic, p.partition): p.offset for p in offsets})
+        return offsets
+
+
+def patient(limit: int = 50) -> Any:
+    left = [limit]
+
+    def wait(seconds: float) -> bool:
+        left[0] -= 1
+        return left[0] <= 0
+
+    return wait
+
+
+def test_what_is_committed_is_returned_with_its_metadata_and_nothing_is_written() -> None:
+    kafka = FakeConsumer([[Partition(A, 0, "map"), Partition(B, 7)]])
+    assert committed_or_start(kafka, [A, B], patient()) == {A: (0, "map"), B: (7, "")}
+    assert kafka.asked == ["committed"]
+
+
+def test_only_a_clear_none_gets_the_start_committed() -> None:
+    kafka = FakeConsumer([[Partition(A, 5), Partition(B, NONE)]], [[Partition(B, 3)]])
+    assert committed_or_start(kafka, [A, B], patient()) == {A: (5, ""), B: (3, "")}
+    assert kafka.written == [{B: 3}]
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        KafkaError._TIMED_OUT,
+        KafkaError._WAIT_COORD,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError._TRANSPORT,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    ],
+)
+@pytest.mark.parametrize("of_one_partition", [False, True])
+def test_an_error_is_asked_again_and_never_none(unknown: int, of_one_partition: bool) -> None:
+    error: Any = unknown
+    if of_one_partition:
+        error = [Partition(A, 2491), Partition(B, NONE, error=KafkaError(unknown))]
+    kafka = FakeConsumer([error] * 9 + [[Partition(A, 2491), Partition(B, 2492)]])
+    assert committed_or_start(kafka, [A, B], patient()) == {A: (2491, ""), B: (2492, "")}
+    assert kafka.asked == ["committed"] * 10
+    assert kafka.written == []
+
+
+@pytest.mark.parametrize("strange", [-1, -2, -1000, -3001])
+def test_an_offset_that_is_neither_an_offset_nor_none_is_asked_again(strange: int) -> None:
+    kafka = FakeConsumer([[Partition(A, strange)], [Partition(A, 9)]])
+    assert committed_or_start(kafka, [A], patient()) == {A: (9, "")}
+
+
+def test_it_ends_unknown_when_told_to() -> None:
+    assert committed_or_start(FakeConsumer([KafkaError._TIMED_OUT]), [A], patient(5)) is None
+    none = [[Partition(A, NONE)]]
+    assert committed_or_start(FakeConsumer(none, [KafkaError._TIMED_OUT]), [A], patient(5)) is None
+    kafka = FakeConsumer(none, [[Partition(A, 3)]], [KafkaError._TIMED_OUT])
+    assert committed_or_start(kafka, [A], patient(5)) is None
+
+
+@pytest.mark.parametrize(
+    "over", [KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS]
+)
+def test_a_generation_that_is_over_is_given_up(over: int) -> None:
+    kafka = FakeConsumer([[Partition(A, NONE)]], [[Partition(A, 3)]], [over])
+    assert committed_or_start(kafka, [A], patient()) is None
+    assert kafka.asked.count("commits") == 1
+
+
+def test_a_start_that_was_not_taken_is_committed_again() -> None:
+    kafka = FakeConsumer([[Partition(A, NONE)]], [[Partition(A, 3)]], [KafkaError.NOT_COORDINATOR, ()])
+    assert committed_or_start(kafka, [A], patient()) == {A: (3, "")}
+    assert kafka.asked.count("commits") == 2
+
+
+def test_an_error_of_the_whole_leaves_nothing_surely_taken() -> None:
+    offsets = {A: (1, ""), B: (2, "")}
+    answer: Any = [Partition(A, 1), Partition(B, 2, error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))]
+    assert commit_results(offsets, KafkaError(KafkaError._TIMED_OUT), answer) == {A: False, B: False}
+    assert commit_results(offsets, None, answer) == {A: True, B: False}
