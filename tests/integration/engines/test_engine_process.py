@@ -20,7 +20,8 @@ from penstock.processors.engines.base import Engine, EngineGone, EngineState, Li
 from penstock.processors.engines.host import ChildEngine
 from penstock.processors.models import factory
 from penstock.processors.models.catalog import Catalog, ModelConfig
-from penstock.processors.models.manager import Lifecycle, ModelManager
+from penstock.processors.models.lifecycle import Lifecycle
+from penstock.processors.models.manager import ModelManager
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InvalidRequest
 
 from .conftest import Run, Runner, StartEngine, changed_copy
