@@ -1,4 +1,7 @@
-"""Text: 16 streams × 64 tokens through Penstock against the same continuous-batching manager driven directly."""
+"""Text: 16 streams × 64 tokens through Penstock against the same continuous-batching manager driven directly.
+
+With `--level engine` the engine is driven without a worker and without Kafka. Both sides always have equal threads.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,73 @@ async def through_penstock(settings: KafkaSettings, model: str) -> dict[str, flo
         tokens = sum(await asyncio.gather(*(stream(n) for n in range(STREAMS))))
         elapsed = time.perf_counter() - began
     return {"rate": tokens / elapsed, "first": statistics.median(firsts), "tokens": tokens}
+
+
+class EngineAlone:
+    """An engine in its process, driven from here as the worker drives it."""
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._number = 0
+        self._engine = self._loop.run_until_complete(self._start(folder, options))
+
+    async def _start(self, folder: Path, options: dict[str, Any]) -> Any:
+        from penstock.processors.models.catalog import ModelConfig
+        from penstock.processors.models.factory import make_engine
+        from penstock.processors.models.sizing import size_model
+
+        config = ModelConfig(id="m", source=str(folder), engine="text", options=options)
+        engine = make_engine(config, await size_model(config))
+        await engine.start()
+        return engine
+
+    def measure(self) -> dict[str, float]:
+        return self._loop.run_until_complete(self._measure())
+
+    async def _measure(self) -> dict[str, float]:
+        from penstock.processors.engines.base import RunSpec
+
+        runs = [_Run() for _ in range(STREAMS)]
+        began = time.perf_counter()
+
+        async def begin(number: int, run: _Run) -> None:
+            self._number += 1
+            spec = RunSpec(
+                run_id=f"r{self._number}",
+                task="text_generation",
+                model="m",
+                messages=[{"role": "user", "content": f"{PROMPT} {number}"}],
+                params={"max_tokens": TOKENS, "temperature": 0},
+                stream=True,
+            )
+            self._engine.run(spec, await self._engine.prepare(spec), run)
+
+        await asyncio.gather(*(begin(number, run) for number, run in enumerate(runs)))
+        tokens = sum(await asyncio.gather(*(run.tokens for run in runs)))
+        elapsed = time.perf_counter() - began
+        firsts = [1000 * (run.first - began) for run in runs if run.first is not None]
+        return {"rate": tokens / elapsed, "first": statistics.median(firsts), "tokens": tokens}
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._engine.stop())
+        self._loop.close()
+
+
+class _Run:
+    """The sink of one run."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.tokens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def on_delta(self, _: Any) -> None:
+        self.first = self.first or time.perf_counter()
+
+    def on_finished(self, finished: Any) -> None:
+        self.tokens.set_result(finished.completion_tokens)
+
+    def on_failed(self, failed: Any) -> None:
+        self.tokens.set_exception(failed.error)
 
 
 class Direct:
@@ -154,47 +224,61 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--quick", action="store_true", help="one round, little warming: shows only that it works")
     parser.add_argument("--models", nargs="*", default=["tiny", "smollm2"])
+    parser.add_argument("--level", choices=["worker", "engine"], default="worker")
+    parser.add_argument("--threads", type=int, default=2, help="of either side")
     arguments = parser.parse_args()
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     from penstock.cli.assets import prepare_model
 
     folders = {"tiny": "tiny-lm", "smollm2": "smollm2-135m"}
-    options = {"threads": 2, "dtype": "float32", "block_size": 32, "num_blocks": 256, "max_batch_tokens": 512}
+    options = {
+        "threads": arguments.threads,
+        "dtype": "float32",
+        "block_size": 32,
+        "num_blocks": 256,
+        "max_batch_tokens": 512,
+    }
     rows: list[Row] = []
-    with broker() as bootstrap:
-        for name in arguments.models:
-            folder = prepare_model(folders[name], lambda line: print(line, file=sys.stderr))
-            model = {
-                "id": name,
-                "source": str(folder),
-                "engine": "text",
-                "tasks": ["text_generation"],
-                "options": options,
-            }
-            with system(bootstrap, models=[model, NOOP]) as found:
-                worker = found.worker().wait_ready(180)
-                warm(found, worker, 2_000 if arguments.quick else WARM, model=NOOP["id"])
-                settings = KafkaSettings(bootstrap_servers=bootstrap, topic_prefix=found.prefix)
-                direct = Direct(folder, options)
-                asyncio.run(through_penstock(settings, name))
-                direct.measure()
-                ours, floors, steals = interleave(
-                    rounds, lambda s=settings, n=name: asyncio.run(through_penstock(s, n)), direct.measure
-                )
-                direct.close()
-            title = f"{name}, {STREAMS} streams × {TOKENS} tokens"
-            rows += [
-                Row(f"{title}: tokens", "tokens/s", ours["rate"], floors["rate"], steals, AIMS[name]),
-                Row(
-                    f"{title}: first token, median",
-                    "ms",
-                    ours["first"],
-                    floors["first"],
-                    steals,
-                    "≤ 2× + the Kafka floor",
-                ),
-            ]
-    save("text", rows)
+    for name in arguments.models:
+        folder = prepare_model(folders[name], lambda line: print(line, file=sys.stderr))
+        measure = at_engine_level if arguments.level == "engine" else at_worker_level
+        ours, floors, steals = measure(name, folder, options, rounds, 2_000 if arguments.quick else WARM)
+        title = f"{name}, {STREAMS} streams × {TOKENS} tokens, {arguments.level}"
+        rows += [
+            Row(f"{title}: tokens", "tokens/s", ours["rate"], floors["rate"], steals, AIMS[name]),
+            Row(f"{title}: first token, median", "ms", ours["first"], floors["first"], steals, "≤ 2× + Kafka's floor"),
+        ]
+    save("text" if arguments.level == "worker" else "text_engine", rows)
+
+
+Figures = tuple[dict[str, list[float]], dict[str, list[float]], list[float]]
+
+
+def at_engine_level(_: str, folder: Path, options: dict[str, Any], rounds: int, _warming: int) -> Figures:
+    engine, direct = EngineAlone(folder, options), Direct(folder, options)
+    try:
+        for _warm in range(2):
+            engine.measure()
+            direct.measure()
+        return interleave(rounds, engine.measure, direct.measure)
+    finally:
+        direct.close()
+        engine.close()
+
+
+def at_worker_level(name: str, folder: Path, options: dict[str, Any], rounds: int, warming: int) -> Figures:
+    model = {"id": name, "source": str(folder), "engine": "text", "tasks": ["text_generation"], "options": options}
+    with broker() as bootstrap, system(bootstrap, models=[model, NOOP]) as found:
+        worker = found.worker().wait_ready(180)
+        warm(found, worker, warming, model=NOOP["id"])
+        settings = KafkaSettings(bootstrap_servers=bootstrap, topic_prefix=found.prefix)
+        direct = Direct(folder, options)
+        try:
+            asyncio.run(through_penstock(settings, name))
+            direct.measure()
+            return interleave(rounds, lambda: asyncio.run(through_penstock(settings, name)), direct.measure)
+        finally:
+            direct.close()
 
 
 if __name__ == "__main__":

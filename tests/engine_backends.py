@@ -43,6 +43,15 @@ class Plain:
         return 1
 
 
+class SlowPrepare(Plain):
+    """Takes its time to prepare what is long."""
+
+    def prepare(self, spec: RunSpec) -> tuple[Prepared, Any]:
+        if len(spec.prompt or "") > 10_000:
+            time.sleep(float(self.options["seconds"]))
+        return super().prepare(spec)
+
+
 class NeverLoaded(Plain):
     """Its load does not end."""
 

@@ -1,4 +1,4 @@
-"""Point 7: a flood of low work stays under the caps, and a high request passes it."""
+"""Point 7: a flood of low work stays within the commit span, and a high request passes it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from system import Process, System, eventually
 
 FLOOD = 2_000
 CAP = 128
+"""In flight: four partitions of the low topic with a commit span of a quarter each."""
 SLOW = {
     "id": "noop",
     "source": "noop",
@@ -29,7 +30,7 @@ def inflight(worker: Process) -> float:
 
 
 def test_a_flood_stays_bounded_and_high_work_passes(make_system: Callable[..., System]) -> None:
-    system = make_system(models=[SLOW], worker_options={"inflight_cap": CAP, "aging_s": 600})
+    system = make_system(models=[SLOW], worker_options={"commit_span": CAP // 4, "aging_s": 600})
     worker = system.worker().wait_ready()
     memory_before = psutil.Process(worker.popen.pid).memory_full_info().uss
     with Client(KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)) as client:

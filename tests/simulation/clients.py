@@ -131,7 +131,9 @@ class Clients:
         for kind, chance in (("cancel", 0.3), ("reprioritize", 0.2), ("erase", 0.1)):
             if plan.has(kind) and rng.random() < chance:
                 delay = rng.choice([0.0, 0.02, 0.2, 1.0])
-                world.at(delay, None, f"{kind} {request.request_id}", self._command, kind, request, rng.choice([0, 5, 9]))
+                world.at(
+                    delay, None, f"{kind} {request.request_id}", self._command, kind, request, rng.choice([0, 5, 9])
+                )
         if plan.has("duplicate") and rng.random() < 0.15:
             delay = rng.choice([0.0, 0.05, 1.5])
             again = replace(request, priority=rng.choice([request.priority, 1, 5, 8]))

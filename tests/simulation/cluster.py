@@ -240,5 +240,3 @@ class Cluster:
         if any(offsets.get(tp, (0, ""))[0] != partition.end for tp, partition in self.log.partitions.items()):
             return False
         return not any(life.flow.works for life in self.lives())
-
-

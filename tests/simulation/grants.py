@@ -64,7 +64,9 @@ class Grants:
     def _room(self, lane: Lane, work: Work) -> None:
         need = 0 if work.run is None else work.run.need_tokens
         if lane.free_slots < 1 or (lane.tokens is not None and lane.used_tokens + need > lane.tokens):
-            raise Violation(f"room: {work} is granted {need} tokens of {lane.free_tokens} and a slot of {lane.free_slots}")
+            raise Violation(
+                f"room: {work} is granted {need} tokens of {lane.free_tokens} and a slot of {lane.free_slots}"
+            )
 
     def _line(self, work: Work) -> None:
         """One turn at a time; within a class in the order of the log."""

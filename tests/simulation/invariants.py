@@ -120,7 +120,9 @@ class Checks:
         flow, most = life.flow, self._cluster.plan.endings // 2
         for tp in tps:
             if not (flow.gate.full(tp) or flow.budget.full(tp) or flow._endings[tp] >= most):
-                raise Violation(f"hidden: {tp} is held with {flow.gate.span(tp)} offsets and {len(flow.works)} works in all")
+                raise Violation(
+                    f"hidden: {tp} is held with {flow.gate.span(tp)} offsets and {len(flow.works)} works in all"
+                )
 
     # -- deaths of engines
 
@@ -167,7 +169,9 @@ class Checks:
         counted = [work for work in flow.works.values() if work.counted]
         bodies = sum(work.size_bytes for work in counted if work.body is not None)
         if flow.budget.used_bytes != bodies + len(counted) * FACT_BYTES:
-            raise Violation(f"budget: counts {flow.budget.used_bytes} bytes; held are {len(counted)} facts and {bodies} bytes")
+            raise Violation(
+                f"budget: counts {flow.budget.used_bytes} bytes; held are {len(counted)} facts and {bodies} bytes"
+            )
         for lane in flow.lanes.values():
             if lane.used_tokens != sum(lane.holders.values()):
                 raise Violation(f"lane: {lane.name} counts {lane.used_tokens} tokens, held are {lane.holders}")

@@ -36,7 +36,9 @@ class Membership:
             return
         self._joining = True
         self._life.consumer.revoked()
-        self._life.network.ask("group", "joins", self._cluster.coordinator.joins(self._life, self.member_id), self._joined)
+        self._life.network.ask(
+            "group", "joins", self._cluster.coordinator.joins(self._life, self.member_id), self._joined
+        )
 
     def _joined(self, member_id: str | None) -> None:
         self._joining = False

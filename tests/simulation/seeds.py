@@ -88,7 +88,9 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
         violation = str(error)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        violation = f"{type(error).__name__}: {error} ({where.name} in {where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
+        violation = (
+            f"{type(error).__name__}: {error} ({where.name} in {where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
+        )
     finally:
         flow_module.ENDINGS_PER_PARTITION = endings
     world.note(f"violation {violation}")
@@ -109,7 +111,9 @@ def _verdict(cluster: Cluster, watch: _Watch, over: bool) -> str | None:
         if offsets.get(tp, (0, ""))[0] != partition.end
     }
     why = f"after {QUIET_WITHIN_S:.0f} s without faults" if watch.stuck else f"after {cluster.world.steps} steps"
-    return f"stuck: {why}: {waiting[:5]}, uncommitted {behind}, {'rebalancing' if cluster.log.group.rebalancing else ''}"
+    return (
+        f"stuck: {why}: {waiting[:5]}, uncommitted {behind}, {'rebalancing' if cluster.log.group.rebalancing else ''}"
+    )
 
 
 def shrink(outcome: Outcome, tries: int) -> Outcome:

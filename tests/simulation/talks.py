@@ -86,7 +86,9 @@ class Turns:
             if missing is None:
                 then(False)
             else:
-                self._ask(work, "writes its input", lambda: append(missing), lambda same: _goes_on(work, run) and then(same))
+                self._ask(
+                    work, "writes its input", lambda: append(missing), lambda same: _goes_on(work, run) and then(same)
+                )
 
         self._ask(work, "begins the turn", look, told)
 
@@ -115,7 +117,9 @@ class Turns:
             if standing is not None:
                 then(standing)
             else:
-                self._ask(work, "writes its answer", append, lambda winner: work.stage is Stage.KEEPING and then(winner))
+                self._ask(
+                    work, "writes its answer", append, lambda winner: work.stage is Stage.KEEPING and then(winner)
+                )
 
         self._ask(work, "finishes the turn", lambda: self._standing(line, request_id), told)
 

@@ -180,7 +180,9 @@ class Life(Actor):
 
     def may_commit(self) -> None:
         """Something was done: a commit may be due."""
-        self.timer("commit", self.cluster.plan.commit_s, lambda: self.membership.commit(self.flow.gate, self._committed))
+        self.timer(
+            "commit", self.cluster.plan.commit_s, lambda: self.membership.commit(self.flow.gate, self._committed)
+        )
 
     def _committed(self, again: bool) -> None:
         if again:
@@ -328,7 +330,9 @@ class Life(Actor):
 
     def _status(self, effect: ask.Status) -> None:
         event = events.status(effect, self.name, self.world.wall_ms)
-        self.network.ask("status", f"status {event.request_id} {event.status}", lambda: self.cluster.on_status(event), None)
+        self.network.ask(
+            "status", f"status {event.request_id} {event.status}", lambda: self.cluster.on_status(event), None
+        )
 
     def _chunk(self, effect: ask.Chunk) -> None:
         event = events.chunk(effect, self.name, self.world.wall_ms)
@@ -370,7 +374,10 @@ class Life(Actor):
             self.may_commit()
 
         self.network.ask(
-            "requests", f"moves {work.request_id}", lambda: self.cluster.append_request(tp, key, value, headers), acknowledged
+            "requests",
+            f"moves {work.request_id}",
+            lambda: self.cluster.append_request(tp, key, value, headers),
+            acknowledged,
         )
 
     def _fetch(self, effect: ask.Fetch) -> None:
@@ -402,7 +409,12 @@ class Life(Actor):
     def _erase(self, command: ControlCommand) -> None:
         line = self.cluster.line_of(command)
         if line is not None:
-            self.network.ask("erase", f"erases {command.request_id}", lambda: self.cluster.talks.erase(line, command.request_id), None)
+            self.network.ask(
+                "erase",
+                f"erases {command.request_id}",
+                lambda: self.cluster.talks.erase(line, command.request_id),
+                None,
+            )
         self.commands.erased(command)
 
     # -- the end of the process

@@ -173,7 +173,7 @@ class Execution:
                 finished = await self._append_answer(work, finished)
             large = size_of(finished.output) > INLINE_BYTES
             artifact = await self._outputs.keep(work, finished.output) if large else None
-            self._flow.kept(work, finished, artifact, self._clock())
+            self._flow.kept(work, finished, artifact, self._clock(), another=finished is not effect.finished)
         except LostOwnership:
             return
         except PenstockError as error:

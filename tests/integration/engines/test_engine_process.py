@@ -20,7 +20,8 @@ from penstock.processors.engines.base import Engine, EngineGone, EngineState, Li
 from penstock.processors.engines.host import ChildEngine
 from penstock.processors.models import factory
 from penstock.processors.models.catalog import Catalog, ModelConfig
-from penstock.processors.models.manager import Lifecycle, ModelManager
+from penstock.processors.models.lifecycle import Lifecycle
+from penstock.processors.models.manager import ModelManager
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InvalidRequest
 
 from .conftest import Run, Runner, StartEngine, changed_copy
@@ -226,5 +227,32 @@ async def test_of_a_long_history_only_what_may_fit_is_sent() -> None:
         assert sent % 2 == 1, "the system message, and whole turns"
         assert 1000 * 5 < sent // 2 * 1000 <= 1000 * 32, "the window is 1,000 tokens"
         assert prepared.dropped_turns == 5000 - sent // 2
+    finally:
+        await engine.stop()
+
+
+async def test_a_long_prompt_that_is_prepared_holds_up_nobody() -> None:
+    options = {"seconds": 3}
+    engine = ChildEngine("m", "engine_backends:SlowPrepare", "nowhere", options, limits=Limits(slots=1), silent_s=2)
+    await engine.start()
+    try:
+        runner = Runner(engine)
+        forgotten = runner.spec(prompt="y" * 20_000)
+        long = asyncio.create_task(engine.prepare(runner.spec(prompt="x" * 20_000)))
+        await asyncio.sleep(0)
+        short = await runner.begin(prompt="short")
+        assert (await short.finished()).output == {"text": "short"}
+        # What the process has not prepared it prepares when it is run, as long.
+        unprepared = Run(engine, forgotten, Prepared(run_id=forgotten.run_id, prompt_tokens=0, need_tokens=0))
+        dropped_spec = runner.spec(prompt="z" * 20_000)
+        dropped = Run(engine, dropped_spec, Prepared(run_id=dropped_spec.run_id, prompt_tokens=0, need_tokens=0))
+        short = await runner.begin(prompt="short again")
+        await short.finished()
+        engine.cancel(dropped_spec.run_id)
+        assert not long.done()
+        assert (await long).prompt_tokens == 20_000
+        assert (await unprepared.finished()).output == {"text": "y" * 20_000}
+        assert not dropped.done.done()
+        assert engine.state is EngineState.READY
     finally:
         await engine.stop()

@@ -117,28 +117,3 @@ class Ledger:
 
     def _candidates(self, device: str | None) -> list[_Device]:
         return [found for name, found in self._devices.items() if device is None or name == device]
-
-
-class SlotGate:
-    """A plain count in place of memory, for engines that run elsewhere."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.taken = 0
-
-    @property
-    def free(self) -> int:
-        return self.limit - self.taken
-
-    def take(self) -> bool:
-        """Whether a slot was free, and is now taken."""
-        if self.taken >= self.limit:
-            return False
-        self.taken += 1
-        return True
-
-    def give_back(self) -> None:
-        """Raises IllegalRelease when none is taken."""
-        if self.taken == 0:
-            raise IllegalRelease("no slot is taken")
-        self.taken -= 1

@@ -25,9 +25,14 @@ class Endings(Board):
         else:
             self._settle(work, "looked_up", now, error=work.end_with)
 
-    def kept(self, work: Work, finished: Any, artifact: Any, now: float) -> None:
-        """Its answer stands in the conversation; a large output is an artifact."""
+    def kept(self, work: Work, finished: Any, artifact: Any, now: float, *, another: bool = False) -> None:
+        """Its answer stands in the conversation; a large output is an artifact.
+
+        `another`: not this run's words are the answer that counts, but those of a run before it.
+        """
         if work.stage is Stage.KEEPING:
+            if another and work.run is not None and work.run.sent_pieces:
+                work.attempt += 1  # readers must be able to tell the answer from the words that were published
             self._settle(work, "kept", now, finished=finished, artifact=artifact)
 
     def keep_failed(self, work: Work, error: PenstockError, now: float) -> None:

@@ -24,11 +24,11 @@ from penstock.processors.engines.sampling import Sampling
 
 
 class BatchingLoop(ContinuousBatchingManager):
-    """A manager that counts its turns. `on_news` is called in its thread."""
+    """A manager that counts its turns. `on_news(ended)` is called in its thread; `ended`: some run is over."""
 
     def __init__(self, model: Any, generation: GenerationConfig, config: ContinuousBatchingConfig) -> None:
         super().__init__(model=model, generation_config=generation, continuous_batching_config=config)
-        self.on_news: Callable[[], None] = lambda: None
+        self.on_news: Callable[[bool], None] = lambda ended: None
         self.turns = 0
         """Grows as long as the thread moves, with work or without."""
         self.current_batch = 0
@@ -36,14 +36,14 @@ class BatchingLoop(ContinuousBatchingManager):
         self.output_router = _Router(self._outputs, self._tell)
 
     def _tell(self) -> None:
-        self.on_news()
+        self.on_news(True)
 
     def _generation_loop_body(self, batch_processor: Any, bootstrapping: bool) -> bool:
         self.turns += 1
         batch = self.current_batch
         goes_on = super()._generation_loop_body(batch_processor, bootstrapping)
         if self.current_batch != batch:
-            self.on_news()
+            self.on_news(False)
         return goes_on
 
     @property
@@ -89,7 +89,7 @@ class BatchingLoop(ContinuousBatchingManager):
     def wait_for_output(self, timeout_s: float) -> Any:
         """The next output; None when none comes in time or the loop has died. For before anybody else listens."""
         news = threading.Event()
-        self.on_news = news.set
+        self.on_news = lambda ended: news.set()
         give_up = time.monotonic() + timeout_s
         while time.monotonic() < give_up:
             outputs = self.take_outputs()

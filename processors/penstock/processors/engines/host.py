@@ -27,6 +27,7 @@ from penstock.schemas.errors import EngineFailed, PenstockError
 logger = logging.getLogger(__name__)
 
 STOP_PATIENCE_S = 2.0
+HELD_UP_S = 2.0
 CHARS_PER_TOKEN_AT_MOST = 32
 """No tokenizer puts more text than this into a token, on an average over a window: what lies beyond is not sent."""
 
@@ -66,7 +67,7 @@ class ChildEngine:
         self._runs: dict[str, tuple[RunSpec, GuardedSink]] = {}
         self._preparing: dict[int, asyncio.Future[Prepared]] = {}
         self._number = 0
-        self._beaten = False
+        self._last_beat = 0.0
         self._silence: asyncio.TimerHandle | None = None
         self._death: asyncio.Task[None] | None = None
 
@@ -205,7 +206,7 @@ class ChildEngine:
                 if run is not None and self._process is not None:
                     self._process.send(("run_anew", self._without_far_history(run[0])[0]))
             case ("beat", measured):
-                self._beaten, self._measured = True, measured
+                self._last_beat, self._measured = asyncio.get_running_loop().time(), measured
             case ("ready", info, measured):
                 self._ready(info, measured)
             case ("refused", error):
@@ -228,7 +229,7 @@ class ChildEngine:
             return
         self._info, self._measured = info, measured
         self._state = EngineState.READY
-        self._silence = asyncio.get_running_loop().call_later(self._silent_s, self._check_silence)
+        self._listen(self._silent_s)
         self._started.set_result(None)
 
     # -- death
@@ -237,12 +238,17 @@ class ChildEngine:
         """Kill a process whose computing thread does not move; its death takes the usual way."""
         if self._state is not EngineState.READY or self._process is None:
             return
-        if not self._beaten:
+        now = asyncio.get_running_loop().time()
+        if self._silence is not None and now - self._silence.when() > HELD_UP_S:
+            self._listen(self._silent_s)  # this process was stopped itself, and perhaps the engine with it
+        elif now < self._last_beat + self._silent_s:
+            self._listen(self._last_beat + self._silent_s - now)
+        else:
             logger.error("engine.silent model=%s seconds=%g runs=%d", self.model, self._silent_s, len(self._runs))
             self._process.kill()
-            return
-        self._beaten = False
-        self._silence = asyncio.get_running_loop().call_later(self._silent_s, self._check_silence)
+
+    def _listen(self, seconds: float) -> None:
+        self._silence = asyncio.get_running_loop().call_later(seconds, self._check_silence)
 
     def _lost(self) -> None:
         """The process is ending unasked. It takes no more from here on; it is told when it has really ended."""

@@ -2,7 +2,10 @@
 
 import importlib
 import os
+import signal
 import threading
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the worker decides when this ends
 
 os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: engines have no terminal for its bars
 

@@ -14,6 +14,7 @@ from penstock.processors.engines.forking import start_process
 
 logger = logging.getLogger(__name__)
 
+DEAD_WITHIN_S = 10.0
 GRACE_S = 1.0
 """So long may a process live without its channel, or the channel without the process, before it is made to end."""
 
@@ -75,7 +76,11 @@ class EngineProcess:
             await asyncio.wait([self._exit_code], timeout=patience_s)
         if not self._exit_code.done():
             self.kill()
-        return await self.exit_code()
+            await asyncio.wait([self._exit_code], timeout=DEAD_WITHIN_S)
+        if not self._exit_code.done():  # the kernel holds it, as in a driver: the worker's end does not wait for that
+            logger.error("engine.does_not_end pid=%s", self.pid)
+            return None
+        return self._exit_code.result()
 
     # -- its end: the channel closes, the process exits, in either order
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 512
 WARM_UP_S = 120
-LOOK_EVERY_S = 0.008
+LOOK_EVERY_S = 0.004
 """Tokens that come faster are taken together: the worker gathers them for longer anyway. A run's first goes at once
 when the model was idle, else within this time."""
 
@@ -236,9 +236,9 @@ class TextBackend:
 
     # -- tokens: the computing thread says that there are new ones, the event loop fetches them
 
-    def _on_news(self) -> None:
-        """In the computing thread, after each step."""
-        if not self._will_look:
+    def _on_news(self, ended: bool) -> None:
+        """In the computing thread, after each step. The end of a run makes room for others: it goes at once."""
+        if ended or not self._will_look:
             self._will_look = True
             self._loop.call_soon_threadsafe(self._look)
 

@@ -9,8 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 from penstock.processors.core.admission import CannotLoad, Grant, Ledger, MemoryShort
 from penstock.processors.engines.base import Engine, EngineState, Limits
@@ -19,6 +17,7 @@ from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.models import sizing
 from penstock.processors.models.catalog import Catalog, ModelConfig, share_cores
 from penstock.processors.models.factory import make_engine
+from penstock.processors.models.lifecycle import Lifecycle, ServedModel
 from penstock.processors.models.sizing import Estimate, ModelSize
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, PenstockError
 from penstock.schemas.records import ModelState, Requirements
@@ -27,53 +26,6 @@ logger = logging.getLogger(__name__)
 
 Probe = Callable[[], Mapping[str, int]]
 """Device → bytes in use by all programs. It may block."""
-
-
-class Lifecycle(StrEnum):
-    """A model's state on this worker."""
-
-    ABSENT = "absent"
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"  # what runs may finish, nothing new starts
-    UNLOADING = "unloading"  # its process is ending, asked or not
-    FAILED = "failed"  # it could not be loaded, or its process died
-
-
-_ALLOWED: Mapping[Lifecycle, frozenset[Lifecycle]] = {
-    Lifecycle.ABSENT: frozenset({Lifecycle.LOADING}),
-    Lifecycle.LOADING: frozenset({Lifecycle.READY, Lifecycle.FAILED, Lifecycle.ABSENT}),
-    Lifecycle.READY: frozenset({Lifecycle.DRAINING, Lifecycle.UNLOADING}),
-    Lifecycle.DRAINING: frozenset({Lifecycle.READY, Lifecycle.UNLOADING}),
-    Lifecycle.UNLOADING: frozenset({Lifecycle.ABSENT, Lifecycle.FAILED}),
-    Lifecycle.FAILED: frozenset({Lifecycle.LOADING, Lifecycle.ABSENT}),
-}
-
-
-class IllegalTransition(RuntimeError):
-    """A model was asked to go where it cannot go from its state."""
-
-
-@dataclass(eq=False, slots=True)
-class _Model:
-    config: ModelConfig
-    state: Lifecycle = Lifecycle.ABSENT
-    engine: Engine | None = None
-    grant: Grant | None = None
-    size: ModelSize | None = None
-    """Read once; read again only after a load has failed."""
-    error: PenstockError | None = None
-    loading: asyncio.Task[Engine] | None = None
-    ending: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while it is loaded or ended: one after the other."""
-    dead: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the process of its engine has ended unasked."""
-
-    def go(self, state: Lifecycle) -> None:
-        if state not in _ALLOWED[self.state]:
-            raise IllegalTransition(f"{self.config.id}: {self.state} cannot become {state}")
-        logger.info("model.%s model=%s", state, self.config.id)
-        self.state = state
 
 
 class ModelManager:
@@ -104,7 +56,7 @@ class ModelManager:
         self._clock = clock
         self._stopping = False
         shared = share_cores(list(catalog), sizing.usable_cores())
-        self._models = {model: _Model(config) for model, config in shared.items()}
+        self._models = {model: ServedModel(config) for model, config in shared.items()}
 
     # -- what is known
 
@@ -115,22 +67,16 @@ class ModelManager:
     def engine(self, model: str) -> Engine | None:
         """The engine of a model that is ready or draining, else None."""
         found = self._models.get(model)
-        if found is None or self.state(model) not in (Lifecycle.READY, Lifecycle.DRAINING):
-            return None
-        return found.engine
+        return None if found is None else found.usable_engine
 
     def state(self, model: str) -> Lifecycle:
-        found = self._models[model]
-        alive = found.state in (Lifecycle.READY, Lifecycle.DRAINING)
-        if alive and found.engine is not None and found.engine.state is EngineState.DEAD:
-            return Lifecycle.UNLOADING  # `on_down` follows when its process has really ended
-        return found.state
+        return self._models[model].shown_state
 
     def states(self) -> Sequence[ModelState]:
         return [
             ModelState(
                 model=model,
-                state=self.state(model).value,
+                state=found.shown_state.value,
                 memory_bytes=None if found.engine is None else found.engine.measured_memory(),
             )
             for model, found in self._models.items()
@@ -192,13 +138,13 @@ class ModelManager:
         found = self._models[self.catalog.get(model).id]
         if self._stopping:
             raise EngineFailed("the worker is stopping")
-        if found.state is Lifecycle.DRAINING and self.engine(found.config.id) is not None:
+        if found.shown_state is Lifecycle.DRAINING:
             found.go(Lifecycle.READY)
             self._up(found)
         loading = found.loading
         if loading is None:
-            if (engine := self.engine(found.config.id)) is not None:
-                return engine
+            if found.usable_engine is not None:
+                return found.usable_engine
             loading = found.loading = asyncio.create_task(self._load(found), name=f"load {found.config.id}")
             loading.add_done_callback(lambda task: self._load_ended(found, task))
         try:
@@ -208,14 +154,14 @@ class ModelManager:
                 raise EngineFailed(f"loading {found.config.id} was given up") from None
             raise
 
-    def _load_ended(self, found: _Model, task: asyncio.Task[Engine]) -> None:
+    def _load_ended(self, found: ServedModel, task: asyncio.Task[Engine]) -> None:
         if found.loading is task:
             found.loading = None
         if not task.cancelled():
             task.exception()  # retrieved: perhaps nobody waits any more
 
-    async def _load(self, found: _Model) -> Engine:
-        if found.state in (Lifecycle.READY, Lifecycle.DRAINING):
+    async def _load(self, found: ServedModel) -> Engine:
+        if found.alive:
             await found.dead.wait()  # its engine is dying: the memory is back when its process has ended
         async with found.ending:
             try:
@@ -234,7 +180,7 @@ class ModelManager:
                     raise
                 raise known from error
 
-    async def _grant_and_start(self, found: _Model) -> Engine:
+    async def _grant_and_start(self, found: ServedModel) -> Engine:
         config = found.config
         if found.size is None:
             self._go_loading(found)
@@ -254,7 +200,7 @@ class ModelManager:
         self._up(found)
         return engine
 
-    def _go_loading(self, found: _Model) -> None:
+    def _go_loading(self, found: ServedModel) -> None:
         if found.state is not Lifecycle.LOADING:
             found.go(Lifecycle.LOADING)
             self._changed()
@@ -273,7 +219,7 @@ class ModelManager:
             )
         return grant
 
-    def _known_error(self, found: _Model, error: BaseException) -> PenstockError | None:
+    def _known_error(self, found: ServedModel, error: BaseException) -> PenstockError | None:
         """What callers are told; None for a load that was cancelled."""
         if not isinstance(error, Exception):
             return None
@@ -289,7 +235,7 @@ class ModelManager:
     def drain(self, model: str) -> None:
         """Say that nothing new starts on a ready model; `unload` follows when what runs has finished."""
         found = self._models[self.catalog.get(model).id]
-        if self.state(found.config.id) is Lifecycle.READY:
+        if found.shown_state is Lifecycle.READY:
             found.go(Lifecycle.DRAINING)
             self._changed()
 
@@ -298,7 +244,7 @@ class ModelManager:
         found = self._models[self.catalog.get(model).id]
         await self._give_up_loading(found)
         async with found.ending:
-            if found.state in (Lifecycle.READY, Lifecycle.DRAINING):
+            if found.alive:
                 found.go(Lifecycle.UNLOADING)
                 self._changed()
                 await self._clear(found)
@@ -318,14 +264,14 @@ class ModelManager:
             if isinstance(error, BaseException):
                 logger.error("model.stop_failed", exc_info=error)
 
-    async def _give_up_loading(self, found: _Model) -> None:
+    async def _give_up_loading(self, found: ServedModel) -> None:
         loading = found.loading
         if loading is not None:
             if not loading.cancelling():  # a second time would interrupt its clearing up
                 loading.cancel()
             await asyncio.wait([loading])
 
-    async def _clear(self, found: _Model) -> None:
+    async def _clear(self, found: ServedModel) -> None:
         """End the engine, then give its memory back: it is free only when the process has ended."""
         engine = found.engine
         if engine is not None:
@@ -333,14 +279,14 @@ class ModelManager:
         found.engine = None
         self._release(found)
 
-    def _release(self, found: _Model) -> None:
+    def _release(self, found: ServedModel) -> None:
         grant, found.grant = found.grant, None
         if grant is not None:
             self._ledger.release(grant)
 
-    def _died(self, found: _Model, engine: Engine, code: int) -> None:
+    def _died(self, found: ServedModel, engine: Engine, code: int) -> None:
         """The engine's process has ended unasked."""
-        if found.engine is not engine or found.state not in (Lifecycle.READY, Lifecycle.DRAINING):
+        if found.engine is not engine or not found.alive:
             return  # `unload` was faster
         found.go(Lifecycle.UNLOADING)
         found.engine = None
@@ -354,7 +300,7 @@ class ModelManager:
 
     # -- telling
 
-    def _up(self, found: _Model) -> None:
+    def _up(self, found: ServedModel) -> None:
         if found.engine is not None and not self._stopping:
             self._on_up(found.config.id, found.engine.limits())
         self._changed()

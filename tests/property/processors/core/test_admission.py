@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.processors.core.admission import DeviceCapacity, Grant, IllegalRelease, Ledger, SlotGate
+from penstock.processors.core.admission import DeviceCapacity, Grant, IllegalRelease, Ledger
 
 DEVICES = (
     DeviceCapacity(device="cuda:0", kind="cuda", total_bytes=1000, reserve_bytes=100),
@@ -72,20 +72,3 @@ def test_what_can_never_fit_names_need_and_capacity(need: int, device: str | Non
     assert ledger.fits_ever(need, device) == (need <= capacity)
     assert (ledger.grant("o", need, device, 0.0) is not None) == (need <= capacity)
     assert ledger.insufficient("it", need, device).details == {"need": need, "capacity": capacity, "unit": "bytes"}
-
-
-@given(limit=st.integers(0, 5), takes=st.lists(st.booleans(), max_size=40))
-def test_slots(limit: int, takes: list[bool]) -> None:
-    gate, taken = SlotGate(limit), 0
-    for take in takes:
-        if take:
-            assert gate.take() == (taken < limit)
-            taken = min(limit, taken + 1)
-        elif taken:
-            gate.give_back()
-            taken -= 1
-        else:
-            with pytest.raises(IllegalRelease):
-                gate.give_back()
-        assert gate.taken == taken
-        assert gate.free == limit - taken

@@ -516,3 +516,18 @@ def test_a_turn_that_failed_behind_another_class_stays_before_the_later_ones_of_
     world.finish("high")
     assert (low.stage, later.stage) == (Stage.RUNNING, Stage.QUEUED)
     assert low.attempt == 2
+
+
+def test_an_answer_of_an_earlier_run_stands_under_a_new_number() -> None:
+    """Found by the simulator: readers had seen this run's words, and the outcome's text was another's."""
+    world = World()
+    world.up(slots=1)
+    world.hold_answers = {ask.Keep}
+    work = world.submit("r", line="c", stream=True)
+    assert work is not None
+    world.delta("r", "my words")
+    world.finish("r")
+    world.flow.kept(work, None, None, world.now, another=True)
+    world.settle()
+    terminal = next(e for e in world.seen if isinstance(e, ask.Terminal))
+    assert (terminal.work.attempt, terminal.work.spent) == (2, 1)

@@ -95,3 +95,26 @@ async def test_life() -> None:
     assert engine.state is EngineState.READY
     await engine.stop()
     assert engine.state is EngineState.STOPPED
+
+
+@pytest.mark.parametrize("delay_ms", [0, 1])
+@pytest.mark.parametrize("event", ["on_delta", "on_finished"])
+async def test_a_sink_that_raises_hears_that_its_run_failed(event: str, delay_ms: int) -> None:
+    def refuse(_: object) -> None:
+        raise ValueError
+
+    engine = NoopEngine("m", {"delay_ms": delay_ms})
+    await engine.start()
+    asked, sink = spec(prompt="x", stream=True), Sink()
+    setattr(sink, event, refuse)
+    engine.run(asked, await engine.prepare(asked), sink)
+    found = await asyncio.wait_for(sink.done, 5)
+    assert isinstance(found, RunFailed)
+    assert not engine._running
+
+
+async def test_an_echo_can_be_written() -> None:
+    engine = NoopEngine("m", {"echo": True})
+    await engine.start()
+    _, found = await run(engine, spec(prompt="a\ud800"))
+    assert found.output["text"] == "a\ufffd"

@@ -267,3 +267,106 @@ def test_retry_after_in_both_forms() -> None:
     assert seconds("86400") == 60.0
     assert seconds(formatdate(usegmt=True)) == 0.0
     assert seconds("soon") is None
+
+
+# -- what a server may say, and what a sink may do: every run ends exactly once
+
+
+async def test_half_a_surrogate_pair_is_replaced_and_two_halves_are_joined() -> None:
+    answers = [
+        chat_answer("a\ud83d", "\ude00b", "\ud800c\udfff", "\ud83d", reason="st\ud800op"),
+        httpx.Response(200, content=b'{"choices": [{"message": {"content": "\\ud800"}, "finish_reason": "stop"}]}'),
+    ]
+    answers[1].headers["content-type"] = "application/json"
+    asked = iter(answers)
+    async with serving(lambda _: next(asked)) as engine:
+        sink, found = await run(engine, spec(1))
+        assert isinstance(found, Finished)
+        assert found.output["text"] == "a\U0001f600b\ufffdc\ufffd\ufffd"
+        assert "".join(delta.text for delta in sink.deltas) == found.output["text"]
+        assert found.finish_reason == "st\ufffdop"
+        _, found = await run(engine, spec(2))
+        assert isinstance(found, Finished)
+        assert found.output["text"] == "\ufffd"
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_refusal_in_words_that_cannot_be_written(status: int) -> None:
+    body = b'{"error": {"message": "bad \\ud800"}}'
+    async with serving(lambda _: httpx.Response(status, content=body)) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, RunFailed)
+    found.error.message.encode()
+
+
+async def test_a_prompt_that_cannot_be_written_is_the_callers_fault() -> None:
+    async with serving(lambda _: chat_answer("x")) as engine:
+        _, found = await run(engine, spec(messages=[{"role": "user", "content": "\ud800"}]))
+    assert isinstance(found, RunFailed)
+    assert (found.error.code, found.retryable_here) == ("invalid", False)
+
+
+ODD = [
+    b"[]",
+    b"null",
+    b'"text"',
+    b'{"choices": null}',
+    b'{"choices": [null]}',
+    b'{"choices": [{"message": {"content": 5}, "finish_reason": "stop"}]}',
+    b'{"choices": [{"message": {"content": ["a"]}, "finish_reason": "stop"}]}',
+    b'{"choices": [{"message": "x", "finish_reason": "stop"}]}',
+    b'{"choices": 5}',
+    b"{" * 100_000,
+]
+
+
+@pytest.mark.parametrize("body", ODD)
+@pytest.mark.parametrize("form", ["json", "sse"])
+async def test_an_answer_of_any_shape_fails_the_run(body: bytes, form: str) -> None:
+    if form == "sse":
+        body = b"data: " + body.replace(b"message", b"delta") + b"\n\n"
+    kind = {"json": "application/json", "sse": "text/event-stream"}[form]
+    answer = httpx.Response(200, content=body, headers={"content-type": kind})
+    async with serving(lambda _: answer) as engine:
+        _, found = await run(engine, spec())
+        assert not engine._tasks
+    assert isinstance(found, RunFailed)
+    assert found.error.code == "engine_failed"
+
+
+async def test_odd_finish_reasons_and_counts_do_not_reach_the_outcome() -> None:
+    usage = {"prompt_tokens": 10**30, "completion_tokens": -1, "total_tokens": True, "more": {"a": 1}}
+    answer = {"choices": [{"message": {"content": "x"}, "finish_reason": {"a": 1}}], "usage": usage}
+    async with serving(lambda _: httpx.Response(200, json=answer)) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, Finished)
+    assert found.finish_reason == "{'a': 1}"
+    assert found.usage == {"total_tokens": 1}
+
+
+@pytest.mark.parametrize("event", ["on_delta", "on_finished"])
+async def test_a_sink_that_raises_hears_that_its_run_failed(event: str) -> None:
+    def refuse(_: object) -> None:
+        raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+    async with serving(lambda _: chat_answer("a", "b")) as engine:
+        asked, sink = spec(), Sink()
+        setattr(sink, event, refuse)
+        engine.run(asked, await engine.prepare(asked), sink)
+        found = await asyncio.wait_for(sink.done, 10)
+        assert isinstance(found, RunFailed)
+        assert (found.error.code, found.retryable_here) == ("internal", False)
+        async with asyncio.timeout(5):
+            while engine._tasks:
+                await asyncio.sleep(0.001)
+
+
+async def test_after_stop_a_run_is_refused() -> None:
+    async with serving(lambda _: chat_answer("x")) as engine:
+        asked = spec()
+        prepared = await engine.prepare(asked)
+    sink = Sink()
+    engine.run(asked, prepared, sink)
+    found = sink.done.result()
+    assert isinstance(found, RunFailed)
+    assert found.retryable_here

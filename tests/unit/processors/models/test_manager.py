@@ -12,7 +12,8 @@ from penstock.processors.engines.base import EngineState, Limits
 from penstock.processors.engines.noop import NoopEngine
 from penstock.processors.models.catalog import Catalog, ModelConfig, share_cores
 from penstock.processors.models.factory import make_engine
-from penstock.processors.models.manager import IllegalTransition, Lifecycle, ModelManager
+from penstock.processors.models.lifecycle import IllegalTransition, Lifecycle
+from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.sizing import ModelSize
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InvalidRequest, ModelNotFound
 from penstock.schemas.records import Requirements
