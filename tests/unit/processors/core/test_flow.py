@@ -531,3 +531,22 @@ def test_an_answer_of_an_earlier_run_stands_under_a_new_number() -> None:
     world.settle()
     terminal = next(e for e in world.seen if isinstance(e, ask.Terminal))
     assert (terminal.work.attempt, terminal.work.spent) == (2, 1)
+
+
+def test_each_place_of_a_request_has_its_outcome_before_it_is_committed() -> None:
+    """Found by the simulator: readers followed the duplicate's origin, and never saw an outcome."""
+    world = World()
+    world.up()
+    world.submit("r", HIGH)
+    world.submit("r", LOW)
+    origins: list[str] = []
+    world.hold_answers = {ask.Terminal}
+    world.finish("r")
+    for _ in range(2):
+        assert world.committed(HIGH) == world.committed(LOW) == 0
+        (work,) = world.flow.works.values()
+        origins.append(work.origin.topic)
+        world.flow.delivered(work, "completed")
+        world.settle()
+    assert sorted(origins) == sorted([HIGH, LOW])
+    assert world.committed(HIGH) == world.committed(LOW) == 1
