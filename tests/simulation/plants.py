@@ -90,7 +90,11 @@ def commit_goes_backwards() -> list[Patch]:
 
     def make(commits: Callable[..., dict[Any, tuple[int, str]]]) -> Callable[..., dict[Any, tuple[int, str]]]:
         def older(self: CommitGate) -> dict[Any, tuple[int, str]]:
-            return {tp: (max(0, offset - 2), "") for tp, (offset, _) in commits(self).items()}
+            sent = self.__dict__.setdefault("sent_before", {})
+            newest = commits(self)
+            again = {tp: sent.get(tp, commit) for tp, commit in newest.items()}
+            sent.update(newest)
+            return newest if self.__dict__.setdefault("calls", iter(range(1 << 30))).__next__() % 3 else again
 
         return older
 
