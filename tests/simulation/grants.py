@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.work import Work
-
 from simulation.truth import Violation
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.fold import ResultFold
-
 from simulation import membership
 
 Patch = tuple[Any, str, Any]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from penstock.schemas.fold import Chunk, ResultFold, StatusFold, Terminal
 from penstock.schemas.records import ResultEvent, StatusEvent
-
 from simulation.truth import Subject, Violation
 
 if TYPE_CHECKING:

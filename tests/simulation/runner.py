@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.processors.core.states import TRANSITIONS, Transition
-
 from simulation import plan as plans
 from simulation.plants import PLANTS, planted
 from simulation.seeds import Outcome, run, shrink

@@ -79,7 +79,9 @@ def test_histories_depend_on_nothing_but_the_seed() -> None:
     for hash_seed in ("1", "2"):
         path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
         histories.append(done.stdout)
     assert histories[0] == histories[1]
 

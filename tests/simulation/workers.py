@@ -18,11 +18,10 @@ from penstock.processors.core.work import Body, Work
 from penstock.processors.kafka.control import ControlBook
 from penstock.schemas.errors import BadAvro, InternalError, PenstockError
 from penstock.schemas.records import ControlCommand
-
 from simulation import events
 from simulation.consumer import Batch, Consumer
 from simulation.engines import Engine, Output, script_of
-from simulation.log import Stored, TP
+from simulation.log import TP, Stored
 from simulation.membership import Membership
 from simulation.network import Network
 from simulation.plan import LaneSpec

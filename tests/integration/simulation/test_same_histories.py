@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from sides import RealSide, Side, SimulatedSide
 
-
 History = list[Any]
 Script = Callable[[Side], History]
 PARTITIONS = 3
