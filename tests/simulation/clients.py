@@ -1,4 +1,4 @@
-"""Clients: many tenants and priorities, conversations, cancels, new priorities, poison, and producers with odd habits."""
+"""Clients: many tenants and priorities, conversations, cancels, new priorities, poison, odd producers."""
 
 from __future__ import annotations
 

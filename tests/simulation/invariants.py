@@ -1,4 +1,4 @@
-"""The promises of DESIGN §2, checked while a cluster runs. Each violation says what it found and names its invariant."""
+"""The promises of DESIGN §2, checked while a cluster runs. A violation names its invariant and says what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known defects, planted by name: small patches of the product's parts while a seed runs. The product knows nothing of them.
+"""Known defects, planted by name: small patches of the product's parts while a seed runs.
 
 Each is a defect that the worker had once (numbers are those of the issue), or one that an invariant exists to catch.
 """
@@ -126,7 +126,7 @@ def gap_committed_past() -> list[Patch]:
 
 @plant
 def offsets_reset() -> list[Patch]:
-    """Offsets that the coordinator could not tell count as none committed (13). The membership here is the simulated one."""
+    """Offsets that the coordinator could not tell count as none committed (13), in the simulated membership."""
 
     def make(told: Callable[..., None]) -> Callable[..., None]:
         def as_none(self: Any, generation: int, assigned: Any, offsets: Any) -> None:

@@ -67,6 +67,7 @@ class Readers:
         if fold is None:
             fold = self.statuses[subject] = StatusFold(event.request_id, event.tenant)
         latest = fold.latest
-        if fold.apply(event) and latest is not None:
-            if latest.done or (event.epoch, event.attempt, event.rank) < (latest.epoch, latest.attempt, latest.rank):
-                raise Violation(f"status: {subject} goes from {latest.status} back to {event.status}")
+        if not fold.apply(event) or latest is None:
+            return
+        if latest.done or (event.epoch, event.attempt, event.rank) < (latest.epoch, latest.attempt, latest.rank):
+            raise Violation(f"status: {subject} goes from {latest.status} back to {event.status}")

@@ -1,4 +1,4 @@
-"""The simulation itself: seeds without a violation, planted defects that are found, histories that repeat themselves."""
+"""The simulation itself: seeds without a violation, planted defects that are found, histories that repeat."""
 
 from __future__ import annotations
 

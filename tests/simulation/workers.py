@@ -286,7 +286,7 @@ class Life(Actor):
                 self.flow.keep_failed(work, InternalError("it cannot be kept"), self.world.now)
             else:
                 told = output if text == output.text else Output(text)
-                self.flow.kept(work, told, None, self.world.now)
+                self.flow.kept(work, told, None, self.world.now, another=told is not output)
 
         if effect.in_conversation:
             self.turns.finish(work, output.text, kept)

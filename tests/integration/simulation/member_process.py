@@ -1,4 +1,4 @@
-"""A member of a group as a process of its own, so that it can be killed or stopped. Commands in, answers out, as lines."""
+"""A member of a group as a process, so that it can be killed or stopped. Commands in, answers out, as lines."""
 
 from __future__ import annotations
 
