@@ -70,7 +70,7 @@ class Endings(Board):
         if work.started_at is not None:
             self._emit(Ended(work.key, work.request_id, dropped=False))
         self._complete(work)
-        self._emit(Status(work, status, done=True))
+        self._emit(Status(work, status, work.attempt, work.epoch, done=True))
 
     def chunk_refused(self, work: Work, now: float) -> None:
         """A piece of its stream can never be published: the whole could not either."""

@@ -1,0 +1,62 @@
+"""What a review of the flow found: words that change their number, places that are never given back, long walks."""
+
+from __future__ import annotations
+
+from flow_driver import World
+from penstock.processors.core import effects as ask
+from penstock.schemas.errors import EngineFailed
+
+
+def test_words_keep_the_number_of_the_run_that_said_them() -> None:
+    """A process tells its last words and its failure together: both are heard before anything is published."""
+    world = World()
+    world.up(inline=True)
+    work = world.submit("r", stream=True)
+    assert work is not None and work.run is not None
+    run_id = work.run.run_id
+    world.flow.delta(work, run_id, "old", [1], world.now)
+    world.flow.failed(work, run_id, EngineFailed("it ran out of memory"), world.now, again=True)
+    effects = world.flow.take_effects()
+    (chunk,) = [effect for effect in effects if isinstance(effect, ask.Chunk)]
+    assert work.attempt == 2
+    assert chunk.attempt == 1
+
+
+def test_words_keep_the_epoch_of_the_run_that_said_them() -> None:
+    world = World()
+    world.up(inline=True)
+    work = world.submit("r", stream=True)
+    assert work is not None and work.run is not None
+    world.flow.delta(work, work.run.run_id, "old", [1], world.now)
+    committed = dict.fromkeys(world.flow.gate.partitions(), (0, ""))
+    world.flow.assigned(committed, 2, fenced=False, now=world.now)
+    world.flow.lane_down("m", world.now)
+    world.flow.lane_up("m", 1, None, world.now, inline=True)
+    world.pass_time(3.0)
+    (chunk,) = world.chunks
+    assert (chunk.epoch, chunk.attempt) == (1, 1)
+    assert (work.epoch, work.attempt) == (2, 2)
+
+
+def test_it_runs_again_as_running() -> None:
+    """Readers fold statuses by attempt and rank: `running` after `retrying` of the same attempt is not heard."""
+    world = World(status_linger_s=0.0)
+    world.up(inline=True)
+    world.submit("r")
+    world.pass_time(0.1)
+    world.fail("r", EngineFailed("once"))
+    world.pass_time(1.0)
+    world.pass_time(0.1)
+    told = [(s.status, s.attempt) for s in world.seen if isinstance(s, ask.Status)]
+    assert told[-3:] == [("running", 1), ("retrying", 1), ("running", 2)]
+
+
+def test_what_never_ran_is_not_said_to_be_retried() -> None:
+    world = World(status_linger_s=0.0)
+    world.up(slots=1)
+    world.submit("r")
+    world.submit("waits")
+    world.pass_time(0.1)
+    world.die()
+    told = [s.work.request_id for s in world.seen if isinstance(s, ask.Status) and s.status == "retrying"]
+    assert told == ["r"]
