@@ -15,7 +15,7 @@ from penstock.processors.core.budget import Budget
 from penstock.processors.core.effects import Begin, Effect, Fetch, Prepare, Start
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.scheduler import Scheduler
-from penstock.processors.core.states import IN_SCHEDULER, Stage, check
+from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage, check
 from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.work import Run, Work
 from penstock.schemas.topics import CLASSES
@@ -92,8 +92,10 @@ class Starter:
         if now < lane.busy_until or (lane.free_slots <= 0 and not lane.look_due):
             return None
         lane.look_due = False
-        if self.alone is not None:
-            return self._alone(lane, self.alone, now)
+        alone = self.alone
+        if alone is not None and (alone.stage in ON_LANE or self._scheduler.eligible(alone)):
+            return self._alone(lane, alone, now)
+        self.alone = None  # it has left the queue, or another turn of its conversation is before it now
         if lane.exclusive is not None and not self._still_exclusive(lane):
             lane.exclusive = None
         return self._in_order(lane, now) if lane.exclusive is None else self._among_suspects(lane, now)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from flow_driver import World
+import pytest
+
+from flow_driver import LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
+from penstock.processors.core.states import Stage
 from penstock.schemas.errors import EngineFailed
 
 
@@ -12,7 +15,8 @@ def test_words_keep_the_number_of_the_run_that_said_them() -> None:
     world = World()
     world.up(inline=True)
     work = world.submit("r", stream=True)
-    assert work is not None and work.run is not None
+    assert work is not None
+    assert work.run is not None
     run_id = work.run.run_id
     world.flow.delta(work, run_id, "old", [1], world.now)
     world.flow.failed(work, run_id, EngineFailed("it ran out of memory"), world.now, again=True)
@@ -26,7 +30,8 @@ def test_words_keep_the_epoch_of_the_run_that_said_them() -> None:
     world = World()
     world.up(inline=True)
     work = world.submit("r", stream=True)
-    assert work is not None and work.run is not None
+    assert work is not None
+    assert work.run is not None
     world.flow.delta(work, work.run.run_id, "old", [1], world.now)
     committed = dict.fromkeys(world.flow.gate.partitions(), (0, ""))
     world.flow.assigned(committed, 2, fenced=False, now=world.now)
@@ -60,3 +65,46 @@ def test_what_never_ran_is_not_said_to_be_retried() -> None:
     world.die()
     told = [s.work.request_id for s in world.seen if isinstance(s, ask.Status) and s.status == "retrying"]
     assert told == ["r"]
+
+
+@pytest.mark.parametrize("end", ["cancel", "expire", "gone"])
+def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up(end: str) -> None:
+    world = World(intake_bytes=1200)
+    world.flow._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.submit("first", size=150, ttl_ms=60_000)
+    work = world.submit("alone", size=150, ttl_ms=60_000)
+    assert work is not None
+    assert work.stage is Stage.PARKED
+    world.hold_answers = {ask.Fetch}
+    world.up(inline=True)
+    world.finish("first")
+    assert work.stage is Stage.FETCHING
+    assert world.flow.starter.alone is work
+    if end == "cancel":
+        world.cancel("alone")
+        world.release(ask.Fetch)
+    elif end == "expire":
+        world.pass_time(61)
+        world.release(ask.Fetch)
+    else:
+        world.flow.gone(work.key, world.now)
+        world.settle()
+    world.submit("next", size=10)
+    world.pass_time(0.1)
+    assert "next" in world.started
+
+
+def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_holds_nobody_up() -> None:
+    world = World("m", "other")
+    world.flow._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.submit("before", MEDIUM, line="c", model="other")
+    work = world.submit("alone", LOW, line="c", model="m")
+    world.hold_answers = {ask.Prepare}
+    world.up("m")
+    assert work is not None
+    assert world.flow.starter.alone is work
+    world.flow._reprioritize(work, 5)  # pyright: ignore[reportPrivateUsage]
+    world.release(ask.Prepare)
+    world.up("other")
+    world.pass_time(0.1)
+    assert "before" in world.started
