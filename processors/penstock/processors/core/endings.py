@@ -211,8 +211,8 @@ class Endings(Board):
     def _give_back(self, work: Work) -> None:
         if work.lane:
             lane = self.lane(work.lane)
-            self.starter.leave(lane, work)
-            self._touch(lane)
+            if self.starter.leave(lane, work):
+                self._touch(lane)
 
 
 def status_of(error: PenstockError) -> str:

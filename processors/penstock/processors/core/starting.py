@@ -80,12 +80,15 @@ class Starter:
         while (work := self._next(lane, now)) is not None:
             self._grant(lane, work, now)
 
-    def leave(self, lane: Lane, work: Work) -> None:
-        """The work has ended, or must start again: its grant comes back."""
-        if lane.give_back(work):
+    def leave(self, lane: Lane, work: Work) -> bool:
+        """The work has ended, or must start again: its grant comes back. Whether there is more room than before."""
+        known = work in lane.ahead or work is self.alone
+        granted = lane.give_back(work)
+        if granted:
             self.on_lanes -= 1
         if self.alone is work:
             self.alone = None
+        return granted or known
 
     def _next(self, lane: Lane, now: float) -> Work | None:
         """Who is granted next; None when there is nobody now."""

@@ -6,6 +6,7 @@ import pytest
 
 from flow_driver import LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
+from penstock.processors.core.admission import CannotLoad
 from penstock.processors.core.states import Stage
 from penstock.schemas.errors import EngineFailed
 
@@ -108,3 +109,33 @@ def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_ho
     world.up("other")
     world.pass_time(0.1)
     assert "before" in world.started
+
+
+def test_those_who_waited_for_a_model_that_cannot_be_loaded_end_some_at_a_time() -> None:
+    world = World()
+    for n in range(1000):
+        world.submit(f"r{n}", settle=False)
+    world.settle()
+    world.flow.load_failed("m", CannotLoad("no such file"), world.now)
+    world.flow.step(world.now)
+    ends = [effect for effect in world.flow.take_effects() if isinstance(effect, ask.Terminal)]
+    assert 0 < len(ends) <= 256
+    for effect in ends:
+        world.answer(effect)
+    for _ in range(10):
+        world.pass_time(0.01)
+    assert len(world.ended) + len(ends) >= 1000
+
+
+def test_a_model_that_is_loaded_after_all_fails_nobody_more() -> None:
+    world = World()
+    for n in range(600):
+        world.submit(f"r{n}", settle=False)
+    world.settle()
+    world.flow.load_failed("m", CannotLoad("no such file"), world.now)
+    world.settle()
+    failed = len(world.ended)
+    world.up(inline=True)
+    world.pass_time(0.01)
+    world.pass_time(0.01)
+    assert len(world.ended) == failed < 600
