@@ -539,14 +539,30 @@ def test_each_place_of_a_request_has_its_outcome_before_it_is_committed() -> Non
     world.up()
     world.submit("r", HIGH)
     world.submit("r", LOW)
-    origins: list[str] = []
     world.hold_answers = {ask.Terminal}
     world.finish("r")
     for _ in range(2):
         assert world.committed(HIGH) == world.committed(LOW) == 0
         (work,) = world.flow.works.values()
-        origins.append(work.origin.topic)
         world.flow.delivered(work, "completed")
         world.settle()
-    assert sorted(origins) == sorted([HIGH, LOW])
+    asked = [effect.origin for effect in world.seen if isinstance(effect, ask.Terminal)]
+    assert [origin and origin.topic for origin in asked] == [None, LOW]
     assert world.committed(HIGH) == world.committed(LOW) == 1
+
+
+def test_a_refused_prompt_does_not_use_up_the_aged_share() -> None:
+    """Found by the simulator: nothing had started, and aged work waited for another round of starts."""
+    world = World(aging_s=5.0, aged_share=2)
+    world.up(slots=1)
+    world.hold_answers = {ask.Prepare}
+    world.submit("running", HIGH)
+    world.submit("aged", LOW)
+    world.pass_time(6.0)
+    lane = world.flow.scheduler._lanes["m"]
+    before = lane.since_aged
+    aged = next(work for work in world.flow.works.values() if work.request_id == "aged")
+    assert aged.run is not None
+    world.flow.refused(aged, aged.run.run_id, EngineFailed("no"), world.now, again=True)
+    assert aged.stage is Stage.RETRYING
+    assert lane.since_aged == before
