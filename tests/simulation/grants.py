@@ -76,8 +76,10 @@ class Grants:
                 continue
             if _under_way(other):
                 raise Violation(f"line: {work} is granted while {other} is under way")
+            if other.end_with is not None:
+                continue  # it waits for its bytes, to end with them
             earlier = other.seq < work.seq and other.klass == work.klass and other.key[:2] == work.key[:2]
-            if earlier and (other.stage in IN_SCHEDULER or other.stage is Stage.RETRYING):
+            if earlier and not work.holds_line and (other.stage in IN_SCHEDULER or other.stage is Stage.RETRYING):
                 raise Violation(f"line: {work} is granted before {other}")
 
     def _alone(self, lane: Lane, work: Work) -> None:
