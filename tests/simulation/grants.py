@@ -163,7 +163,8 @@ class Grants:
             self._passed_over[lane.name] = 0
             return
         self._passed_over[lane.name] += 1
-        if self._passed_over[lane.name] > 2 * self._settings.aged_share:
+        # The oldest may be parked or just being prepared while as many as there are slots start at once.
+        if self._passed_over[lane.name] > 2 * (self._settings.aged_share + lane.slots):
             raise Violation(f"aging: {self._passed_over[lane.name]} starts in a row passed over {old[0]}")
 
 
