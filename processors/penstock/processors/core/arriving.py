@@ -41,6 +41,8 @@ class Arriving(Loads):
         key = (*tp, offset)
         if self.gate.arrive(tp, offset, _gate_id(read, key)) is not Arrival.NEW:
             return None
+        if (former := self.works.get(key)) is not None:  # of a topic that was deleted and made anew since
+            self._drop(former)
         if isinstance(read, Poison):
             return self._poison(key, read, value, headers, record_key, now)
         body = Body(read.request, value, headers, record_key, read.size_bytes)
