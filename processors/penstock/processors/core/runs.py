@@ -11,7 +11,7 @@ from penstock.processors.core.retries import DeadLetter, Retry, decide
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.suspects import acquit
 from penstock.processors.core.work import Run, Work
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import InsufficientCapacity, PenstockError
 
 
 class Runs(Endings):
@@ -22,9 +22,15 @@ class Runs(Endings):
         run = self._current(work, run_id, Stage.PREPARING)
         if run is None:
             return
+        lane = self.lane(work.lane)
+        if lane.tokens is not None and need_tokens > lane.tokens:  # waited for, it would keep the lane for ever
+            message = f"it needs {need_tokens} tokens of cache; {lane.name} has {lane.tokens}"
+            details = {"need": need_tokens, "capacity": lane.tokens, "unit": "tokens"}
+            self._failed(work, "refused", InsufficientCapacity(message, details=details), now, again=False)
+            return
         run.need_tokens, run.prepared, run.mark = need_tokens, prepared, mark
         self._go(work, "prepared", Stage.READY)
-        self._touch(self.lane(work.lane))
+        self._touch(lane)
 
     def answer_stands(self, work: Work, run_id: str, finished: Any, now: float, *, large: bool) -> None:
         """The conversation holds its answer already (a worker died after appending it): it is the outcome."""
