@@ -24,6 +24,9 @@ TP = tuple[str, int]
 ENDINGS_PER_PARTITION = 512
 """Ends under way to the broker at which a partition pauses: a flood of what ends at once must not fill memory."""
 
+EXPIRED_AT_ONCE = 256
+"""Requests that one tick ends by their deadlines: a flood of one age must not hold up the event loop."""
+
 
 class Flow(Arriving):
     """One worker's requests. Not thread-safe; a second flow in the same process shares nothing with it."""
@@ -96,8 +99,9 @@ class Flow(Arriving):
         self.streams.tick(now)
         self._retry_due(now)
         if not self.taking:
+            self._hand_back_waiting()  # a run may have failed or lost its engine since
             return
-        for work in self.scheduler.expired(now):
+        for work in self.scheduler.expired(now, EXPIRED_AT_ONCE):
             self._end_waiting(work, "expire", Expired("its deadline passed while it waited"), now)
         for _, _, work in self._retries:
             if work.stage is Stage.RETRYING and work.deadline is not None and work.deadline <= now:
@@ -143,6 +147,9 @@ class Flow(Arriving):
     def stop_taking(self) -> None:
         """From here on nothing is started. What waits is handed back unsaid; what runs may finish."""
         self.taking = False
+        self._hand_back_waiting()
+
+    def _hand_back_waiting(self) -> None:
         for work in [w for w in self.works.values() if w.stage in IN_SCHEDULER or w.stage is Stage.RETRYING]:
             self._drop(work)
 
