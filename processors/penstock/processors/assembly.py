@@ -96,7 +96,6 @@ def assemble(
     lanes = Lanes(metrics, clock=clock)
     serving = Serving(
         settings,
-        metrics,
         publish=publisher.record,
         names=names,
         on_up=lanes.up,

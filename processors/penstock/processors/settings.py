@@ -62,9 +62,9 @@ class WorkerSection(_Section):
     commit_span: int = Field(default=50_000, ge=16)
     """Offsets between the oldest unfinished record of a partition and the newest taken: so far the worker sees."""
     aging_s: float = Field(default=20.0, gt=0)
-    """Seconds of waiting after which work is aged: it then has a share of the dispatches."""
+    """Seconds of waiting after which work is aged: it then has a share of the starts."""
     aged_share: int = Field(default=8, ge=2)
-    """Of this many dispatches, at least one goes to work that has waited longer than aging_s."""
+    """Of this many starts on a model, one goes to aged work of a lower class, if there is any."""
 
     chunk_linger_ms: int = Field(default=30, ge=0, le=50)
     """Milliseconds for which new text of a stream is collected before it is published."""

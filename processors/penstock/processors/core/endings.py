@@ -195,7 +195,7 @@ class Endings(Board):
         self.scheduler.remove(work)
         work.holds_line = False
 
-    def _hold_line(self, work: Work, now: float) -> None:
+    def _hold_line(self, work: Work) -> None:
         """Out of the scheduler, but its conversation waits for it: its next attempt runs in place.
 
         A turn of another class may be under way: then it holds nothing, and is queued anew behind that one.
@@ -203,7 +203,7 @@ class Endings(Board):
         if work.stage not in IN_SCHEDULER:
             return
         if self.scheduler.eligible(work):
-            self.scheduler.start(work, now)
+            self.scheduler.hold(work)
             work.holds_line = work.line is not None
         else:
             self._unqueue(work)

@@ -96,7 +96,7 @@ class Runs(Endings):
             work.run = None
             self._go(work, event, Stage.QUEUED)
             return
-        self._hold_line(work, now)
+        self._hold_line(work)
         self._give_back(work)
         if isinstance(decision, Retry):
             self._go(work, event, Stage.RETRYING)

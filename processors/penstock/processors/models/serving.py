@@ -9,7 +9,6 @@ from typing import Any
 from penstock.processors.core.admission import Ledger
 from penstock.processors.engines.base import Engine, EngineInfo, Limits
 from penstock.processors.hardware import cpu, nvml
-from penstock.processors.metrics import Metrics
 from penstock.processors.models.catalog import Catalog, ModelConfig
 from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.sizing import Estimate
@@ -31,7 +30,6 @@ class Serving:
     def __init__(
         self,
         settings: WorkerSettings,
-        metrics: Metrics,
         *,
         publish: Publish,
         names: TopicNames,
@@ -41,10 +39,9 @@ class Serving:
         clock_ms: Callable[[], int],
     ) -> None:
         self._settings = settings
-        self._metrics = metrics
         self._publish = publish
         self._names = names
-        self._on_up, self._on_down, self._on_change = on_up, on_down, on_change
+        self._on_change = on_change
         self._clock_ms = clock_ms
         memory = settings.memory
         self._ledger = Ledger(
@@ -64,8 +61,8 @@ class Serving:
             ),
             self._ledger,
             probe=used_bytes,
-            on_up=self._up,
-            on_down=self._down,
+            on_up=on_up,
+            on_down=on_down,
             on_change=self._changed,
         )
         self._used: dict[str, int] = {}
@@ -144,14 +141,6 @@ class Serving:
                 worker_id=self._settings.worker_id,
             )
             self._publish(self._names.model, config.id, record)
-
-    def _up(self, model: str, limits: Limits) -> None:
-        self._metrics.loads.labels(model).inc()
-        self._on_up(model, limits)
-
-    def _down(self, model: str, code: int | None) -> None:
-        self._metrics.unloads.labels(model).inc()
-        self._on_down(model, code)
 
     def _changed(self) -> None:
         self.publish_models()

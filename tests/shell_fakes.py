@@ -1,0 +1,145 @@
+"""Engines and conversations for tests of the worker's shells: they do what a test tells them, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from penstock.processors.conversations.log import Mark
+from penstock.processors.conversations.turns import TurnStart
+from penstock.processors.engines.base import Delta, EngineInfo, Finished, Limits, Prepared, RunFailed, RunSpec, Sink
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.records import ConversationMessage, InferenceRequest
+
+MARK = Mark(topic_id="t", count=1, fingerprint=7)
+
+
+class ScriptedEngine:
+    """Keeps what it is asked. A test ends its runs; `refusal` and `run_error` are raised."""
+
+    model = "m"
+
+    def __init__(self, *, inline: bool = False, slots: int = 4, need_tokens: int = 0) -> None:
+        self.prepares_inline = inline
+        self.slots, self.need_tokens = slots, need_tokens
+        self.refusal: BaseException | None = None
+        self.run_error: BaseException | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.prepared: list[RunSpec] = []
+        self.runs: dict[str, tuple[RunSpec, Prepared, Sink]] = {}
+        self.cancelled: list[str] = []
+        self.on_died: Callable[[int], None] = lambda code: None
+        self.on_busy: Callable[[float], None] = lambda seconds: None
+
+    async def prepare(self, spec: RunSpec) -> Prepared:
+        self.prepared.append(spec)
+        if not self.prepares_inline or not self.answers.is_set():
+            await self.answers.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return Prepared(run_id=spec.run_id, prompt_tokens=3, need_tokens=self.need_tokens)
+
+    def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
+        if self.run_error is not None:
+            raise self.run_error
+        self.runs[spec.run_id] = (spec, prepared, sink)
+
+    def cancel(self, run_id: str) -> None:
+        self.cancelled.append(run_id)
+        self.runs.pop(run_id, None)
+
+    def limits(self) -> Limits:
+        return Limits(slots=self.slots)
+
+    def measured_memory(self) -> int | None:
+        return 42
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(device="cpu:7")
+
+    # -- what a test makes it say
+
+    def only_run(self) -> tuple[RunSpec, Prepared, Sink]:
+        (run,) = self.runs.values()
+        return run
+
+    def say(self, text: str, tokens: int = 1) -> None:
+        spec, _, sink = self.only_run()
+        sink.on_delta(Delta(run_id=spec.run_id, text=text, token_ids=[1] * tokens, first_token_index=0))
+
+    def finish(self, text: str = "done", **output: Any) -> None:
+        spec, _, sink = self.only_run()
+        del self.runs[spec.run_id]
+        sink.on_finished(
+            Finished(
+                run_id=spec.run_id,
+                output=output or {"text": text},
+                finish_reason="stop",
+                prompt_tokens=3,
+                completion_tokens=2,
+            )
+        )
+
+    def fail(self, error: PenstockError, *, again: bool) -> None:
+        spec, _, sink = self.only_run()
+        del self.runs[spec.run_id]
+        sink.on_failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=again))
+
+
+class ScriptedTurns:
+    """Conversations that say what a test sets. An exception in place of an answer is raised."""
+
+    def __init__(self) -> None:
+        self.stands: ConversationMessage | BaseException | None = None
+        self.history: list[dict[str, Any]] = [{"role": "user", "content": "before"}]
+        self.agrees: list[bool | BaseException] = []
+        self.winner: ConversationMessage | BaseException | None = None
+        self.begun: list[tuple[str, Mark]] = []
+        self.finished: list[ConversationMessage] = []
+        self.mine: list[Callable[[], bool]] = []
+
+    async def read(self, request: InferenceRequest, mine: Callable[[], bool]) -> TurnStart:
+        self.mine.append(mine)
+        if isinstance(self.stands, BaseException):
+            raise self.stands
+        return TurnStart(answer=self.stands, history=self.history, mark=MARK)
+
+    async def begin(
+        self, request: InferenceRequest, epoch: int, now_ms: int, mine: Callable[[], bool], mark: Mark
+    ) -> bool:
+        self.begun.append((request.request_id, mark))
+        agrees = self.agrees.pop(0) if self.agrees else True
+        if isinstance(agrees, BaseException):
+            raise agrees
+        return agrees
+
+    async def answer(self, request: InferenceRequest, mine: Callable[[], bool]) -> ConversationMessage | None:
+        return (await self.read(request, mine)).answer
+
+    async def finish(self, answer: ConversationMessage, mine: Callable[[], bool]) -> ConversationMessage:
+        self.mine.append(mine)
+        self.finished.append(answer)
+        if isinstance(self.winner, BaseException):
+            raise self.winner
+        return self.winner or answer
+
+
+def answer_of(request_id: str, text: str) -> ConversationMessage:
+    """An answer that stands in a conversation."""
+    return ConversationMessage(
+        request_id=request_id,
+        tenant="default",
+        conversation_id="c",
+        direction="out",
+        index=0,
+        epoch=1,
+        attempt=1,
+        role="assistant",
+        content=text,
+        name=None,
+        created_at=1,
+        finish_reason="stop",
+        metadata={},
+    )

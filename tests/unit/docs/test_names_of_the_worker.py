@@ -1,0 +1,43 @@
+"""The pages name the worker's states and log events as the code does, and the tests that they point at exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.processors.core.states import Stage
+
+if TYPE_CHECKING:
+    from conftest import Page
+
+ROOT = Path(__file__).parents[3]
+EVENT = re.compile(r"^([a-z]+\.[a-z_]+)(?: .*)?$")
+
+
+def page_of(pages: list[Page], name: str) -> Page:
+    return next(page for page in pages if page.name == name)
+
+
+def test_every_state_of_a_request_is_drawn(pages: list[Page]) -> None:
+    diagram = next(text for _, text in page_of(pages, "docs/how-it-works.md").fences if "settling" in text)
+    words = set(re.findall(r"[a-z]+", diagram))
+    assert {str(stage) for stage in Stage} <= words
+
+
+def test_the_runbook_s_log_events_exist(pages: list[Page]) -> None:
+    spans = page_of(pages, "docs/runbook.md").spans
+    source = "".join(path.read_text() for path in (ROOT / "processors").rglob("*.py"))
+    rooms = set(re.findall(r'"([a-z_]+)\.[a-z_]+[ :"]', source))
+    matches = [match[1] for span in spans if (match := EVENT.match(span)) and match[1].partition(".")[0] in rooms]
+    events = {
+        event for event in matches if not re.match(r"(worker|gateway|conversations)\.[a-z_]+_(s|bytes|span)$", event)
+    }
+    assert len(events) > 20
+    assert {event for event in events if not re.search(rf'"{re.escape(event)}[ :"]', source)} == set()
+
+
+def test_named_tests_exist(pages: list[Page]) -> None:
+    named = {(page.name, span) for page in pages for span in page.spans if re.match(r"tests/[\w/.]+$", span)}
+    assert len(named) > 40
+    assert {(name, path) for name, path in named if not (ROOT / path).exists()} == set()

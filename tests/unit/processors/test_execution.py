@@ -1,0 +1,501 @@
+"""Execution: every effect on engines and conversations, and every way in which it can end, before a real flow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flow_driver import World
+from penstock.processors.conversations.turns import LostOwnership
+from penstock.processors.core import effects as ask
+from penstock.processors.core.states import Stage
+from penstock.processors.core.work import Work
+from penstock.processors.engines.base import EngineGone
+from penstock.processors.execution import Execution
+from penstock.processors.metrics import Metrics
+from penstock.processors.outputs import INLINE_BYTES, Outputs
+from penstock.schemas.errors import EngineFailed, InvalidRequest, Overloaded, PenstockError
+from shell_fakes import MARK, ScriptedEngine, ScriptedTurns, answer_of
+from support import wait_until_async
+
+LARGE = "x" * (INLINE_BYTES + 1)
+CARRIED_OUT = (ask.Prepare, ask.Begin, ask.Start, ask.CancelRun, ask.Keep, ask.LookUp)
+
+
+class Shell(World):
+    """A flow whose engine and conversations are carried out by a real `Execution`."""
+
+    def __init__(self, artifacts: Path, **settings: Any) -> None:
+        self.engine: ScriptedEngine | None = ScriptedEngine()
+        self.turns = ScriptedTurns()
+        self.metrics = Metrics()
+        self.terminals: dict[str, ask.Terminal] = {}
+        self._settling = False
+        super().__init__(**settings)
+        self.execution = Execution(
+            self.flow,
+            lambda lane: self.engine,  # type: ignore[arg-type, return-value]
+            self.turns,  # type: ignore[arg-type]
+            Outputs(artifacts),
+            self.metrics,
+            clock=lambda: self.now,
+            changed=self.settle,
+        )
+
+    def settle(self) -> None:
+        if self._settling:  # an answer within an effect: the loop below goes on with it
+            return
+        self._settling = True
+        try:
+            super().settle()
+        finally:
+            self._settling = False
+
+    def answer(self, effect: Any) -> None:
+        match effect:
+            case ask.Prepare():
+                self.execution.prepare(effect)
+            case ask.Begin():
+                self.execution.begin(effect)
+            case ask.Start():
+                self.started.append(effect.work.request_id)
+                self.execution.start(effect)
+            case ask.CancelRun(lane, run_id):
+                self.execution.cancel(lane, run_id)
+            case ask.Keep():
+                self.execution.keep(effect)
+            case ask.LookUp():
+                self.execution.look_up(effect)
+            case ask.Terminal(work):
+                self.terminals[work.request_id] = effect
+                super().answer(effect)
+            case _:
+                super().answer(effect)
+
+    def the_engine(self) -> ScriptedEngine:
+        assert self.engine is not None
+        return self.engine
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        await wait_until_async(condition, describe=lambda: list(self.flow.works.values()))
+
+    async def until_running(self) -> None:
+        await self.until(lambda: self.the_engine().runs)
+
+    async def until_ended(self, request_id: str = "r") -> ask.Terminal:
+        await self.until(lambda: request_id in self.terminals)
+        return self.terminals[request_id]
+
+    async def until_idle(self) -> None:
+        """Everything that was asked has been answered."""
+        await self.until(lambda: not self.execution._tasks)  # pyright: ignore[reportPrivateUsage]
+
+    def work(self, request_id: str = "r") -> Work:
+        return next(work for work in self.flow.works.values() if work.request_id == request_id)
+
+
+@pytest.fixture
+async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
+    shell = Shell(tmp_path / "artifacts")
+    shell.up(slots=4)
+    yield shell
+    await shell.execution.close()
+
+
+# -- one request
+
+
+async def test_a_request_is_prepared_run_and_ended(shell: Shell) -> None:
+    shell.submit("r", execution_timeout_ms=5_000)
+    await shell.until_running()
+    spec, prepared, _ = shell.the_engine().only_run()
+    assert (spec.task, spec.model, spec.prompt, spec.timeout_s) == ("text_generation", "m", "r", 5.0)
+    assert spec.messages is None
+    assert spec.history is None
+    assert prepared.prompt_tokens == 3
+    shell.the_engine().finish("hello")
+    terminal = await shell.until_ended()
+    assert terminal.status == "completed"
+    assert terminal.finished.output == {"text": "hello"}
+    assert shell.metrics.prompt_tokens._value.get() == 3
+    assert shell.metrics.completion_tokens._value.get() == 2
+    assert shell.turns.mine == [], "without a conversation none is read"
+
+
+async def test_the_prepared_need_is_what_the_grant_takes(shell: Shell) -> None:
+    shell.up(slots=4, tokens=100)
+    shell.the_engine().need_tokens = 80
+    shell.submit("a")
+    shell.submit("b")
+    await shell.until_running()
+    await shell.until_idle()
+    assert shell.started == ["a"], "two do not fit"
+    shell.the_engine().finish()
+    await shell.until(lambda: shell.started == ["a", "b"])
+
+
+async def test_deltas_go_out_as_chunks(shell: Shell) -> None:
+    shell.submit("r", stream=True)
+    await shell.until_running()
+    shell.the_engine().say("he")
+    shell.the_engine().say("llo")
+    shell.the_engine().finish("hello")
+    await shell.until_ended()
+    assert [chunk.text for chunk in shell.chunks] == ["he", "llo"]
+    samples = {sample.name: sample.value for sample in shell.metrics.first_token.collect()[0].samples}
+    assert samples["penstock_first_token_seconds_count"] == 1, "only the first is timed"
+
+
+async def test_attempts_have_run_ids_of_their_own(shell: Shell) -> None:
+    shell.submit("r")
+    await shell.until_running()
+    shell.the_engine().fail(Overloaded("busy"), again=True)
+    assert shell.work().stage is Stage.RETRYING
+    shell.pass_time(1.0)
+    await shell.until_running()
+    shell.the_engine().finish()
+    assert (await shell.until_ended()).status == "completed"
+    first, second = (spec.run_id for spec in shell.the_engine().prepared)
+    assert first != second
+
+
+async def test_a_failure_that_nobody_can_mend_is_said(shell: Shell) -> None:
+    shell.submit("r")
+    await shell.until_running()
+    shell.the_engine().fail(EngineFailed("out of memory"), again=False)
+    terminal = await shell.until_ended()
+    assert terminal.status == "failed"
+    assert terminal.error is not None
+    assert terminal.error.code == "engine_failed"
+
+
+# -- preparing
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [(InvalidRequest("too long"), "invalid"), (ZeroDivisionError("secret"), "internal")],
+)
+async def test_what_cannot_be_prepared_fails(shell: Shell, refusal: Exception, code: str) -> None:
+    shell.the_engine().refusal = refusal
+    shell.submit("r")
+    terminal = await shell.until_ended()
+    assert terminal.status == "failed"
+    assert terminal.error is not None
+    assert terminal.error.code == code
+    assert "secret" not in terminal.error.message, "a foreign error's words may hold anything"
+    assert shell.started == []
+
+
+async def test_a_refusal_that_passes_is_tried_again(shell: Shell) -> None:
+    shell.the_engine().refusal = Overloaded("later")
+    shell.submit("r")
+    await shell.until(lambda: shell.work().stage is Stage.RETRYING)
+    shell.the_engine().refusal = None
+    shell.pass_time(1.0)
+    await shell.until_running()
+
+
+async def test_an_engine_that_goes_while_it_prepares_costs_no_attempt(shell: Shell) -> None:
+    shell.the_engine().refusal = EngineGone("died")
+    shell.submit("r")
+    await shell.until(lambda: shell.the_engine().prepared)
+    await shell.until_idle()
+    assert shell.work().stage is Stage.PREPARING, "the flow hears of it from the lane"
+    shell.the_engine().refusal = None
+    shell.flow.lane_unloaded("m", shell.now)
+    shell.up(slots=4)
+    await shell.until_running()
+    assert (shell.work().attempt, shell.work().spent) == (1, 1)
+
+
+async def test_without_an_engine_nothing_is_said(shell: Shell) -> None:
+    engine, shell.engine = shell.engine, None
+    shell.submit("r")
+    await shell.until_idle()
+    assert shell.work().stage is Stage.PREPARING
+    shell.engine = engine
+    shell.flow.lane_unloaded("m", shell.now)
+    shell.up(slots=4)
+    await shell.until_running()
+
+
+async def test_an_answer_for_a_run_that_is_over_changes_nothing(shell: Shell) -> None:
+    shell.the_engine().answers.clear()
+    shell.submit("r")
+    await shell.until(lambda: shell.the_engine().prepared)
+    shell.cancel("r")
+    assert shell.ended == [("r", "cancelled")]
+    shell.the_engine().answers.set()
+    await shell.until_idle()
+    assert shell.ended == [("r", "cancelled")]
+    assert shell.started == []
+    assert shell.the_engine().cancelled == [shell.the_engine().prepared[0].run_id]
+
+
+# -- starting and running
+
+
+async def test_an_engine_that_has_gone_at_the_grant_costs_no_attempt(shell: Shell) -> None:
+    shell.the_engine().run_error = EngineGone("died")
+    shell.submit("r")
+    await shell.until(lambda: shell.started)
+    assert shell.work().stage in (Stage.QUEUED, Stage.PREPARING, Stage.READY)
+    await shell.until_idle()
+    assert shell.started == ["r"], "nothing is offered to it until the lane is up again"
+    shell.the_engine().run_error = None
+    shell.flow.lane_down("m", shell.now)
+    shell.up(slots=4)
+    await shell.until_running()
+    assert (shell.work().attempt, shell.work().spent) == (1, 1)
+
+
+@pytest.mark.parametrize(("error", "code"), [(InvalidRequest("no"), "invalid"), (RuntimeError("secret"), "internal")])
+async def test_a_run_that_cannot_start_fails(shell: Shell, error: Exception, code: str) -> None:
+    shell.the_engine().run_error = error
+    shell.submit("r")
+    terminal = await shell.until_ended()
+    assert terminal.error is not None
+    assert (terminal.status, terminal.error.code) == ("failed", code)
+    assert "secret" not in terminal.error.message
+    assert shell.flow.running == 0, "its slot comes back"
+
+
+async def test_an_inline_engine_prepares_as_it_starts(shell: Shell) -> None:
+    shell.engine = ScriptedEngine(inline=True)
+    shell.up(slots=4, inline=True)
+    shell.submit("r")
+    assert len(shell.the_engine().runs) == 1, "in the same turn of the loop"
+    assert not [effect for effect in shell.seen if isinstance(effect, ask.Prepare)]
+    shell.the_engine().finish()
+    assert shell.ended == [("r", "completed")]
+
+
+async def test_an_inline_engine_that_refuses_or_waits_fails_its_run(shell: Shell) -> None:
+    shell.engine = ScriptedEngine(inline=True)
+    shell.up(slots=4, inline=True)
+    shell.the_engine().refusal = InvalidRequest("too long")
+    shell.submit("refused")
+    shell.the_engine().refusal = None
+    shell.the_engine().answers.clear()
+    shell.submit("waits")
+    errors = {request_id: terminal.error for request_id, terminal in shell.terminals.items()}
+    assert {request_id: error and error.code for request_id, error in errors.items()} == {
+        "refused": "invalid",
+        "waits": "internal",
+    }
+
+
+async def test_a_start_that_was_overtaken_by_a_cancel_never_reaches_the_engine(shell: Shell) -> None:
+    shell.hold_answers = {ask.Start}
+    shell.submit("r")
+    await shell.until(lambda: shell.asked)
+    shell.cancel("r")
+    shell.release(ask.Start)
+    assert shell.the_engine().runs == {}
+    assert shell.ended == [("r", "cancelled")]
+
+
+async def test_a_cancel_reaches_the_engine_and_late_words_are_not_heard(shell: Shell) -> None:
+    shell.submit("r", stream=True)
+    await shell.until_running()
+    spec, _, sink = shell.the_engine().only_run()
+    shell.cancel("r")
+    assert shell.the_engine().cancelled == [spec.run_id]
+    shell.the_engine().runs[spec.run_id] = (spec, None, sink)  # type: ignore[assignment]
+    shell.the_engine().say("late")
+    shell.the_engine().finish("late")
+    assert shell.ended == [("r", "cancelled")]
+    assert shell.chunks == []
+
+
+async def test_a_cancel_without_an_engine_ends_the_request(shell: Shell) -> None:
+    shell.submit("r")
+    await shell.until_running()
+    shell.engine = None
+    shell.cancel("r")
+    assert shell.ended == [("r", "cancelled")]
+
+
+# -- conversations
+
+
+async def test_a_turn_is_read_begun_run_and_kept(shell: Shell) -> None:
+    shell.submit("r", line="c")
+    await shell.until_running()
+    spec, _, _ = shell.the_engine().only_run()
+    assert spec.history == shell.turns.history
+    assert shell.turns.begun == [("r", MARK)], "with what was read"
+    shell.the_engine().finish("hello")
+    terminal = await shell.until_ended()
+    assert [answer.content for answer in shell.turns.finished] == ["hello"]
+    kept = shell.turns.finished[0]
+    assert (kept.request_id, kept.epoch, kept.attempt, kept.model) == ("r", 1, 1, "m")
+    assert terminal.finished.output == {"text": "hello"}
+
+
+async def test_an_answer_that_stands_is_the_outcome_and_nothing_runs(shell: Shell) -> None:
+    shell.turns.stands = answer_of("r", "said before")
+    shell.submit("r", line="c")
+    terminal = await shell.until_ended()
+    assert terminal.status == "completed"
+    assert terminal.finished.output == {"text": "said before"}
+    assert shell.the_engine().prepared == []
+    assert shell.turns.begun == []
+
+
+async def test_a_large_answer_that_stands_becomes_an_artifact(shell: Shell, tmp_path: Path) -> None:
+    shell.turns.stands = answer_of("r", LARGE)
+    shell.submit("r", line="c")
+    terminal = await shell.until_ended()
+    assert terminal.artifact is not None
+    assert shell.turns.finished == [], "it stands already"
+
+
+async def test_a_log_that_moved_is_read_and_prepared_again(shell: Shell) -> None:
+    shell.turns.agrees = [False]
+    shell.submit("r", line="c")
+    await shell.until_running()
+    assert len(shell.turns.begun) == len(shell.the_engine().prepared) == 2
+    assert shell.work().attempt == 1
+
+
+@pytest.mark.parametrize(("error", "code"), [(PenstockError("full"), "internal"), (OSError("secret"), "internal")])
+async def test_a_turn_that_cannot_begin_fails(shell: Shell, error: Exception, code: str) -> None:
+    shell.turns.agrees = [error]
+    shell.submit("r", line="c")
+    terminal = await shell.until_ended()
+    assert terminal.error is not None
+    assert (terminal.status, terminal.error.code) == ("failed", code)
+    assert "secret" not in terminal.error.message
+    assert shell.started == []
+
+
+@pytest.mark.parametrize("step", ["stands", "agrees", "winner"])
+async def test_what_went_to_another_worker_is_not_spoken_of(shell: Shell, step: str) -> None:
+    lost = LostOwnership()
+    setattr(shell.turns, step, [lost] if step == "agrees" else lost)
+    shell.submit("r", line="c")
+    if step == "winner":
+        await shell.until_running()
+        shell.the_engine().finish()
+    await shell.until(lambda: shell.turns.mine)
+    await shell.until_idle()
+    assert shell.ended == []
+    shell.flow.assigned({}, 2, fenced=False, now=shell.now)
+    shell.settle()
+    assert not shell.flow.works
+    assert shell.ended == []
+    assert not shell.turns.mine[-1](), "whoever still waits for it lets go"
+
+
+async def test_the_answer_that_counts_is_the_outcome(shell: Shell) -> None:
+    shell.turns.winner = answer_of("r", "another's")
+    shell.submit("r", line="c", stream=True)
+    await shell.until_running()
+    shell.the_engine().say("mine")
+    shell.the_engine().finish("mine")
+    terminal = await shell.until_ended()
+    assert terminal.finished.output == {"text": "another's"}
+    assert terminal.work.attempt == 2, "readers can tell it from the words that were published"
+
+
+async def test_the_same_answer_twice_is_the_run_s_own(shell: Shell) -> None:
+    shell.turns.winner = answer_of("r", "hello")
+    shell.submit("r", line="c", stream=True)
+    await shell.until_running()
+    shell.the_engine().say("hello")
+    shell.the_engine().finish("hello")
+    terminal = await shell.until_ended()
+    assert terminal.work.attempt == 1
+    assert terminal.finished.completion_tokens == 2
+
+
+@pytest.mark.parametrize("error", [PenstockError("cannot be kept"), OSError("secret")])
+async def test_an_answer_that_cannot_be_kept_fails_its_request(shell: Shell, error: Exception) -> None:
+    shell.turns.winner = error  # type: ignore[assignment]
+    shell.submit("r", line="c")
+    await shell.until_running()
+    shell.the_engine().finish()
+    terminal = await shell.until_ended()
+    assert terminal.error is not None
+    assert (terminal.status, terminal.error.code) == ("failed", "internal")
+    assert "secret" not in terminal.error.message
+
+
+# -- looking for an answer of what ends without a run
+
+
+async def cancelled_while_queued(shell: Shell) -> None:
+    """A turn of a model that is not loaded, cancelled."""
+    shell.flow.lane_unloaded("m", shell.now)
+    shell.submit("r", line="c")
+    shell.cancel("r")
+    await shell.until_idle()
+
+
+async def test_a_cancelled_turn_that_was_answered_before_has_its_answer(shell: Shell) -> None:
+    shell.turns.stands = answer_of("r", "said before")
+    await cancelled_while_queued(shell)
+    assert shell.ended == [("r", "completed")]
+    assert shell.terminals["r"].finished.output == {"text": "said before"}
+
+
+async def test_a_large_answer_that_is_found_becomes_an_artifact(shell: Shell) -> None:
+    shell.turns.stands = answer_of("r", LARGE)
+    await cancelled_while_queued(shell)
+    assert (await shell.until_ended()).artifact is not None
+
+
+@pytest.mark.parametrize("stands", [None, OSError("away")])
+async def test_a_cancelled_turn_without_an_answer_is_cancelled(shell: Shell, stands: Exception | None) -> None:
+    shell.turns.stands = stands
+    await cancelled_while_queued(shell)
+    assert shell.ended == [("r", "cancelled")]
+
+
+async def test_a_look_at_what_went_to_another_worker_says_nothing(shell: Shell) -> None:
+    shell.turns.stands = LostOwnership()
+    await cancelled_while_queued(shell)
+    assert shell.ended == []
+    assert shell.work().stage is Stage.LOOKING
+
+
+# -- large outputs
+
+
+async def test_a_large_output_becomes_an_artifact(shell: Shell, tmp_path: Path) -> None:
+    shell.submit("r")
+    await shell.until_running()
+    shell.the_engine().finish(LARGE)
+    terminal = await shell.until_ended()
+    assert terminal.artifact is not None
+    (content,) = [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file() and LARGE in path.read_text()]
+    assert json.loads(content.read_text()) == {"text": LARGE}
+
+
+async def test_a_large_output_that_cannot_be_kept_fails_its_request(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "artifacts").write_text("a file where a folder should be")
+    shell.submit("r")
+    await shell.until_running()
+    shell.the_engine().finish(LARGE)
+    terminal = await shell.until_ended()
+    assert terminal.error is not None
+    assert (terminal.status, terminal.error.code) == ("failed", "internal")
+
+
+# -- the end
+
+
+async def test_closing_ends_what_is_under_way(shell: Shell) -> None:
+    shell.the_engine().answers.clear()
+    shell.submit("r")
+    await shell.until(lambda: shell.the_engine().prepared)
+    await asyncio.wait_for(shell.execution.close(), 5)
+    assert shell.ended == []
+    assert not shell.execution._tasks  # pyright: ignore[reportPrivateUsage]
