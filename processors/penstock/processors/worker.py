@@ -12,11 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.processors.core import effects as ask
 from penstock.processors.core.arrivals import Poison
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Body, Work
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
@@ -42,6 +44,7 @@ SLOW_TICK_S = 0.1
 POSITIONS_S = 1.0
 POSITIONS_TOLD = 64
 RECORDS_A_TURN = 128
+REGISTRY_AGAIN_S = 1.0
 EFFECTS_A_TURN = 2_000
 """So many effects are carried out before the loop may serve others."""
 
@@ -122,13 +125,19 @@ class Worker:
     def on_assigned(self, assignment: Assignment) -> None:
         """A new generation. What was delivered under the old one and not taken is delivered again."""
         gone = self._inbox.clear()
-        kept = self._r.flow.gate.partitions()
-        self._held = frozenset()
+        kept = list(self._r.flow.gate.partitions())
         self._r.flow.assigned(assignment.committed, assignment.generation, fenced=assignment.fenced, now=self._clock())
+        self._forget_dropped()
+        self._apply_pauses()  # the consumer holds over a rebalance what it was told before
         for tp in set(kept) - set(assignment.committed):
             self._r.refetcher.cancel(tp)
         logger.info("worker.assigned generation=%d untaken=%d", assignment.generation, gone)
         self.changed()
+
+    def _forget_dropped(self) -> None:
+        """What was to be said of work that is let go of is not said."""
+        effects = (*self._effects, *self._r.flow.take_effects())
+        self._effects = deque(effect for effect in effects if not _of_dropped(effect))
 
     def on_commands(self, commands: list[ControlCommand]) -> None:
         """Commands from the control topic, in log order."""
@@ -144,7 +153,8 @@ class Worker:
             try:
                 read = self._read(tp, record)
             except RegistryUnavailable:  # it was readable before: it is asked for once more
-                self._r.refetcher.request(tp, (record.offset,), 0)
+                again = partial(self._r.refetcher.request, tp, (record.offset,))
+                asyncio.get_running_loop().call_later(REGISTRY_AGAIN_S, again)
                 continue
             self._r.flow.fetched(key, read, _body(read, record), self._clock())
         self.changed()
@@ -268,6 +278,8 @@ class Worker:
     def _delivered(self, effect: ask.Terminal, status: str) -> None:
         work, run = effect.work, effect.work.run
         self._r.faults.hit("before_commit")
+        if work.stage is not Stage.SETTLING:  # it was let go of meanwhile: its new owner counts it
+            return
         ran_s = None if run is None or run.run_at is None else effect.at - run.run_at
         started = work.started_at if work.started_at is not None else effect.at
         self._r.metrics.outcome(work.task, status, waited_s=started - work.arrived_at, ran_s=ran_s)
@@ -350,6 +362,11 @@ class Worker:
     @property
     def registry_waits(self) -> bool:
         return self._clock() < self._registry_away_until
+
+
+def _of_dropped(effect: ask.Effect) -> bool:
+    work: Work | None = getattr(effect, "work", None)
+    return work is not None and work.stage is Stage.DROPPED
 
 
 def _body(read: Any, record: RawMessage) -> Body:
