@@ -80,7 +80,7 @@ class Execution:
 
     async def _prepare(self, work: Work, run_id: str) -> None:
         run = work.run
-        if run is None:
+        if run is None or run.run_id != run_id:  # another run has begun meanwhile, with a task of its own
             return
         try:
             mark, history = None, None
@@ -115,7 +115,7 @@ class Execution:
 
     async def _begin(self, work: Work, run_id: str) -> None:
         run = work.run
-        if run is None:
+        if run is None or run.run_id != run_id:  # another run has begun meanwhile, with a task of its own
             return
         try:
             request = work.request

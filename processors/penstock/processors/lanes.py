@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from penstock.processors.core.admission import MemoryShort
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Engine, Limits
@@ -67,8 +68,11 @@ class Lanes:
         try:
             await self._serving.load(lane)
         except Exception as error:
-            level = logging.WARNING if isinstance(error, PenstockError) else logging.ERROR
-            logger.log(level, "lane.load_failed model=%s error=%s", lane, error)
+            if isinstance(error, MemoryShort):  # it is tried again each second
+                logger.info("lane.waits_for_memory model=%s reason=%s", lane, error)
+            else:
+                level = logging.WARNING if isinstance(error, PenstockError) else logging.ERROR
+                logger.log(level, "lane.load_failed model=%s error=%s", lane, error)
             self._flow.load_failed(lane, error, self._clock())
             self._changed()
         else:

@@ -238,6 +238,18 @@ async def test_an_answer_for_a_run_that_is_over_changes_nothing(shell: Shell) ->
     assert shell.the_engine().cancelled == [shell.the_engine().prepared[0].run_id]
 
 
+async def test_what_was_overtaken_by_another_run_is_not_prepared_again(shell: Shell) -> None:
+    """The engine dies and is back before its work was carried out: the new run is prepared once."""
+    shell.submit("r", settle=False)
+    shell.flow.step(shell.now)
+    (overtaken,) = [effect for effect in shell.flow.take_effects() if isinstance(effect, ask.Prepare)]
+    shell.flow.lane_unloaded("m", shell.now)
+    shell.up(slots=4)
+    shell.execution.prepare(overtaken)
+    await shell.until_running()
+    assert len(shell.the_engine().prepared) == 1
+
+
 # -- starting and running
 
 
