@@ -103,9 +103,6 @@ class Flow(Arriving):
             return
         for work in self.scheduler.expired(now, EXPIRED_AT_ONCE):
             self._end_waiting(work, "expire", Expired("its deadline passed while it waited"), now)
-        for _, _, work in self._retries:
-            if work.stage is Stage.RETRYING and work.deadline is not None and work.deadline <= now:
-                self._end_waiting(work, "expire", Expired("its deadline passed while it waited to run"), now)
         self._all_dirty()
 
     def check_timeouts(self, now: float) -> None:

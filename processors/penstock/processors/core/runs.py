@@ -11,7 +11,10 @@ from penstock.processors.core.retries import DeadLetter, Retry, decide
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.suspects import acquit
 from penstock.processors.core.work import Run, Work
-from penstock.schemas.errors import InsufficientCapacity, PenstockError
+from penstock.schemas.errors import Expired, InsufficientCapacity, PenstockError
+
+RETRIES_AT_ONCE = 256
+"""Retries that are looked at in one tick: a flood that fails together must not hold up the event loop."""
 
 
 class Runs(Endings):
@@ -106,6 +109,8 @@ class Runs(Endings):
             work.run = None
             self._emit(Retried(work))
             due = now + max(decision.delay_s, self._settings.retry_delay_s)
+            if work.deadline is not None:
+                due = min(due, work.deadline)
             heapq.heappush(self._retries, (due, work.seq, work))
         elif isinstance(decision, DeadLetter):
             self._letter(work, event, error)
@@ -127,9 +132,15 @@ class Runs(Endings):
         self._touch(self.lane(work.lane))
 
     def _retry_due(self, now: float) -> None:
-        while self._retries and self._retries[0][0] <= now:
+        for _ in range(RETRIES_AT_ONCE):
+            if not self._retries or self._retries[0][0] > now:
+                return
             _, _, work = heapq.heappop(self._retries)
-            if work.stage is Stage.RETRYING:
+            if work.stage is not Stage.RETRYING:
+                continue
+            if work.deadline is not None and work.deadline <= now:
+                self._end_waiting(work, "expire", Expired("its deadline passed while it waited to run"), now)
+            else:
                 self.scheduler.put_back(work)
                 self._go(work, "due", Stage.QUEUED)
                 self._touch(self.lane(work.lane))

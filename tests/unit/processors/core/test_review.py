@@ -8,7 +8,7 @@ from flow_driver import LOW, MEDIUM, Finished, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.admission import CannotLoad
 from penstock.processors.core.states import Stage
-from penstock.schemas.errors import EngineFailed
+from penstock.schemas.errors import EngineFailed, Overloaded
 
 
 def test_words_keep_the_number_of_the_run_that_said_them() -> None:
@@ -203,3 +203,22 @@ def test_what_needs_more_than_the_whole_cache_fails_at_once() -> None:
     world.submit("small")
     assert world.status_of("huge") == "failed"
     assert "small" in world.running
+
+
+def test_who_waits_for_a_retry_ends_at_its_deadline_and_a_flood_of_retries_is_spread() -> None:
+    world = World(aging_s=1e9)
+    world.up(slots=1000, inline=True)
+    for n in range(600):
+        world.submit(f"r{n}", ttl_ms=5_000 if n < 10 else None, settle=False)
+    world.settle()
+    for n in range(600):
+        world.fail(f"r{n}", Overloaded("later", retry_after_s=30))
+    world.pass_time(4.9)
+    assert world.ended == []
+    world.pass_time(0.2)
+    assert world.ended == [(f"r{n}", "expired") for n in range(10)]
+    world.pass_time(30)
+    assert 0 < len(world.running) <= 256
+    for _ in range(3):
+        world.pass_time(0.01)
+    assert len(world.running) == 590
