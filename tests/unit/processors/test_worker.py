@@ -342,14 +342,18 @@ async def test_a_parked_request_is_read_again_and_runs(small: Shell) -> None:
     assert small.running() == ["b"]
 
 
-async def test_a_parked_request_that_is_gone_or_another_becomes_a_dead_letter(small: Shell) -> None:
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_parked_request_that_is_gone_or_another_becomes_a_dead_letter(small: Shell, gone: bool) -> None:
     await parked(small)
-    small.worker.on_fetched((LOW, 0), [raw(1, request("somebody else"))])
+    if gone:
+        small.worker.on_gone((LOW, 0), [1])
+    else:
+        small.worker.on_fetched((LOW, 0), [raw(1, request("somebody else"))])
     await small.turns()
     assert [letter.request_id for letter in small.broker.letters()] == ["b"]
     small.worker.on_gone((LOW, 0), [1, 7])
     await small.turns()
-    assert len(small.broker.letters()) == 1, "what is not held, or ended, is nobody's"
+    assert len(small.broker.letters()) == 1, "what is not held, or has ended, is nobody's"
 
 
 # -- turns
@@ -525,11 +529,16 @@ async def test_the_journal_has_a_start_before_an_engine_outside_this_process_doe
     assert ("a" in written.split()) is not inline
 
 
-async def test_an_outcome_ends_the_start_in_the_journal(shell: Shell) -> None:
-    shell.engine.prepares_inline = False
-    shell.up(inline=False)
+async def test_an_outcome_ends_the_start_in_the_journal_and_forgets_earlier_deaths(tmp_path: Path) -> None:
+    life = CrashJournal(tmp_path / "journal")
+    life.started((LOW, 0, 0), "a")
+    life.close()
+    shell = Shell(tmp_path)
+    assert shell.journal.deaths((LOW, 0, 0), "a") == 1
+    shell.assign((LOW, 0))
+    shell.up()
     shell.deliver(LOW, request("a"))
-    await wait_until_async(lambda: shell.engine.runs)
+    await shell.turns()
     shell.finish("a")
     await shell.turns()
     shell.journal.close()
@@ -552,6 +561,15 @@ async def test_after_the_stop_nothing_is_taken_and_what_runs_may_end(shell: Shel
     await shell.turns()
     assert shell.broker.ended() == {"a": "completed"}
     assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}, "b is handed back"
+
+
+async def test_what_waits_in_the_inbox_at_the_stop_gives_its_room_back(shell: Shell) -> None:
+    shell.intake.unknown = {0}
+    shell.deliver(LOW, request("a"))
+    await shell.turns()
+    assert shell.given_back == []
+    shell.worker.stop_taking()
+    assert shell.given_back == [(LOW, 0)]
 
 
 async def test_commands_reach_the_flow_and_erasures_whoever_erases(shell: Shell) -> None:
