@@ -9,7 +9,7 @@ TORCH_BACKEND ?=
 QUIET := $(shell test -t 2 || echo --quiet)
 STAMP := $(VENV)/.installed-$(if $(TORCH_BACKEND),$(TORCH_BACKEND),pinned)
 
-.PHONY: up down status logs install test check format bench clean help
+.PHONY: up down status logs install test check format bench simulate clean help
 
 help: ## Show what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -65,6 +65,12 @@ BENCHMARKS ?= core_bench overhead throughput slots after_kill text fanout
 
 bench: $(STAMP) ## Measure, beside floors measured in the same run: make bench BENCHMARKS=throughput
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done
+
+# One cluster of real flows per seed in a made-up world: docs/simulation.md.
+SEEDS ?= 200
+simulate: $(STAMP) ## Simulate clusters from seeds: make simulate SEEDS=1000, SEED=7 replays one, PLANT=name plants a defect
+	@PYTHONPATH=tests:$$PYTHONPATH $(BIN)/python -m simulation --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(PLANT),--plant $(PLANT)) $(ARGS)
 
 clean: ## Remove what was built (data and caches of the user stay)
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis

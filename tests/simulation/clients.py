@@ -1,4 +1,4 @@
-"""Clients: many tenants and priorities, conversations, cancels, new priorities, poison, and producers with odd habits."""
+"""Clients: many tenants and priorities, conversations, cancels, new priorities, poison, odd producers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Clients:
     def _afterwards(self, request: InferenceRequest, rng: Random) -> None:
         """What the client does later about it."""
         world, plan = self._cluster.world, self._plan
-        for kind, chance in (("cancel", 0.25), ("reprioritize", 0.2), ("erase", 0.1)):
+        for kind, chance in (("cancel", 0.3), ("reprioritize", 0.2), ("erase", 0.1)):
             if plan.has(kind) and rng.random() < chance:
                 delay = rng.choice([0.0, 0.02, 0.2, 1.0])
                 world.at(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
-from typing import Any
 
 from penstock.processors.core.states import Transition
 from penstock.processors.core.work import WorkKey
@@ -13,7 +12,6 @@ from penstock.schemas.codec import Codec
 from penstock.schemas.errors import InsufficientCapacity, ModelNotFound
 from penstock.schemas.records import ControlCommand, DeadLetter, Requirements, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames, conversation_key
-
 from simulation.coordinator import Coordinator
 from simulation.invariants import Checks
 from simulation.log import TP, Log

@@ -30,7 +30,7 @@ class Coordinator:
 
         def join() -> str | None:
             try:
-                joined = self._group.join(self._cluster.topics, member_id)
+                joined = self._group.join(self._cluster.topics, member_id, life.host.name)
             except UnknownMember:
                 return None
             self._lives[joined] = life

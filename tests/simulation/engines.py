@@ -11,7 +11,6 @@ from penstock.processors.core.admission import CannotLoad, MemoryShort
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InternalError, Overloaded, PenstockError
 from penstock.schemas.records import InferenceRequest
-
 from simulation.plan import LaneSpec
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.work import Work
-
 from simulation.truth import Violation
 
 if TYPE_CHECKING:
@@ -32,11 +31,21 @@ class Grants:
         starter = life.flow.starter
         grant = starter._grant
 
+        scheduler_start = life.flow.scheduler.start
+
         def watched(lane: Lane, work: Work, now: float) -> None:
             self._look(lane, work, now)
+            passed_over = self._passed_over[lane.name]
             grant(lane, work, now)
+            self._passed_over[lane.name] = passed_over
+
+        def started(work: Work, now: float) -> None:
+            # A turn whose prompt was refused keeps its conversation by being started: that may use up the aged share.
+            self._passed_over[work.lane] = 0
+            scheduler_start(work, now)
 
         starter._grant = watched
+        life.flow.scheduler.start = started
 
     def _look(self, lane: Lane, work: Work, now: float) -> None:
         if work.stage not in IN_SCHEDULER:
@@ -49,7 +58,7 @@ class Grants:
         waiting = [other for other in self._flow.works.values() if other is not work and other.lane == lane.name]
         rivals = [other for other in waiting if self._could(lane, other, waiting, now)]
         self._order(lane, work, rivals, now, apart=apart)
-        self._aged(lane, work, rivals, now, apart=apart)
+        self._aged(lane, work, waiting, rivals, now, apart=apart)
 
     def _room(self, lane: Lane, work: Work) -> None:
         need = 0 if work.run is None else work.run.need_tokens
@@ -135,15 +144,18 @@ class Grants:
             work.seq,
         )
 
-    def _aged(self, lane: Lane, work: Work, rivals: list[Work], now: float, *, apart: bool) -> None:
+    def _aged(
+        self, lane: Lane, work: Work, waiting: list[Work], rivals: list[Work], now: float, *, apart: bool
+    ) -> None:
         """What has waited long starts now and then, whatever more urgent comes."""
         old = [
             other
             for other in rivals
             if now - other.arrived_at > self._settings.aging_s and RANK[other.klass] > RANK[work.klass]
         ]
+        eligible = self._flow.scheduler.eligible
         aged_share = now - work.arrived_at > self._settings.aging_s and any(
-            self._stands_before(other, work) for other in rivals
+            RANK[other.klass] < RANK[work.klass] and eligible(other) for other in waiting
         )
         if not old or apart or aged_share:
             self._passed_over[lane.name] = 0

@@ -1,4 +1,4 @@
-"""The promises of DESIGN §2, checked while a cluster runs. Each violation says what it found and names its invariant."""
+"""The promises of DESIGN §2, checked while a cluster runs. A violation names its invariant and says what is wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from penstock.processors.core.budget import FACT_BYTES
 from penstock.processors.core.retries import BASE_DELAY_S, MAX_DELAY_S
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Work
-
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
 from simulation.grants import Grants
 from simulation.log import TP

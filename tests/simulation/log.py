@@ -100,11 +100,11 @@ class Group:
     on_commit: Callable[[TP, tuple[int, str]], None] = lambda tp, offset: None
     _joined: int = 0
 
-    def join(self, topics: tuple[str, ...], member_id: str | None = None) -> str:
+    def join(self, topics: tuple[str, ...], member_id: str | None = None, client_id: str = "m") -> str:
         """Join, or join again; a rebalance begins, or goes on. Raises UnknownMember."""
         if member_id is None:
             self._joined += 1
-            member_id = f"m{self._joined}"
+            member_id = f"{client_id}-{self._joined:04}"
             self.members[member_id] = Member(member_id, topics)
             self.prepare()
         elif member_id not in self.members:
@@ -123,9 +123,12 @@ class Group:
 
     def remove(self, member_id: str) -> None:
         """It left, or its session ran out."""
-        if self.members.pop(member_id, None) is not None:
-            self.rejoining.discard(member_id)
-            self.prepare()
+        if self.members.pop(member_id, None) is None:
+            return
+        self.rejoining.discard(member_id)
+        self.prepare()
+        if not self.members:  # the generation of an empty group counts too
+            self.complete()
 
     def complete(self) -> bool:
         """The rebalance ends if all have joined; whether it did."""

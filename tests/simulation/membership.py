@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.processors.core.gate import CommitGate
-
 from simulation.log import TP, IllegalGeneration, UnknownMember
 
 if TYPE_CHECKING:

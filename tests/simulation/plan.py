@@ -76,6 +76,9 @@ THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("crash", "lost_records", "truncated_batches"), ("burst", "line", "cancel")),
     (("engine_death", "engine_gone"), ("killer", "killer_at_prepare", "line", "cross_class_line", "stream")),
     (("load_failure", "load_hopeless", "unload"), ("cross_class_line", "cancel", "short_ttl")),
+    (("engine_failure", "prepare_refused"), ("cancel", "short_ttl", "stream")),
+    (("cut", "join", "restart", "late_ack"), ("poison_bytes", "poison_named", "misplaced", "killer", "line")),
+    (("cut", "pause", "engine_slow", "late_ack"), ("stream", "burst")),
 )
 
 

@@ -1,4 +1,4 @@
-"""Known defects, planted by name: small patches of the product's parts while a seed runs. The product knows nothing of them.
+"""Known defects, planted by name: small patches of the product's parts while a seed runs.
 
 Each is a defect that the worker had once (numbers are those of the issue), or one that an invariant exists to catch.
 """
@@ -20,7 +20,6 @@ from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.fold import ResultFold
-
 from simulation import membership
 
 Patch = tuple[Any, str, Any]
@@ -90,7 +89,11 @@ def commit_goes_backwards() -> list[Patch]:
 
     def make(commits: Callable[..., dict[Any, tuple[int, str]]]) -> Callable[..., dict[Any, tuple[int, str]]]:
         def older(self: CommitGate) -> dict[Any, tuple[int, str]]:
-            return {tp: (max(0, offset - 2), "") for tp, (offset, _) in commits(self).items()}
+            sent = self.__dict__.setdefault("sent_before", {})
+            newest = commits(self)
+            again = {tp: sent.get(tp, commit) for tp, commit in newest.items()}
+            sent.update(newest)
+            return newest if self.__dict__.setdefault("calls", iter(range(1 << 30))).__next__() % 3 else again
 
         return older
 
@@ -123,7 +126,7 @@ def gap_committed_past() -> list[Patch]:
 
 @plant
 def offsets_reset() -> list[Patch]:
-    """Offsets that the coordinator could not tell count as none committed (13). The membership here is the simulated one."""
+    """Offsets that the coordinator could not tell count as none committed (13), in the simulated membership."""
 
     def make(told: Callable[..., None]) -> Callable[..., None]:
         def as_none(self: Any, generation: int, assigned: Any, offsets: Any) -> None:

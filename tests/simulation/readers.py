@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from penstock.schemas.fold import Chunk, ResultFold, StatusFold, Terminal
 from penstock.schemas.records import ResultEvent, StatusEvent
-
 from simulation.truth import Subject, Violation
 
 if TYPE_CHECKING:
@@ -68,6 +67,7 @@ class Readers:
         if fold is None:
             fold = self.statuses[subject] = StatusFold(event.request_id, event.tenant)
         latest = fold.latest
-        if fold.apply(event) and latest is not None:
-            if latest.done or (event.epoch, event.attempt, event.rank) < (latest.epoch, latest.attempt, latest.rank):
-                raise Violation(f"status: {subject} goes from {latest.status} back to {event.status}")
+        if not fold.apply(event) or latest is None:
+            return
+        if latest.done or (event.epoch, event.attempt, event.rank) < (latest.epoch, latest.attempt, latest.rank):
+            raise Violation(f"status: {subject} goes from {latest.status} back to {event.status}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.processors.core.states import TRANSITIONS, Transition
-
 from simulation import plan as plans
 from simulation.plants import PLANTS, planted
 from simulation.seeds import Outcome, run, shrink
@@ -121,7 +121,7 @@ def replay(seed: int, plant: str | None, *, trace: bool) -> Outcome:
         outcome = run(plan, keep_trace=trace)
     for line in outcome.trace:
         say(line)
-    say(f"seed {seed}: {outcome.steps} steps, {outcome.virtual_s:.2f} virtual seconds, history {outcome.digest}")
+    print(f"seed {seed}: {outcome.steps} steps, {outcome.virtual_s:.2f} virtual seconds, history {outcome.digest}")
     return outcome
 
 
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, help="replay this one")
     parser.add_argument("--plant", choices=sorted(PLANTS), help="put this defect in")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes beside each other")
     parser.add_argument("--trace", action="store_true", help="with --seed: print all that happens")
     parser.add_argument("--stop-at", type=int, default=1, help="stop after so many violations")
     parser.add_argument("--lines", type=int, default=LAST_LINES, help="how much of the history of a violation to print")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+
 from penstock.processors.core import flow as flow_module
 from penstock.processors.core.states import Transition
-
 from simulation.clients import Clients
 from simulation.cluster import Cluster
 from simulation.mischief import Mischief

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from penstock.processors.core.arrivals import Poison
 from penstock.processors.core.work import Work
 from penstock.schemas.records import DeadLetter
-
 from simulation.log import TP, Stored
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from penstock.processors.core.work import Body, Work
 from penstock.processors.kafka.control import ControlBook
 from penstock.schemas.errors import BadAvro, InternalError, PenstockError
 from penstock.schemas.records import ControlCommand
-
 from simulation import events
 from simulation.consumer import Batch, Consumer
 from simulation.engines import Engine, Output, script_of
-from simulation.log import Stored, TP
+from simulation.log import TP, Stored
 from simulation.membership import Membership
 from simulation.network import Network
 from simulation.plan import LaneSpec
@@ -287,7 +286,7 @@ class Life(Actor):
                 self.flow.keep_failed(work, InternalError("it cannot be kept"), self.world.now)
             else:
                 told = output if text == output.text else Output(text)
-                self.flow.kept(work, told, None, self.world.now)
+                self.flow.kept(work, told, None, self.world.now, another=told is not output)
 
         if effect.in_conversation:
             self.turns.finish(work, output.text, kept)

@@ -1,4 +1,4 @@
-"""The simulated world's time: events in the order of virtual time, randomness from one seed, a hash of all that happened.
+"""The simulated world's time: events in the order of virtual time, randomness from one seed, a hash of the history.
 
 Nothing here knows the machine's clock, the addresses of objects or the order of sets, so one seed has one history.
 """

@@ -79,7 +79,7 @@ def test_a_worker_that_ends_while_a_model_loads(way: str, tiny_lm: Path, tmp_pat
 
         # Its children: a resource tracker, the fork server, and then the engine.
         least = {"importing": 2, "never": 3, "real": 3, "probe": 0}[way]
-        wait_until(lambda: len(children()) >= least, 60, "the processes")
+        wait_until(lambda: len(children()) >= least, 200, "the processes: importing torch takes a while")
         family = children()
         worker.stdin.write("stop\n")
         worker.stdin.flush()

@@ -14,6 +14,7 @@ from group import Group, Seen
 
 from odd_records import CODECS, OddProducer, write_odd_records
 from penstock.processors.kafka.fetch_buffer import BATCH_RECORDS
+from penstock.processors.kafka.poll_thread import HANDED_BATCHES
 from penstock.producers.reader import read_to_end
 from penstock.producers.settings import KafkaSettings
 from support import wait_until_async
@@ -128,7 +129,7 @@ async def test_only_a_few_batches_are_handed_over_before_they_are_taken(group: G
     async with one.member("a", seen):
         await wait_until_async(lambda: seen.batches, 20)
         await asyncio.sleep(0.3)
-        assert len(seen.batches) <= 3
+        assert len(seen.batches) <= HANDED_BATCHES
         taken = 0
         while len(seen.records) < BATCH_RECORDS * 10:
             seen.batches[taken].taken()

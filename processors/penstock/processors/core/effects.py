@@ -65,19 +65,26 @@ class LookUp:
 
 @dataclass(slots=True, frozen=True)
 class Status:
-    """Say how far it is."""
+    """Say how far it is. `attempt` and `epoch` are those of the moment when it was so."""
 
     work: Work
     status: str
+    attempt: int
+    epoch: int
     detail: str | None = None
     done: bool = False
 
 
 @dataclass(slots=True, frozen=True)
 class Chunk:
-    """Publish a piece of its stream. → chunk_refused when it can never be published"""
+    """Publish a piece of its stream. → chunk_refused when it can never be published
+
+    `attempt` and `epoch` are those of the run that said it: another may have begun before this is carried out.
+    """
 
     work: Work
+    attempt: int
+    epoch: int
     text: str
     token_ids: list[int]
     first_token_index: int

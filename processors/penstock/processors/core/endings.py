@@ -70,7 +70,7 @@ class Endings(Board):
         if work.started_at is not None:
             self._emit(Ended(work.key, work.request_id, dropped=False))
         self._complete(work)
-        self._emit(Status(work, status, done=True))
+        self._emit(Status(work, status, work.attempt, work.epoch, done=True))
 
     def chunk_refused(self, work: Work, now: float) -> None:
         """A piece of its stream can never be published: the whole could not either."""
@@ -195,7 +195,7 @@ class Endings(Board):
         self.scheduler.remove(work)
         work.holds_line = False
 
-    def _hold_line(self, work: Work, now: float) -> None:
+    def _hold_line(self, work: Work) -> None:
         """Out of the scheduler, but its conversation waits for it: its next attempt runs in place.
 
         A turn of another class may be under way: then it holds nothing, and is queued anew behind that one.
@@ -203,7 +203,7 @@ class Endings(Board):
         if work.stage not in IN_SCHEDULER:
             return
         if self.scheduler.eligible(work):
-            self.scheduler.start(work, now)
+            self.scheduler.hold(work)
             work.holds_line = work.line is not None
         else:
             self._unqueue(work)
@@ -211,8 +211,8 @@ class Endings(Board):
     def _give_back(self, work: Work) -> None:
         if work.lane:
             lane = self.lane(work.lane)
-            self.starter.leave(lane, work)
-            self._touch(lane)
+            if self.starter.leave(lane, work):
+                self._touch(lane)
 
 
 def status_of(error: PenstockError) -> str:

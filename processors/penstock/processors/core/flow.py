@@ -34,11 +34,9 @@ class Flow(Arriving):
         """A new generation: what is not ours any more is let go of silently; after a fence everything is."""
         self.generation = generation
         revocation = self.gate.assign(committed, generation, fenced=fenced)
-        if revocation.restart_all:
-            gone = list(self.works.values())
-        else:
-            gone = [work for key in revocation.dropped if (work := self.works.get(key)) is not None]
-            gone += [work for work in list(self.works.values()) if work.tp not in committed and work not in gone]
+        held = list(self.works.values())
+        dropped = set(revocation.dropped)
+        gone = [w for w in held if revocation.restart_all or w.key in dropped or w.tp not in committed]
         for work in gone:
             self._drop(work)
         self.budget.assign(list(committed))

@@ -108,7 +108,7 @@ class Lane:
             self.load_span = (self.load_span[0], now)
         self.state, self.wanted = LaneState.UP, True
         self.slots, self.tokens, self.inline = slots, tokens, inline
-        self.failures, self.short, self.busy_until = 0, False, 0.0
+        self.failures, self.short, self.busy_until, self.fail_error = 0, False, 0.0, None
 
     def down(self, now: float, *, with_work: bool) -> None:
         """Its engine died. With work on it the work is the first suspect, so it is started again at once."""

@@ -13,6 +13,8 @@ from penstock.schemas.errors import EngineFailed
 
 TOLD_WAITING = 64
 FAILED_AT_ONCE = 256
+LOOKED_THROUGH = 1024
+"""Of those who wait, when some are newer than the failure."""
 AFTERMATH_S = 1.0
 ENDINGS_IN_ALL = 8192
 """Ends under way at which nothing more starts: the broker is away or slow."""
@@ -88,11 +90,8 @@ class Loads(Runs):
         error = lane.fail_error
         if error is None:
             return False
-        waiting = [
-            work
-            for work in itertools.islice(self.scheduler.candidates(lane.name, now), FAILED_AT_ONCE)
-            if work.seq <= lane.fail_through
-        ]
+        near = itertools.islice(self.scheduler.candidates(lane.name, now), LOOKED_THROUGH)
+        waiting = list(itertools.islice((work for work in near if work.seq <= lane.fail_through), FAILED_AT_ONCE))
         waiting += [work for _, _, work in self._retries if work.lane == lane.name and work.stage is Stage.RETRYING]
         for work in waiting:
             self._end_waiting(work, "lane_failed", error, now)

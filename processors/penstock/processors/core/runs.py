@@ -90,15 +90,15 @@ class Runs(Endings):
             work.run = None
             self._go(work, event, Stage.QUEUED)
             return
-        self._hold_line(work, now)
+        self._hold_line(work)
         self._give_back(work)
         if isinstance(decision, Retry):
-            work.attempt += 1
+            self._go(work, event, Stage.RETRYING)
+            self.statuses.say_at_once(work, "retrying", error.code)
+            work.attempt += 1  # after that was said: readers hear `running` of the next attempt as news
             work.spent += 1
             work.run = None
-            self._go(work, event, Stage.RETRYING)
             self._emit(Retried(work))
-            self.statuses.say_at_once(work, "retrying", error.code)
             due = now + max(decision.delay_s, self._settings.retry_delay_s)
             heapq.heappush(self._retries, (due, work.seq, work))
         elif isinstance(decision, DeadLetter):
@@ -110,14 +110,14 @@ class Runs(Endings):
         """Back to its place in the queue, without an attempt spent."""
         self._give_back(work)
         run, work.run = work.run, None
-        if run is not None and run.sent_pieces:
-            work.attempt += 1  # readers must be able to tell the new words from those that were published
         if work.stage in ON_LANE:
             self.scheduler.put_back(work)
-        told = work.published_status is not None
+        told = work.published_status == "running"
         self._go(work, event, Stage.QUEUED)
         if told:
             self.statuses.say_at_once(work, "retrying", "engine_failed")
+        if told or (run is not None and run.sent_pieces):
+            work.attempt += 1  # readers must be able to tell the new words and statuses from those that were published
         self._touch(self.lane(work.lane))
 
     def _retry_due(self, now: float) -> None:

@@ -162,9 +162,7 @@ class Scheduler(Generic[ItemT]):
 
     def start(self, item: ItemT, now: float) -> None:
         """An eligible item starts: it leaves the queue, its tenant pays, its line is held until `release_line`."""
-        place = self._place(item)
-        if place is None or place.entry is None:
-            raise ValueError("the item is not eligible")
+        place = self._eligible_place(item)
         lane = self._lanes[item.lane]
         strict = lane.strict()
         aged = now - item.arrived_at > self._aging_s and strict is not None and RANKS[place.klass] > RANKS[strict]
@@ -172,6 +170,21 @@ class Scheduler(Generic[ItemT]):
             lane.since_aged = 0
         else:
             lane.since_aged = min(lane.since_aged + 1, self._aged_share)
+        self._take(place, lane)
+
+    def hold(self, item: ItemT) -> None:
+        """An eligible item leaves the queue without having started, to be put back later: its line is held."""
+        self._take(self._eligible_place(item), self._lanes[item.lane])
+
+    def _eligible_place(self, item: ItemT) -> Place[ItemT]:
+        place = self._place(item)
+        if place is None or place.entry is None:
+            raise ValueError("the item is not eligible")
+        return place
+
+    def _take(self, place: Place[ItemT], lane: Lane[ItemT]) -> None:
+        item = place.item
+        assert place.entry is not None
         lane.take(place, place.entry)
         if item.line is not None:
             line = self._lines[item.line]

@@ -15,7 +15,7 @@ from penstock.processors.core.budget import Budget
 from penstock.processors.core.effects import Begin, Effect, Fetch, Prepare, Start
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.scheduler import Scheduler
-from penstock.processors.core.states import IN_SCHEDULER, Stage, check
+from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage, check
 from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.work import Run, Work
 from penstock.schemas.topics import CLASSES
@@ -80,20 +80,25 @@ class Starter:
         while (work := self._next(lane, now)) is not None:
             self._grant(lane, work, now)
 
-    def leave(self, lane: Lane, work: Work) -> None:
-        """The work has ended, or must start again: its grant comes back."""
-        if lane.give_back(work):
+    def leave(self, lane: Lane, work: Work) -> bool:
+        """The work has ended, or must start again: its grant comes back. Whether there is more room than before."""
+        known = work in lane.ahead or work is self.alone
+        granted = lane.give_back(work)
+        if granted:
             self.on_lanes -= 1
         if self.alone is work:
             self.alone = None
+        return granted or known
 
     def _next(self, lane: Lane, now: float) -> Work | None:
         """Who is granted next; None when there is nobody now."""
         if now < lane.busy_until or (lane.free_slots <= 0 and not lane.look_due):
             return None
         lane.look_due = False
-        if self.alone is not None:
-            return self._alone(lane, self.alone, now)
+        alone = self.alone
+        if alone is not None and (alone.stage in ON_LANE or self._scheduler.eligible(alone)):
+            return self._alone(lane, alone, now)
+        self.alone = None  # it has left the queue, or another turn of its conversation is before it now
         if lane.exclusive is not None and not self._still_exclusive(lane):
             lane.exclusive = None
         return self._in_order(lane, now) if lane.exclusive is None else self._among_suspects(lane, now)

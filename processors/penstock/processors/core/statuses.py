@@ -25,12 +25,12 @@ class Statuses:
 
     def say_at_once(self, work: Work, status: str, detail: str | None = None) -> None:
         work.pending_status = work.published_status = status
-        self._emit(Status(work, status, detail))
+        self._emit(Status(work, status, work.attempt, work.epoch, detail))
 
     def moved_up(self, work: Work) -> None:
         """Its position has changed: said if it was told to be waiting at all."""
         if work.published_status == work.pending_status == "queued":
-            self._emit(Status(work, "queued"))
+            self._emit(Status(work, "queued", work.attempt, work.epoch))
 
     def tick(self, now: float) -> None:
         due = self._due
@@ -38,7 +38,7 @@ class Statuses:
             _, work, status = due.popleft()
             if work.pending_status == status and work.published_status != status and work.live:
                 work.published_status = status
-                self._emit(Status(work, status))
+                self._emit(Status(work, status, work.attempt, work.epoch))
 
     def next_due(self) -> float | None:
         return self._due[0][0] if self._due else None

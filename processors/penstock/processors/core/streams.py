@@ -39,7 +39,7 @@ class Streams:
         tokens = run.tokens[run.sent_tokens :]
         if not (text or tokens):
             return
-        chunk = Chunk(work, text, tokens, run.sent_tokens, run.sent_chars)
+        chunk = Chunk(work, work.attempt, work.epoch, text, tokens, run.sent_tokens, run.sent_chars)
         run.sent_pieces = len(run.text)
         run.sent_chars += len(text)
         run.sent_tokens += len(tokens)

@@ -98,6 +98,7 @@ class ChildEngine:
             raise EngineFailed(f"no process could be started for {self.model}: {type(error).__name__}") from error
         finally:
             if not self._started.done() or self._started.cancelled() or self._started.exception() is not None:
+                self._started.cancel()  # nobody waits for it any more
                 self._process.kill()
 
     async def stop(self) -> None:

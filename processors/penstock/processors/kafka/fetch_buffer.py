@@ -12,7 +12,7 @@ from itertools import islice
 
 from penstock.processors.kafka.batches import TP, Delivered
 
-BATCH_RECORDS = 128
+BATCH_RECORDS = 64
 BATCH_BYTES = 1_000_000
 FAIR_SHARE = 4
 TOTAL_BYTES = 16_000_000

@@ -34,7 +34,7 @@ from penstock.producers.reader import message_headers
 logger = logging.getLogger(__name__)
 
 FETCH_RECORDS = 500
-HANDED_BATCHES = 3
+HANDED_BATCHES = 2
 IDLE_POLL_S = 0.02
 BUSY_WAIT_S = 0.005
 WAKE_S = 0.5

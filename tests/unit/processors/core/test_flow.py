@@ -531,3 +531,20 @@ def test_an_answer_of_an_earlier_run_stands_under_a_new_number() -> None:
     world.settle()
     terminal = next(e for e in world.seen if isinstance(e, ask.Terminal))
     assert (terminal.work.attempt, terminal.work.spent) == (2, 1)
+
+
+def test_a_refused_prompt_does_not_use_up_the_aged_share() -> None:
+    """Found by the simulator: nothing had started, and aged work waited for another round of starts."""
+    world = World(aging_s=5.0, aged_share=2)
+    world.up(slots=1)
+    world.hold_answers = {ask.Prepare}
+    world.submit("running", HIGH)
+    world.submit("aged", LOW)
+    world.pass_time(6.0)
+    lane = world.flow.scheduler._lanes["m"]
+    before = lane.since_aged
+    aged = next(work for work in world.flow.works.values() if work.request_id == "aged")
+    assert aged.run is not None
+    world.flow.refused(aged, aged.run.run_id, EngineFailed("no"), world.now, again=True)
+    assert aged.stage is Stage.RETRYING
+    assert lane.since_aged == before

@@ -1,0 +1,111 @@
+"""The simulation itself: seeds without a violation, planted defects that are found, histories that repeat."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation import plan as plans
+from simulation.plants import PLANTS, planted
+from simulation.runner import main, simulate
+from simulation.seeds import Outcome, run, shrink
+
+TESTS = Path(__file__).parent.parent
+SIMULATE_S = 20.0
+QUICK = (
+    "commit_before_outcome",
+    "ack_past_a_hole",
+    "done_map_copied",
+    "gap_committed_past",
+    "offsets_reset",
+    "attempt_used_twice",
+    "dropped_work_publishes",
+    "line_never_released",
+    "first_in_first_out_lane",
+    "retry_polls_slot",
+    "global_intake_cap",
+    "grant_before_fit",
+    "batch_dies_with_poison",
+    "poison_forgotten",
+    "duplicate_not_held",
+)
+"""Planted defects that show within a few seeds; `make simulate PLANT=name` tries all of them."""
+
+
+def test_no_seed_breaks_an_invariant() -> None:
+    report = simulate(range(1_000), most_s=SIMULATE_S)
+    assert [(outcome.plan.seed, outcome.violation) for outcome in report.failed] == []
+    assert report.steps > 1_000
+    assert sum(report.faults.values()) > 0
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_defect_is_found_and_its_seed_repeats(name: str) -> None:
+    report = simulate(range(100), plant=name)
+    assert report.failed, f"{name} was not found in {report.seeds} seeds"
+    first = report.failed[0]
+    with planted(name):
+        again = run(first.plan)
+    assert (again.digest, again.violation) == (first.digest, first.violation)
+    assert run(first.plan).violation is None, "without the defect the seed is clean"
+
+
+def test_plants_leave_nothing_behind() -> None:
+    clean = run(plans.draw(3)).digest
+    for name in PLANTS:
+        with planted(name):
+            pass
+    assert run(plans.draw(3)).digest == clean
+
+
+def test_a_violation_is_made_smaller() -> None:
+    with planted("grant_before_fit"):
+        outcome = simulate(range(20), plant="grant_before_fit").failed[0]
+        smallest = shrink(outcome, 60)
+    assert smallest.kind == outcome.kind
+    assert len(smallest.plan.faults) <= len(outcome.plan.faults)
+    assert smallest.plan.requests < outcome.plan.requests
+
+
+def test_histories_depend_on_nothing_but_the_seed() -> None:
+    """Neither the order of sets of text nor addresses matter: other hash seeds give the same histories."""
+    program = "from simulation import plan, seeds; print([seeds.run(plan.draw(s)).digest for s in range(6)])"
+    histories: list[str] = []
+    for hash_seed in ("1", "2"):
+        path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        histories.append(done.stdout)
+    assert histories[0] == histories[1]
+
+
+def test_the_last_line_says_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3", "--jobs", "1"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["seeds"] == 3
+    assert told["violations"] == 0
+    assert told["transitions_seen"] <= told["transitions"]
+    assert main(["--seeds", "50", "--jobs", "1", "--plant", "grant_before_fit", "--shrink", "0"]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["violations"] == 1
+
+
+def test_a_seed_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "5"]) == 0
+    first = capsys.readouterr().out
+    assert main(["--seed", "5"]) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_many_seeds_must_visit_every_transition() -> None:
+    """A run of few seeds does not say so."""
+    report = simulate(range(2))
+    assert report.missing
+    assert isinstance(report.failed, list)
+    assert all(isinstance(outcome, Outcome) for outcome in report.failed)

@@ -1,0 +1,141 @@
+"""What a review of the flow found: words that change their number, places that are never given back, long walks."""
+
+from __future__ import annotations
+
+import pytest
+
+from flow_driver import LOW, MEDIUM, World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.admission import CannotLoad
+from penstock.processors.core.states import Stage
+from penstock.schemas.errors import EngineFailed
+
+
+def test_words_keep_the_number_of_the_run_that_said_them() -> None:
+    """A process tells its last words and its failure together: both are heard before anything is published."""
+    world = World()
+    world.up(inline=True)
+    work = world.submit("r", stream=True)
+    assert work is not None
+    assert work.run is not None
+    run_id = work.run.run_id
+    world.flow.delta(work, run_id, "old", [1], world.now)
+    world.flow.failed(work, run_id, EngineFailed("it ran out of memory"), world.now, again=True)
+    effects = world.flow.take_effects()
+    (chunk,) = [effect for effect in effects if isinstance(effect, ask.Chunk)]
+    assert work.attempt == 2
+    assert chunk.attempt == 1
+
+
+def test_words_keep_the_epoch_of_the_run_that_said_them() -> None:
+    world = World()
+    world.up(inline=True)
+    work = world.submit("r", stream=True)
+    assert work is not None
+    assert work.run is not None
+    world.flow.delta(work, work.run.run_id, "old", [1], world.now)
+    committed = dict.fromkeys(world.flow.gate.partitions(), (0, ""))
+    world.flow.assigned(committed, 2, fenced=False, now=world.now)
+    world.flow.lane_down("m", world.now)
+    world.flow.lane_up("m", 1, None, world.now, inline=True)
+    world.pass_time(3.0)
+    (chunk,) = world.chunks
+    assert (chunk.epoch, chunk.attempt) == (1, 1)
+    assert (work.epoch, work.attempt) == (2, 2)
+
+
+def test_it_runs_again_as_running() -> None:
+    """Readers fold statuses by attempt and rank: `running` after `retrying` of the same attempt is not heard."""
+    world = World(status_linger_s=0.0)
+    world.up(inline=True)
+    world.submit("r")
+    world.pass_time(0.1)
+    world.fail("r", EngineFailed("once"))
+    world.pass_time(1.0)
+    world.pass_time(0.1)
+    told = [(s.status, s.attempt) for s in world.seen if isinstance(s, ask.Status)]
+    assert told[-3:] == [("running", 1), ("retrying", 1), ("running", 2)]
+
+
+def test_what_never_ran_is_not_said_to_be_retried() -> None:
+    world = World(status_linger_s=0.0)
+    world.up(slots=1)
+    world.submit("r")
+    world.submit("waits")
+    world.pass_time(0.1)
+    world.die()
+    told = [s.work.request_id for s in world.seen if isinstance(s, ask.Status) and s.status == "retrying"]
+    assert told == ["r"]
+
+
+@pytest.mark.parametrize("end", ["cancel", "expire", "gone"])
+def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up(end: str) -> None:
+    world = World(intake_bytes=1200)
+    world.flow._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.submit("first", size=150, ttl_ms=60_000)
+    work = world.submit("alone", size=150, ttl_ms=60_000)
+    assert work is not None
+    assert work.stage is Stage.PARKED
+    world.hold_answers = {ask.Fetch}
+    world.up(inline=True)
+    world.finish("first")
+    assert work.stage is Stage.FETCHING
+    assert world.flow.starter.alone is work
+    if end == "cancel":
+        world.cancel("alone")
+        world.release(ask.Fetch)
+    elif end == "expire":
+        world.pass_time(61)
+        world.release(ask.Fetch)
+    else:
+        world.flow.gone(work.key, world.now)
+        world.settle()
+    world.submit("next", size=10)
+    world.pass_time(0.1)
+    assert "next" in world.started
+
+
+def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_holds_nobody_up() -> None:
+    world = World("m", "other")
+    world.flow._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.submit("before", MEDIUM, line="c", model="other")
+    work = world.submit("alone", LOW, line="c", model="m")
+    world.hold_answers = {ask.Prepare}
+    world.up("m")
+    assert work is not None
+    assert world.flow.starter.alone is work
+    world.flow._reprioritize(work, 5)  # pyright: ignore[reportPrivateUsage]
+    world.release(ask.Prepare)
+    world.up("other")
+    world.pass_time(0.1)
+    assert "before" in world.started
+
+
+def test_those_who_waited_for_a_model_that_cannot_be_loaded_end_some_at_a_time() -> None:
+    world = World()
+    for n in range(1000):
+        world.submit(f"r{n}", settle=False)
+    world.settle()
+    world.flow.load_failed("m", CannotLoad("no such file"), world.now)
+    world.flow.step(world.now)
+    ends = [effect for effect in world.flow.take_effects() if isinstance(effect, ask.Terminal)]
+    assert 0 < len(ends) <= 256
+    for effect in ends:
+        world.answer(effect)
+    for _ in range(10):
+        world.pass_time(0.01)
+    assert len(world.ended) + len(ends) >= 1000
+
+
+def test_a_model_that_is_loaded_after_all_fails_nobody_more() -> None:
+    world = World()
+    for n in range(600):
+        world.submit(f"r{n}", settle=False)
+    world.settle()
+    world.flow.load_failed("m", CannotLoad("no such file"), world.now)
+    world.settle()
+    failed = len(world.ended)
+    world.up(inline=True)
+    world.pass_time(0.01)
+    world.pass_time(0.01)
+    assert len(world.ended) == failed < 600
