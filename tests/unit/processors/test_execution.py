@@ -369,6 +369,17 @@ async def test_a_large_answer_that_stands_becomes_an_artifact(shell: Shell, tmp_
     assert shell.turns.finished == [], "it stands already"
 
 
+async def test_a_turn_that_ends_while_its_conversation_is_read_never_reaches_the_engine(shell: Shell) -> None:
+    shell.turns.readable.clear()
+    shell.submit("r", line="c")
+    await shell.until(lambda: shell.turns.mine)
+    shell.cancel("r")
+    shell.turns.readable.set()
+    await shell.until_idle()
+    assert shell.ended == [("r", "cancelled")]
+    assert shell.the_engine().prepared == []
+
+
 async def test_a_log_that_moved_is_read_and_prepared_again(shell: Shell) -> None:
     shell.turns.agrees = [False]
     shell.submit("r", line="c")
