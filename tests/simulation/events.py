@@ -55,7 +55,7 @@ def terminal(effect: Terminal, worker: str, now_ms: int) -> ResultEvent:
         request_id=work.request_id,
         tenant=work.tenant,
         kind="terminal",
-        origin=work.origin,
+        origin=effect.origin or work.origin,
         attempt=work.attempt,
         epoch=work.epoch,
         task=work.task,

@@ -39,7 +39,10 @@ class Arriving(Loads):
     ) -> Work | None:
         """A record of a delivered range. Returns the work when it is new."""
         key = (*tp, offset)
-        if self.gate.arrive(tp, offset, _gate_id(read, key)) is not Arrival.NEW:
+        arrival = self.gate.arrive(tp, offset, _gate_id(read, key))
+        if arrival is Arrival.DUPLICATE:
+            self._twin(read)
+        if arrival is not Arrival.NEW:
             return None
         if (former := self.works.get(key)) is not None:  # of a topic that was deleted and made anew since
             self._drop(former)
@@ -62,6 +65,14 @@ class Arriving(Loads):
         else:
             self._settle(work, "arrive_ended", now, error=error)
         return work
+
+    def _twin(self, read: Taken | Poison) -> None:
+        """The request that is held stands here too. An earlier worker may have published under this origin."""
+        if isinstance(read, Poison):
+            return
+        work = self._subjects.get((read.request.tenant, read.request.request_id))
+        if work is not None and read.origin != work.first_place and read.origin not in work.twins:
+            work.twins.append(read.origin)
 
     def _poison(
         self,

@@ -93,7 +93,10 @@ class Chunk:
 
 @dataclass(slots=True, frozen=True)
 class Terminal:
-    """Publish its one outcome. → delivered"""
+    """Publish its one outcome. → delivered
+
+    `origin`: another place where the same request stands; None for its first record.
+    """
 
     work: Work
     status: str
@@ -101,6 +104,7 @@ class Terminal:
     error: PenstockError | None = None
     finished: Any = None
     artifact: Any = None
+    origin: Origin | None = None
 
 
 @dataclass(slots=True, frozen=True)

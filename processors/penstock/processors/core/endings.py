@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.processors.core.board import Board
@@ -66,6 +67,9 @@ class Endings(Board):
         """The broker has its terminal event: its offset may be committed."""
         if work.stage is not Stage.SETTLING:
             return
+        if work.twins:
+            self._emit(replace(work.outcome, origin=work.twins.pop(0)))
+            return
         self._go(work, "delivered", Stage.DONE)
         if work.started_at is not None:
             self._emit(Ended(work.key, work.request_id, dropped=False))
@@ -101,7 +105,8 @@ class Endings(Board):
         status = status or ("completed" if error is None else status_of(error))
         self._go(work, event, Stage.SETTLING)
         work.pending_status = status
-        self._emit(Terminal(work, status, now, error, finished, artifact))
+        work.outcome = Terminal(work, status, now, error, finished, artifact)
+        self._emit(work.outcome)
 
     def _letter(self, work: Work, event: str, error: PenstockError) -> None:
         work.error = error

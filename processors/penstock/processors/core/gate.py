@@ -111,21 +111,29 @@ class CommitGate:
         self._partitions = {tp: _kept(kept.get(tp), offset, text) for tp, (offset, text) in committed.items()}
         self._changed = set(kept)
         for entry in dropped:
-            self._drop(entry)
+            self._drop(entry, delivered_again=True)
         return Revocation(dropped=tuple(entry.key for entry in dropped), restart_all=restart_all)
 
-    def _drop(self, entry: _Entry) -> None:
-        """The work ends without an outcome of ours. Its duplicates end silently: its new owner writes the outcome."""
+    def _drop(self, entry: _Entry, *, delivered_again: bool = False) -> None:
+        """The work ends without an outcome of ours.
+
+        At an assignment its duplicates are forgotten: they are delivered again, and are new work then, for readers may
+        follow them and not what was dropped.
+        """
         self.inflight -= 1
         del self._by_request[entry.request_id]
-        self._end_duplicates(entry)
+        self._end_duplicates(entry, finish=not delivered_again)
 
-    def _end_duplicates(self, entry: _Entry) -> None:
+    def _end_duplicates(self, entry: _Entry, *, finish: bool = True) -> None:
         for twin in entry.duplicates or ():
             tp = twin.key[:2]
             partition = self._partitions.get(tp)
-            if partition is not None and partition.entries.get(twin.key[2]) is twin:
+            if partition is None or partition.entries.get(twin.key[2]) is not twin:
+                continue
+            if finish:
                 self._finish(tp, partition, twin)
+            else:
+                del partition.entries[twin.key[2]]
 
     def _finish(self, tp: TP, partition: _Partition, entry: _Entry) -> None:
         offset = entry.key[2]

@@ -78,6 +78,7 @@ class Work:
         "line",
         "load_ms",
         "max_attempts",
+        "outcome",
         "pending_status",
         "position",
         "priority",
@@ -93,6 +94,7 @@ class Work:
         "task",
         "tenant",
         "ticket",
+        "twins",
     )
 
     def __init__(
@@ -164,6 +166,10 @@ class Work:
         self.published_status: str | None = None
         self.end_with: PenstockError | None = None
         """It shall end with this as soon as its bytes are here."""
+        self.twins: list[Origin] = []
+        """Where else the same request stands: readers may follow any of them, so each has its outcome."""
+        self.outcome: Any = None
+        """What is on its way to the broker as its outcome."""
         self.error: PenstockError | None = None
         """Of a dead letter: the reason, for the terminal event that follows it."""
 

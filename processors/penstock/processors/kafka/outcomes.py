@@ -94,7 +94,7 @@ class Outcomes:
             request_id=work.request_id,
             tenant=work.tenant,
             kind="terminal",
-            origin=work.origin,
+            origin=effect.origin or work.origin,
             attempt=work.attempt,
             epoch=work.epoch,
             task=work.task,

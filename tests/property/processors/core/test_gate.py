@@ -264,10 +264,10 @@ class GateMachine(RuleBasedStateMachine):
             self.forget_all()
         else:
             orphans = {(tp, at) for tp, at in self.waiting if tp in kept and self.log[tp][at] in moved}
-            self.known_done = {one for one in self.known_done if one[0] in kept} | orphans
+            self.known_done = {one for one in self.known_done if one[0] in kept}
             self.waiting = {one for one in self.waiting if one[0] in kept} - orphans
             self.fetched = [one for one in self.fetched if one[0] in kept]
-            if not goes_on:
+            if not goes_on or orphans:  # duplicates of what moved are new work when they are delivered again
                 for tp in kept:
                     self.position[tp] = self.group[tp][0]
                 self.fetched.clear()
@@ -407,13 +407,16 @@ def test_duplicate_ends_with_the_first() -> None:
     assert gate.arrive(T1, 8, "r") is Arrival.FINISHED
 
 
-def test_duplicate_of_moved_work_ends_silently() -> None:
+def test_a_duplicate_of_moved_work_is_new_work_when_it_is_delivered_again() -> None:
+    """Found by the simulator: readers may follow the duplicate, so its end by another record's outcome is unseen."""
     gate = new_gate(T0, T1)
     gate.arrive(T0, 3, "r")
     gate.arrive(T1, 8, "r")
     revocation = gate.assign({T1: (0, "")}, 2)
     assert revocation.dropped == (("t", 0, 3),)
-    assert decode(0, gate.commits()[T1][1]) == [(8, 9)]
+    assert T1 not in gate.commits()
+    gate.batch(T1, 0, 9, range(9))
+    assert gate.arrive(T1, 8, "r") is Arrival.NEW
 
 
 def test_a_topic_made_anew_replaces_what_was_held_and_what_was_done() -> None:

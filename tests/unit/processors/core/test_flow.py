@@ -533,6 +533,24 @@ def test_an_answer_of_an_earlier_run_stands_under_a_new_number() -> None:
     assert (terminal.work.attempt, terminal.work.spent) == (2, 1)
 
 
+def test_each_place_of_a_request_has_its_outcome_before_it_is_committed() -> None:
+    """Found by the simulator: readers followed the duplicate's origin, and never saw an outcome."""
+    world = World()
+    world.up()
+    world.submit("r", HIGH)
+    world.submit("r", LOW)
+    world.hold_answers = {ask.Terminal}
+    world.finish("r")
+    for _ in range(2):
+        assert world.committed(HIGH) == world.committed(LOW) == 0
+        (work,) = world.flow.works.values()
+        world.flow.delivered(work, "completed")
+        world.settle()
+    asked = [effect.origin for effect in world.seen if isinstance(effect, ask.Terminal)]
+    assert [origin and origin.topic for origin in asked] == [None, LOW]
+    assert world.committed(HIGH) == world.committed(LOW) == 1
+
+
 def test_a_refused_prompt_does_not_use_up_the_aged_share() -> None:
     """Found by the simulator: nothing had started, and aged work waited for another round of starts."""
     world = World(aging_s=5.0, aged_share=2)
