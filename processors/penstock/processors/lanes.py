@@ -1,4 +1,4 @@
-"""What the flow and the models tell each other: loads asked for, engines up and down, who serves what."""
+"""Between the flow and the models: carries out loads, tells the flow of engines that come and go, and names lanes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lanes:
-    """The flow's catalog, and the way of its `Load` effects. `changed` is called after each event for the flow."""
+    """The flow's catalog, and what carries out its `Load` effects. `changed` is called after each event it gives."""
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
@@ -31,7 +31,7 @@ class Lanes:
         self._changed: Callable[[], None]
 
     def connect(self, serving: Serving, flow: Flow, changed: Callable[[], None]) -> None:
-        """Give it what is made after it: they need its callbacks."""
+        """Give it the parts that are made after it, since they need its callbacks."""
         self._serving, self._flow, self._changed = serving, flow, changed
 
     def load_all(self) -> None:
@@ -41,6 +41,7 @@ class Lanes:
         self._changed()
 
     async def close(self) -> None:
+        """Give up the loads under way."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -89,7 +90,7 @@ class Lanes:
         self._changed()
 
     def down(self, model: str, code: int | None) -> None:
-        """The model's process has ended: unasked, or (no exit code) because it was unloaded."""
+        """The model's process has ended: unasked, or, when there is no exit code, because the model was unloaded."""
         self._metrics.unloads.labels(model).inc()
         if code is None:
             self._flow.lane_unloaded(model, self._clock())

@@ -1,7 +1,7 @@
 """The worker's shell: carries records and answers into the flow and its effects out. It decides nothing.
 
 All of it runs on one event loop. One turn of the shell takes some records, lets the flow look, and carries out what it
-asks for; then the loop breathes. One ticker serves every timer.
+asks for; then the loop may serve others. One ticker serves every timer.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ TICK_S = 0.01
 IDLE_TICK_S = 0.05
 SLOW_TICK_S = 0.1
 POSITIONS_S = 1.0
+"""How often those near the front hear of their position in the queue."""
 POSITIONS_TOLD = 64
 RECORDS_A_TURN = 128
+"""So many records are taken before the flow looks what they change."""
 REGISTRY_AGAIN_S = 1.0
 EFFECTS_A_TURN = 2_000
 """So many effects are carried out before the loop may serve others."""
@@ -51,7 +53,7 @@ EFFECTS_A_TURN = 2_000
 
 @dataclass(slots=True)
 class Rooms:
-    """The parts that the worker moves data between; made in app.py."""
+    """The parts that the worker moves data between; made in assembly.py."""
 
     flow: Flow
     intake: Intake
@@ -68,7 +70,8 @@ class Rooms:
 class Worker:
     """Not thread-safe: all calls on the loop.
 
-    `hold` makes exactly these partitions paused; `on_broken` is told when this process can do no good any more.
+    `urgency` of a topic: lower is taken first. `hold` pauses exactly these partitions. `on_broken` is called when this
+    process can do no good any more.
     """
 
     def __init__(
@@ -168,7 +171,7 @@ class Worker:
     # -- turns of the shell
 
     def changed(self) -> None:
-        """Something happened: look, soon."""
+        """An event went into the flow: take a turn, soon."""
         if not self._turn_due:
             self._turn_due = True
             asyncio.get_running_loop().call_soon(self._turn_or_break)
@@ -177,7 +180,7 @@ class Worker:
         self._turn_due = False
         try:
             self._turn()
-        except Exception:  # a fault of ours: go on half alive and every request waits for ever
+        except Exception:  # a fault of ours: if this worker went on half alive, its requests would wait for ever
             logger.exception("worker.turn_failed")
             self.break_down()
 
@@ -198,7 +201,7 @@ class Worker:
             self.changed()
 
     def _take_some(self) -> int:
-        """Some records, the more urgent topics first; how many."""
+        """Take some records, the more urgent topics first. Returns how many."""
         now = self._clock()
         if now < self._registry_away_until or not self._r.flow.taking:
             return 0
@@ -236,7 +239,7 @@ class Worker:
         )
 
     def _carry_out(self) -> bool:
-        """Do what the flow asks, and what that makes it ask; whether something is left for the next turn."""
+        """Do what the flow asks, and what it asks because of that. True when something is left for the next turn."""
         flow, queue, carry = self._r.flow, self._effects, self._carry
         queue.extend(flow.take_effects())
         for _ in range(EFFECTS_A_TURN):
@@ -319,7 +322,7 @@ class Worker:
     # -- time
 
     async def tick_forever(self) -> None:
-        """The shared ticker: everything that is due by time, for all requests at once."""
+        """The one ticker: does everything that is due by time, for all requests."""
         next_slow = next_positions = 0.0
         flow = self._r.flow
         while True:
@@ -345,13 +348,13 @@ class Worker:
     # -- stopping and looking
 
     def stop_taking(self) -> None:
-        """From here on nothing is taken or started; what is queued is handed back unsaid."""
+        """From here on nothing is taken or started. What is queued is handed back, and nothing is published of that."""
         self._inbox.clear()
         self._r.flow.stop_taking()
         self.changed()
 
     def hand_back(self) -> None:
-        """Let go of what still runs; it stays uncommitted and begins anew elsewhere."""
+        """Let go of what still runs. It stays uncommitted, so another worker begins it anew."""
         self._r.flow.hand_back()
         self.changed()
 
@@ -362,7 +365,7 @@ class Worker:
 
     @property
     def broken(self) -> bool:
-        """Whether it ended by a fault of its own, for which what it ran may be to blame."""
+        """Whether a fault of its own ended it. What ran then may be to blame for the fault."""
         return self._broken
 
     @property

@@ -301,11 +301,14 @@ async def test_a_registry_that_is_away_holds_the_batch_and_it_goes_on_later(shel
     assert shell.broker.letters() == []
 
 
-async def test_what_was_parked_is_asked_for_again_when_the_registry_is_away(shell: Shell) -> None:
+async def test_what_was_parked_is_asked_for_again_after_a_moment_when_the_registry_is_away(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "REGISTRY_AGAIN_S", 0.01)
     shell.intake.unknown = {0}
     shell.worker.on_fetched((LOW, 0), [raw(0, request("r"))])
-    await wait_until_async(lambda: bool(shell.refetches.requested), 5, "it is asked for again")
-    assert shell.refetches.requested[0][:2] == ((LOW, 0), (0,))
+    assert shell.refetches.requested == [], "it is not asked without end"
+    await wait_until_async(lambda: shell.refetches.requested == [((LOW, 0), (0,), 0)])
 
 
 # -- parked records
@@ -458,16 +461,28 @@ async def test_what_a_partition_that_stays_had_waiting_comes_again(shell: Shell)
     assert shell.refetches.cancelled == set()
 
 
-async def test_a_pause_outlasts_an_assignment(tmp_path: Path) -> None:
+async def test_a_pause_outlives_an_assignment_and_ends_with_the_reason_for_it(tmp_path: Path) -> None:
+    """The consumer keeps its holds over a rebalance: what was not told to let go was held for ever, unnoticed."""
     shell = Shell(tmp_path, commit_span=20)
     shell.assign((LOW, 0))
     shell.deliver(LOW, *(request(f"r{n}") for n in range(20)))
     await shell.turns()
     shell.assign((LOW, 0), generation=2)
-    shell.ends.clear()
-    shell.deliver(LOW, *(request(f"r{n}") for n in range(20)))
+    assert shell.held == [frozenset({(LOW, 0)})], "it holds still, and is not told twice"
+    shell.assign((LOW, 0), generation=3, fenced=True)
+    assert shell.held == [frozenset({(LOW, 0)}), frozenset()]
+
+
+async def test_nothing_more_is_said_of_work_that_is_let_go_of(shell: Shell) -> None:
+    shell.up()
+    shell.deliver(LOW, request("r", stream=True))
     await shell.turns()
-    assert shell.held == [frozenset({(LOW, 0)})], "the consumer keeps its holds over a rebalance"
+    run_id = next(iter(shell.engine.runs))
+    shell.engine.say("words")  # its chunk is carried out in the next turn, which comes after the assignment
+    shell.assign((HIGH, 0), generation=2)
+    await shell.turns()
+    assert shell.broker.results() == []
+    assert shell.engine.cancelled == [run_id], "its engine is told still"
 
 
 # -- faults of ours

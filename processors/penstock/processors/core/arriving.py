@@ -17,7 +17,7 @@ TP = tuple[str, int]
 
 
 class Arriving(Loads):
-    """What a record is to this worker: new work, a repeat, poison, or another partition's."""
+    """What a record is to this worker: new work, a repeat, poison, or one that belongs on another partition."""
 
     def delivered_range(self, tp: TP, start: int, end: int, offsets: Sequence[int]) -> None:
         """The consumer has delivered [start, end) of a partition, with records at `offsets`. Raises GapInDelivery.

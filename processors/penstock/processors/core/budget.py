@@ -88,6 +88,7 @@ class Budget:
         return max(0, self._pair_share - self._bodies.get((klass, lane), 0))
 
     def drop_body(self, klass: str, lane: str, size: int) -> None:
+        """The bytes of a record are not kept any more. Raises ValueError for what was not counted."""
         pair = (klass, lane)
         left = self._bodies.get(pair, 0) - size
         if left < 0:
@@ -120,6 +121,7 @@ class Budget:
         self._facts_used += 1
 
     def drop_fact(self, tp: TP) -> None:
+        """A request has ended. Raises ValueError when the partition has none."""
         count = self._facts.get(tp, 0)
         if not count:
             raise ValueError(f"{tp} has no facts")

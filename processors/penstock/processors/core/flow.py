@@ -29,7 +29,7 @@ EXPIRED_AT_ONCE = 256
 
 
 class Flow(Arriving):
-    """One worker's requests. Not thread-safe; a second flow in the same process shares nothing with it."""
+    """One worker's requests. Not thread-safe. Two flows in one process share nothing."""
 
     # -- assignments
 
@@ -142,7 +142,7 @@ class Flow(Arriving):
     # -- stopping
 
     def stop_taking(self) -> None:
-        """From here on nothing is started. What waits is handed back unsaid; what runs may finish."""
+        """From here on nothing is started. What waits is handed back silently; what runs may finish."""
         self.taking = False
         self._hand_back_waiting()
 
@@ -151,7 +151,7 @@ class Flow(Arriving):
             self._drop(work)
 
     def hand_back(self) -> None:
-        """Let go of what still runs; it stays uncommitted and begins anew elsewhere."""
+        """Let go of what still runs. It stays uncommitted, so another worker begins it anew."""
         for work in [w for w in self.works.values() if w.stage is not Stage.SETTLING]:
             self._drop(work)
 
@@ -160,6 +160,7 @@ class Flow(Arriving):
         return self.starter.on_lanes
 
     def unfinished(self) -> Collection[Work]:
+        """Everything that is held: neither done nor dropped."""
         return self.works.values()
 
 

@@ -12,6 +12,7 @@ from penstock.schemas.errors import EngineFailed, InternalError, PenstockError
 from penstock.schemas.topics import CLASSES
 
 MEMORY_POLL_S = 1.0
+"""How often a load that found too little memory free is tried again."""
 MAX_LOAD_FAILURES = 3
 """So often a load may fail in a row before those who wait for it are told; then each further failure tells them."""
 QUIET_DEATHS = 16
@@ -90,6 +91,7 @@ class Lane:
         return True
 
     def running(self) -> int:
+        """Works that are on the engine."""
         return sum(work.stage is Stage.RUNNING for work in self.holders)
 
     def loading_ms(self, since: float, until: float) -> int:
@@ -100,10 +102,12 @@ class Lane:
     # -- loading
 
     def load(self, now: float) -> None:
+        """Its model is being loaded from now on."""
         self.state = LaneState.LOADING
         self.load_span = (now, float("inf"))
 
     def up(self, slots: int, tokens: int | None, *, inline: bool, now: float) -> None:
+        """Its model is loaded, with these limits."""
         if self.state is LaneState.LOADING:
             self.load_span = (self.load_span[0], now)
         self.state, self.wanted = LaneState.UP, True
@@ -122,7 +126,7 @@ class Lane:
         self.deaths = 0
 
     def load_failed(self, error: BaseException, now: float) -> PenstockError | None:
-        """When it is tried again; the error for those who wait, once waiting is of no more use."""
+        """Plan the next try. Returns the error for those who wait, once waiting is of no use any more."""
         self.state = LaneState.ABSENT
         self.load_span = (self.load_span[0], now)
         self.short = isinstance(error, MemoryShort)

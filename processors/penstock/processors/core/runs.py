@@ -18,7 +18,7 @@ RETRIES_AT_ONCE = 256
 
 
 class Runs(Endings):
-    """Answers of a run that is over (another attempt, an end) pass by: they name the run they speak of."""
+    """Every answer names its run. An answer for a run that is over changes nothing."""
 
     def prepared(self, work: Work, run_id: str, need_tokens: int, prepared: Any, now: float, mark: Any = None) -> None:
         """Its conversation was read and its prompt counted: it needs so many tokens of its engine."""

@@ -1,4 +1,4 @@
-"""What is said of a request, as records on Kafka: statuses, chunks, the one terminal event, dead letters."""
+"""Makes the records that are published of a request: statuses, chunks, the one terminal event, dead letters."""
 
 from __future__ import annotations
 
