@@ -129,7 +129,13 @@ class Worker:
         """A new generation. What was delivered under the old one and not taken is delivered again."""
         gone = self._inbox.clear()
         kept = list(self._r.flow.gate.partitions())
-        self._r.flow.assigned(assignment.committed, assignment.generation, fenced=assignment.fenced, now=self._clock())
+        self._r.flow.assigned(
+            assignment.committed,
+            assignment.generation,
+            fenced=assignment.fenced,
+            now=self._clock(),
+            wall_ms=now_ms(),
+        )
         self._forget_dropped()
         self._apply_pauses()  # the consumer holds over a rebalance what it was told before
         for tp in set(kept) - set(assignment.committed):

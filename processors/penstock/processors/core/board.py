@@ -103,6 +103,8 @@ class Board:
         self._paused: frozenset[TP] = frozenset()
         self._dirty: dict[str, Lane] = {}
         self.generation = -1
+        self.owned_since_ms: float = float("inf")
+        """Wall-clock milliseconds of the newest assignment."""
         self.now = float("-inf")
         """The time of the newest step or tick."""
         self.taking = True

@@ -33,9 +33,20 @@ class Flow(Arriving):
 
     # -- assignments
 
-    def assigned(self, committed: Mapping[TP, tuple[int, str]], generation: int, *, fenced: bool, now: float) -> None:
-        """A new generation: what is not ours any more is let go of silently; after a fence everything is."""
-        self.generation = generation
+    def assigned(
+        self,
+        committed: Mapping[TP, tuple[int, str]],
+        generation: int,
+        *,
+        fenced: bool,
+        now: float,
+        wall_ms: float = float("inf"),
+    ) -> None:
+        """A new generation: what is not ours any more is let go of silently; after a fence everything is.
+
+        `wall_ms` is the time now in milliseconds since the epoch: nobody else has worked on what is appended after it.
+        """
+        self.generation, self.owned_since_ms = generation, wall_ms
         revocation = self.gate.assign(committed, generation, fenced=fenced)
         held = list(self.works.values())
         dropped = set(revocation.dropped)
