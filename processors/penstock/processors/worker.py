@@ -32,7 +32,7 @@ from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.producers.reader import RawMessage
-from penstock.schemas.errors import BadAvro, RegistryUnavailable
+from penstock.schemas.errors import BadAvro, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
 
 logger = logging.getLogger(__name__)
@@ -299,9 +299,15 @@ class Worker:
 
     def _send_home(self, effect: ask.SendHome) -> None:
         try:
-            self._r.outcomes.send_home(effect, lambda: self._moved(effect.work))
+            self._r.outcomes.send_home(
+                effect, lambda: self._moved(effect.work), lambda error: self._cannot_move(effect.work, error)
+            )
         except BadAvro as error:
-            self._r.flow.cannot_move(effect.work, error)
+            self._cannot_move(effect.work, error)
+
+    def _cannot_move(self, work: Work, error: PenstockError) -> None:
+        self._r.flow.cannot_move(work, error)
+        self.changed()
 
     def _moved(self, work: Work) -> None:
         self._r.flow.moved(work)
