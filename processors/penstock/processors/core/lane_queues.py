@@ -118,7 +118,10 @@ class Lane(Generic[ItemT]):
 
     def strict(self) -> str | None:
         """The most urgent class that has eligible items."""
-        return next((klass for klass in CLASSES if self.queues[klass]), None)
+        for klass, queue in self.queues.items():  # in the order of CLASSES
+            if queue:
+                return klass
+        return None
 
     def admit(self, place: Place[ItemT], *, refund: bool = False) -> None:
         """The item becomes eligible. `refund`: its tenant paid for it before, and gets that back."""
