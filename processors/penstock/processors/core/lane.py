@@ -37,6 +37,7 @@ class Lane:
         self.state = LaneState.ABSENT
         self.wanted = False
         """It was up: it is loaded again when its engine dies, whether somebody waits or not."""
+        self.was_up = False
         self.slots = 0
         self.tokens: int | None = None
         self.inline = False
@@ -99,6 +100,11 @@ class Lane:
         began, ended = self.load_span
         return max(0, round((min(until, ended) - max(since, began)) * 1000))
 
+    @property
+    def lost(self) -> bool:
+        """It was up, its engine died, and it cannot be loaded again."""
+        return self.was_up and self.failures >= MAX_LOAD_FAILURES
+
     # -- loading
 
     def load(self, now: float) -> None:
@@ -110,7 +116,7 @@ class Lane:
         """Its model is loaded, with these limits."""
         if self.state is LaneState.LOADING:
             self.load_span = (self.load_span[0], now)
-        self.state, self.wanted = LaneState.UP, True
+        self.state, self.wanted, self.was_up = LaneState.UP, True, True
         self.slots, self.tokens, self.inline = slots, tokens, inline
         self.failures, self.short, self.busy_until, self.fail_error = 0, False, 0.0, None
 

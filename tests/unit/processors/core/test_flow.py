@@ -201,11 +201,13 @@ def test_a_model_that_cannot_be_loaded_fails_what_waits_and_is_tried_again() -> 
         world.settle()
         world.pass_time(5.0)
     assert world.status_of("runs") == "failed"
+    assert world.flow.lane("m").lost, "readiness says so"
     world.submit("later")
     assert world.status_of("later") is None, "the next one starts another try"
     world.pass_time(30.0)
     assert world.loads[-1] == "m"
     world.up(inline=True)
+    assert not world.flow.lane("m").lost
     assert "later" in world.running
 
 
