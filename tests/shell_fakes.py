@@ -93,6 +93,8 @@ class ScriptedTurns:
 
     def __init__(self) -> None:
         self.stands: ConversationMessage | BaseException | None = None
+        self.readable = asyncio.Event()
+        self.readable.set()
         self.history: list[dict[str, Any]] = [{"role": "user", "content": "before"}]
         self.agrees: list[bool | BaseException] = []
         self.winner: ConversationMessage | BaseException | None = None
@@ -102,6 +104,7 @@ class ScriptedTurns:
 
     async def read(self, request: InferenceRequest, mine: Callable[[], bool]) -> TurnStart:
         self.mine.append(mine)
+        await self.readable.wait()
         if isinstance(self.stands, BaseException):
             raise self.stands
         return TurnStart(answer=self.stands, history=self.history, mark=MARK)

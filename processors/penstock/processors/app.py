@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.processors.assembly import Hooks, Parts, assemble
+from penstock.processors.kafka.batches import TP, Progress
 from penstock.processors.kafka.outcomes import now_ms
 from penstock.processors.kafka.watchdog import StallWatch
 from penstock.processors.metrics import Metrics
@@ -23,7 +24,7 @@ from penstock.processors.settings import WorkerSettings
 from penstock.producers import admin
 from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
 from penstock.schemas.records import WorkerState
-from penstock.schemas.topics import TopicNames
+from penstock.schemas.topics import CLASSES, TopicNames
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class WorkerApp:
         self._over: asyncio.Future[int] | None = None
         self._parts: Parts | None = None
         self._state = "starting"
+        self._seen: dict[TP, Progress] = {}
 
     # -- starting
 
@@ -175,6 +177,7 @@ class WorkerApp:
                 logger.error("worker.consumer_thread_stuck: exiting to be restarted")
                 self._finish(EXIT_FAILED)
                 return
+            self._seen = seen
             stalled = self._watch.look(seen, room=parts.worker.has_room, now=time.monotonic())
             if stalled:
                 logger.error("worker.stalled partitions=%s: exiting to be restarted", sorted(stalled))
@@ -226,6 +229,9 @@ class WorkerApp:
             reasons.append("a partition has lag and does not move")
         if parts.worker.registry_waits:
             reasons.append("the schema registry is unreachable")
+        for lane in parts.flow.lanes.values():
+            if lane.lost:
+                reasons.append(f"the model {lane.name} has died and cannot be loaded again")
         return reasons
 
     def _describe(self) -> dict[str, Any]:
@@ -249,8 +255,16 @@ class WorkerApp:
         for klass, depth in parts.flow.scheduler.depths().items():
             metrics.depth.labels(klass).set(depth)
             metrics.oldest.labels(klass).set(ages.get(klass, 0.0))
-        for lane in parts.flow.lanes.values():
+        lanes = parts.flow.lanes.values()
+        for lane in lanes:
             metrics.batch.labels(lane.name).set(lane.running())
+        for klass in CLASSES:
+            metrics.parked.labels(klass).set(sum(lane.parked[klass] for lane in lanes))
+        metrics.intake.set(parts.flow.budget.used_bytes)
+        metrics.paused.set(sum(one.paused for one in self._seen.values()))
+        metrics.beyond.set(
+            sum(max(0, (one.highwater or 0) - one.position) for one in self._seen.values() if one.paused)
+        )
         for device in parts.serving.device_states():
             metrics.memory.labels(device.device, "total").set(device.total_bytes)
             metrics.memory.labels(device.device, "reserved").set(device.reserved_bytes)
@@ -295,7 +309,7 @@ class WorkerApp:
         """Let what runs finish within drain_s, then hand it back; wait for the broker's acks; commit."""
         give_up = time.monotonic() + self.settings.worker.drain_s
         parts.worker.stop_taking()
-        await _until(lambda: not parts.flow.unfinished() or parts.membership.crashed, give_up)
+        await _until(lambda: not parts.flow.unfinished() or parts.membership.crashed or parts.worker.broken, give_up)
         parts.worker.hand_back()
         await _until(lambda: not (parts.publisher.backlog or parts.publisher.unacknowledged), time.monotonic() + 5)
         if parts.membership.joined and not parts.membership.crashed:

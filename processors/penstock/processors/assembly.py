@@ -67,9 +67,13 @@ class Hooks:
     """What the parts ask of the app."""
 
     broken: Callable[[], None]
+    """A fault of ours: the process must end."""
     not_ready: Callable[[], list[str]]
+    """Why the worker is not ready; nothing when it is."""
     describe: Callable[[], dict[str, Any]]
+    """Who this worker is, for `/healthz`."""
     refresh: Callable[[], None]
+    """Set the gauges: somebody reads the metrics."""
 
 
 def assemble(
@@ -182,6 +186,7 @@ def assemble(
 
 
 def flow_settings(settings: WorkerSettings) -> FlowSettings:
+    """The flow's part of the settings, in seconds."""
     conf = settings.worker
     return FlowSettings(
         aging_s=conf.aging_s,

@@ -1,4 +1,4 @@
-"""Commits what the flow's gate says may be committed: now and then, and once more at the end."""
+"""Commits what the flow's gate says may be committed: at an interval, and once more at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Commit = Callable[[Mapping[TP, tuple[int, str]]], Awaitable[Mapping[TP, bool]]]
 
 
 class Committer:
-    """One commit at a time: the next one carries what has gathered since. `joined` says whether there is a group."""
+    """One commit at a time: the next one carries what has gathered since. `joined`: is this worker in the group now?"""
 
     def __init__(self, gate: CommitGate, commit: Commit, joined: Callable[[], bool], *, interval_s: float) -> None:
         self._gate = gate
@@ -25,13 +25,14 @@ class Committer:
         self._one_at_a_time = asyncio.Lock()
 
     async def run_forever(self) -> None:
+        """Commit at each interval, while this worker is in the group."""
         while True:
             await asyncio.sleep(self._interval_s)
             if self._joined():
                 await self.commit_now()
 
     async def commit_now(self) -> None:
-        """Commit what may be committed. What is refused is tried again with the next commit."""
+        """Commit what may be committed. What the broker does not take is part of the next commit."""
         async with self._one_at_a_time:
             generation = self._gate.generation
             offsets = self._gate.commits()
@@ -43,7 +44,7 @@ class Committer:
                 logger.warning("commit.failed partitions=%d error=%r: tried again", len(offsets), error)
                 return
             if self._gate.generation != generation:
-                return  # an assignment came in between and told what the broker has
+                return  # an assignment came in between, and brought what the broker has
             for tp, taken in answers.items():
                 if taken:
                     self._gate.committed(tp, *offsets[tp])

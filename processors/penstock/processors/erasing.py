@@ -25,7 +25,7 @@ class Erasing:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def erase(self, command: ControlCommand) -> None:
-        """Do it, if its origin partition is ours; else its owner does. Tried again until it works."""
+        """Erase, if the request's first partition is ours; else its owner does. It is tried again until it succeeds."""
         origin = command.origin
         if origin is None or command.conversation_id is None:
             self._book.erased(command)
@@ -38,6 +38,7 @@ class Erasing:
         task.add_done_callback(lambda _: self._tasks.pop(subject, None))
 
     async def close(self) -> None:
+        """Give up what is under way: the next owner of the partition erases."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

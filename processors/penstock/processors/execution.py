@@ -1,4 +1,4 @@
-"""Carrying out what the flow asks of engines and conversations, and telling it what came of it. Decides nothing."""
+"""Carries out what the flow asks of engines and conversations, and tells it what came of it. Decides nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PARAMS = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "dimen
 
 
 class _Sink:
-    """What one run tells. The flow lets what belongs to an earlier run pass by."""
+    """Takes the events of one run, with the run's id: the flow ignores events of a run that is over."""
 
     __slots__ = ("_execution", "_run_id", "_work")
 
@@ -45,7 +45,7 @@ class _Sink:
 
 
 class Execution:
-    """`changed` is called after each answer to the flow."""
+    """`engine` gives a lane's engine, None while it is down. `changed` is called after each answer to the flow."""
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class Execution:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
+        """Give up what is under way."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -75,12 +76,12 @@ class Execution:
     # -- effects
 
     def prepare(self, effect: Prepare) -> None:
-        """Read the conversation, count the prompt."""
+        """Read the conversation and have the prompt counted."""
         self._task(self._prepare(effect.work, effect.run_id))
 
     async def _prepare(self, work: Work, run_id: str) -> None:
         run = work.run
-        if run is None:
+        if run is None or run.run_id != run_id:  # another run has begun meanwhile, with a task of its own
             return
         try:
             mark, history = None, None
@@ -115,7 +116,7 @@ class Execution:
 
     async def _begin(self, work: Work, run_id: str) -> None:
         run = work.run
-        if run is None:
+        if run is None or run.run_id != run_id:  # another run has begun meanwhile, with a task of its own
             return
         try:
             request = work.request
@@ -136,7 +137,7 @@ class Execution:
             self._changed()
 
     def start(self, effect: Start) -> None:
-        """Run it. An engine that prepares as it begins is asked to, here and now."""
+        """Begin the run. An engine that prepares inline does so here, before it runs."""
         work, run = effect.work, effect.work.run
         if run is None or run.run_id != effect.run_id or work.stage is not Stage.RUNNING:
             return
@@ -158,12 +159,13 @@ class Execution:
             self._flow.failed(work, run.run_id, failure, self._clock(), again=False)
 
     def cancel(self, lane: str, run_id: str) -> None:
+        """Stop a run, if its engine is still there."""
         engine = self._engine(lane)
         if engine is not None:
             engine.cancel(run_id)
 
     def keep(self, effect: Keep) -> None:
-        """Put the output where it belongs; whatever goes wrong, the request gets an outcome."""
+        """Append an answer to its conversation, make a large output an artifact. If that fails, the request fails."""
         self._task(self._keep(effect))
 
     async def _keep(self, effect: Keep) -> None:
@@ -186,7 +188,7 @@ class Execution:
             self._changed()
 
     async def _append_answer(self, work: Work, finished: Finished) -> Finished:
-        """What counts in the log is the outcome."""
+        """Append the answer. The one that counts in the log, this or an earlier one, is the outcome."""
         usage = usage_of(finished)
         answer = answer_message(
             work.request,
@@ -204,7 +206,7 @@ class Execution:
         return _standing(finished.run_id, winner)
 
     def look_up(self, effect: LookUp) -> None:
-        """Whether the answer of a request that shall end unrun stands in its conversation."""
+        """See whether the conversation holds the answer of a request that is to end without a run."""
         self._task(self._look_up(effect.work))
 
     async def _look_up(self, work: Work) -> None:
@@ -221,7 +223,7 @@ class Execution:
         self._flow.looked_up(work, finished, self._clock(), large=large)
         self._changed()
 
-    # -- what a run tells
+    # -- events of a run
 
     def delta(self, work: Work, run_id: str, delta: Delta) -> None:
         now, run = self._clock(), work.run
@@ -244,7 +246,7 @@ class Execution:
     # -- inside
 
     def _spec(self, work: Work, run: Run, history: list[dict[str, Any]] | None) -> RunSpec:
-        """What the engine is asked for. Its run id is this attempt's own: late words of another are not heard."""
+        """What the engine is asked for. The run id is this run's own, so late events of another are known as such."""
         request = work.request
         payload = request.payload
         inputs = payload.get("input")
@@ -270,11 +272,12 @@ class Execution:
 
 
 def _goes_on(work: Work, run: Run) -> bool:
+    """Whether this run is still the work's present one."""
     return work.run is run and work.stage not in OVER
 
 
 def _at_once(coroutine: Coroutine[Any, Any, Prepared]) -> Prepared:
-    """The result of an engine that prepares without waiting: it costs no task per request."""
+    """The result of a coroutine that never waits. So an inline engine costs no task for each request."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -284,7 +287,7 @@ def _at_once(coroutine: Coroutine[Any, Any, Prepared]) -> Prepared:
 
 
 def _standing(run_id: str, answer: ConversationMessage) -> Finished:
-    """An answer that stands in a conversation, as the engine's output that it once was."""
+    """An answer that stands in a conversation, in the form in which an engine gives it."""
     usage = None if answer.usage is None else dataclasses.asdict(answer.usage)
     return Finished(
         run_id=run_id,

@@ -11,11 +11,12 @@ from penstock.processors.kafka.membership import Batch
 
 @dataclass(slots=True)
 class Place:
-    """A batch, and how many of its records were taken."""
+    """A batch that waits, and how far it was taken."""
 
     batch: Batch
     urgency: int
     at: int = 0
+    """How many of its records were taken."""
     announced: bool = False
     """Whether the commit gate knows of it."""
 
@@ -25,13 +26,14 @@ class Place:
 
 
 class Inbox:
-    """`urgency` of a topic: lower comes first. What is taken to the end gives its room back to the consumer."""
+    """`urgency` of a topic: lower comes first. A batch that is taken to its end gives its room back to the consumer."""
 
     def __init__(self, urgency: Callable[[str], int]) -> None:
         self._urgency = urgency
         self._queues: dict[int, deque[Place]] = {}
 
     def put(self, batch: Batch) -> None:
+        """A batch was delivered."""
         urgency = self._urgency(batch.topic)
         queue = self._queues.get(urgency)
         if queue is None:
@@ -40,19 +42,19 @@ class Inbox:
         queue.append(Place(batch, urgency))
 
     def first(self) -> Place | None:
-        """The most urgent batch that is not taken to its end."""
+        """The batch to be taken next; None when there is none."""
         for queue in self._queues.values():
             if queue:
                 return queue[0]
         return None
 
     def done(self, place: Place) -> None:
-        """All records of the most urgent batch were taken."""
+        """All records of `first` were taken."""
         self._queues[place.urgency].popleft()
         place.batch.taken()
 
     def clear(self) -> int:
-        """Forget all; how many records had not been taken."""
+        """Forget all batches. Returns how many records had not been taken."""
         untaken = 0
         for queue in self._queues.values():
             for place in queue:

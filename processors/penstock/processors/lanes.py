@@ -1,4 +1,4 @@
-"""What the flow and the models tell each other: loads asked for, engines up and down, who serves what."""
+"""Between the flow and the models: carries out loads, tells the flow of engines that come and go, and names lanes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from penstock.processors.core.admission import MemoryShort
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Engine, Limits
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lanes:
-    """The flow's catalog, and the way of its `Load` effects. `changed` is called after each event for the flow."""
+    """The flow's catalog, and what carries out its `Load` effects. `changed` is called after each event it gives."""
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
@@ -30,7 +31,7 @@ class Lanes:
         self._changed: Callable[[], None]
 
     def connect(self, serving: Serving, flow: Flow, changed: Callable[[], None]) -> None:
-        """Give it what is made after it: they need its callbacks."""
+        """Give it the parts that are made after it, since they need its callbacks."""
         self._serving, self._flow, self._changed = serving, flow, changed
 
     def load_all(self) -> None:
@@ -40,6 +41,7 @@ class Lanes:
         self._changed()
 
     async def close(self) -> None:
+        """Give up the loads under way."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -67,8 +69,11 @@ class Lanes:
         try:
             await self._serving.load(lane)
         except Exception as error:
-            level = logging.WARNING if isinstance(error, PenstockError) else logging.ERROR
-            logger.log(level, "lane.load_failed model=%s error=%s", lane, error)
+            if isinstance(error, MemoryShort):  # it is tried again each second
+                logger.info("lane.waits_for_memory model=%s reason=%s", lane, error)
+            else:
+                level = logging.WARNING if isinstance(error, PenstockError) else logging.ERROR
+                logger.log(level, "lane.load_failed model=%s error=%s", lane, error)
             self._flow.load_failed(lane, error, self._clock())
             self._changed()
         else:
@@ -85,7 +90,7 @@ class Lanes:
         self._changed()
 
     def down(self, model: str, code: int | None) -> None:
-        """The model's process has ended: unasked, or (no exit code) because it was unloaded."""
+        """The model's process has ended: unasked, or, when there is no exit code, because the model was unloaded."""
         self._metrics.unloads.labels(model).inc()
         if code is None:
             self._flow.lane_unloaded(model, self._clock())

@@ -19,6 +19,14 @@ class Metrics:
         self.inflight = Gauge("penstock_inflight", "Requests held and not finished", registry=registry)
         self.running = Gauge("penstock_running", "Requests on an engine", registry=registry)
         self.memory = Gauge("penstock_device_memory_bytes", "Memory by device", ["device", "kind"], registry=registry)
+        self.parked = Gauge(
+            "penstock_parked", "Waiting requests whose bytes are not here", ["class"], registry=registry
+        )
+        self.intake = Gauge("penstock_intake_bytes", "Memory of waiting requests, as counted", registry=registry)
+        self.paused = Gauge("penstock_paused_partitions", "Partitions that deliver nothing now", registry=registry)
+        self.beyond = Gauge(
+            "penstock_beyond_span", "Records of paused partitions that this worker cannot see yet", registry=registry
+        )
         self.requests = Counter("penstock_requests", "Requests by outcome", ["task", "outcome"], registry=registry)
         self.wait = Histogram(
             "penstock_wait_seconds", "From arrival to the start of the run", registry=registry, buckets=_SECONDS

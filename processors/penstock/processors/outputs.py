@@ -1,4 +1,4 @@
-"""Outputs that are too large for Kafka: kept as an artifact under their tenant, and referred to."""
+"""Outputs that are too large for Kafka are kept as artifacts under their tenant; the event refers to them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The worker's shell: carries records and answers into the flow and its effects out. It decides nothing.
 
 All of it runs on one event loop. One turn of the shell takes some records, lets the flow look, and carries out what it
-asks for; then the loop breathes. One ticker serves every timer.
+asks for; then the loop may serve others. One ticker serves every timer.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.processors.core import effects as ask
 from penstock.processors.core.arrivals import Poison
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Body, Work
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
@@ -30,7 +32,7 @@ from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.producers.reader import RawMessage
-from penstock.schemas.errors import BadAvro, RegistryUnavailable
+from penstock.schemas.errors import BadAvro, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
 
 logger = logging.getLogger(__name__)
@@ -40,15 +42,18 @@ TICK_S = 0.01
 IDLE_TICK_S = 0.05
 SLOW_TICK_S = 0.1
 POSITIONS_S = 1.0
+"""How often those near the front hear of their position in the queue."""
 POSITIONS_TOLD = 64
 RECORDS_A_TURN = 128
+"""So many records are taken before the flow looks what they change."""
+REGISTRY_AGAIN_S = 1.0
 EFFECTS_A_TURN = 2_000
 """So many effects are carried out before the loop may serve others."""
 
 
 @dataclass(slots=True)
 class Rooms:
-    """The parts that the worker moves data between; made in app.py."""
+    """The parts that the worker moves data between; made in assembly.py."""
 
     flow: Flow
     intake: Intake
@@ -65,7 +70,8 @@ class Rooms:
 class Worker:
     """Not thread-safe: all calls on the loop.
 
-    `hold` makes exactly these partitions paused; `on_broken` is told when this process can do no good any more.
+    `urgency` of a topic: lower is taken first. `hold` pauses exactly these partitions. `on_broken` is called when this
+    process can do no good any more.
     """
 
     def __init__(
@@ -122,13 +128,25 @@ class Worker:
     def on_assigned(self, assignment: Assignment) -> None:
         """A new generation. What was delivered under the old one and not taken is delivered again."""
         gone = self._inbox.clear()
-        kept = self._r.flow.gate.partitions()
-        self._held = frozenset()
-        self._r.flow.assigned(assignment.committed, assignment.generation, fenced=assignment.fenced, now=self._clock())
+        kept = list(self._r.flow.gate.partitions())
+        self._r.flow.assigned(
+            assignment.committed,
+            assignment.generation,
+            fenced=assignment.fenced,
+            now=self._clock(),
+            wall_ms=now_ms(),
+        )
+        self._forget_dropped()
+        self._apply_pauses()  # the consumer holds over a rebalance what it was told before
         for tp in set(kept) - set(assignment.committed):
             self._r.refetcher.cancel(tp)
         logger.info("worker.assigned generation=%d untaken=%d", assignment.generation, gone)
         self.changed()
+
+    def _forget_dropped(self) -> None:
+        """What was to be said of work that is let go of is not said."""
+        effects = (*self._effects, *self._r.flow.take_effects())
+        self._effects = deque(effect for effect in effects if not _of_dropped(effect))
 
     def on_commands(self, commands: list[ControlCommand]) -> None:
         """Commands from the control topic, in log order."""
@@ -144,7 +162,8 @@ class Worker:
             try:
                 read = self._read(tp, record)
             except RegistryUnavailable:  # it was readable before: it is asked for once more
-                self._r.refetcher.request(tp, (record.offset,), 0)
+                again = partial(self._r.refetcher.request, tp, (record.offset,))
+                asyncio.get_running_loop().call_later(REGISTRY_AGAIN_S, again)
                 continue
             self._r.flow.fetched(key, read, _body(read, record), self._clock())
         self.changed()
@@ -158,7 +177,7 @@ class Worker:
     # -- turns of the shell
 
     def changed(self) -> None:
-        """Something happened: look, soon."""
+        """An event went into the flow: take a turn, soon."""
         if not self._turn_due:
             self._turn_due = True
             asyncio.get_running_loop().call_soon(self._turn_or_break)
@@ -167,7 +186,7 @@ class Worker:
         self._turn_due = False
         try:
             self._turn()
-        except Exception:  # a fault of ours: go on half alive and every request waits for ever
+        except Exception:  # a fault of ours: if this worker went on half alive, its requests would wait for ever
             logger.exception("worker.turn_failed")
             self.break_down()
 
@@ -188,7 +207,7 @@ class Worker:
             self.changed()
 
     def _take_some(self) -> int:
-        """Some records, the more urgent topics first; how many."""
+        """Take some records, the more urgent topics first. Returns how many."""
         now = self._clock()
         if now < self._registry_away_until or not self._r.flow.taking:
             return 0
@@ -226,7 +245,7 @@ class Worker:
         )
 
     def _carry_out(self) -> bool:
-        """Do what the flow asks, and what that makes it ask; whether something is left for the next turn."""
+        """Do what the flow asks, and what it asks because of that. True when something is left for the next turn."""
         flow, queue, carry = self._r.flow, self._effects, self._carry
         queue.extend(flow.take_effects())
         for _ in range(EFFECTS_A_TURN):
@@ -268,6 +287,8 @@ class Worker:
     def _delivered(self, effect: ask.Terminal, status: str) -> None:
         work, run = effect.work, effect.work.run
         self._r.faults.hit("before_commit")
+        if work.stage is not Stage.SETTLING:  # it was let go of meanwhile: its new owner counts it
+            return
         ran_s = None if run is None or run.run_at is None else effect.at - run.run_at
         started = work.started_at if work.started_at is not None else effect.at
         self._r.metrics.outcome(work.task, status, waited_s=started - work.arrived_at, ran_s=ran_s)
@@ -284,9 +305,15 @@ class Worker:
 
     def _send_home(self, effect: ask.SendHome) -> None:
         try:
-            self._r.outcomes.send_home(effect, lambda: self._moved(effect.work))
+            self._r.outcomes.send_home(
+                effect, lambda: self._moved(effect.work), lambda error: self._cannot_move(effect.work, error)
+            )
         except BadAvro as error:
-            self._r.flow.cannot_move(effect.work, error)
+            self._cannot_move(effect.work, error)
+
+    def _cannot_move(self, work: Work, error: PenstockError) -> None:
+        self._r.flow.cannot_move(work, error)
+        self.changed()
 
     def _moved(self, work: Work) -> None:
         self._r.flow.moved(work)
@@ -301,7 +328,7 @@ class Worker:
     # -- time
 
     async def tick_forever(self) -> None:
-        """The shared ticker: everything that is due by time, for all requests at once."""
+        """The one ticker: does everything that is due by time, for all requests."""
         next_slow = next_positions = 0.0
         flow = self._r.flow
         while True:
@@ -327,13 +354,13 @@ class Worker:
     # -- stopping and looking
 
     def stop_taking(self) -> None:
-        """From here on nothing is taken or started; what is queued is handed back unsaid."""
+        """From here on nothing is taken or started. What is queued is handed back, and nothing is published of that."""
         self._inbox.clear()
         self._r.flow.stop_taking()
         self.changed()
 
     def hand_back(self) -> None:
-        """Let go of what still runs; it stays uncommitted and begins anew elsewhere."""
+        """Let go of what still runs. It stays uncommitted, so another worker begins it anew."""
         self._r.flow.hand_back()
         self.changed()
 
@@ -344,12 +371,17 @@ class Worker:
 
     @property
     def broken(self) -> bool:
-        """Whether it ended by a fault of its own, for which what it ran may be to blame."""
+        """Whether a fault of its own ended it. What ran then may be to blame for the fault."""
         return self._broken
 
     @property
     def registry_waits(self) -> bool:
         return self._clock() < self._registry_away_until
+
+
+def _of_dropped(effect: ask.Effect) -> bool:
+    work: Work | None = getattr(effect, "work", None)
+    return work is not None and work.stage is Stage.DROPPED
 
 
 def _body(read: Any, record: RawMessage) -> Body:

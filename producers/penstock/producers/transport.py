@@ -103,7 +103,9 @@ class Transport:
 
         Raises TooLarge (naming the limit), Overloaded (the local queue is full), BrokerUnavailable, NotFound.
         """
-        size_bytes = len(value or b"") + len(key or b"") + sum(len(n) + len(v or b"") + 10 for n, v in headers or ())
+        size_bytes = len(value or b"") + len(key or b"")
+        if headers:
+            size_bytes += sum(len(name) + len(content or b"") + 10 for name, content in headers)
         if size_bytes > self._max_record_bytes:
             raise too_large(topic, size_bytes, self._max_record_bytes)
         producer = self._usable()

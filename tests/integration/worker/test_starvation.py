@@ -44,9 +44,7 @@ def test_sustained_high_load_on_a_slow_model_starves_nobody(make_system: Make) -
     """
     slow, text = model("slow", tokens=1, delay_ms=100, slots=4), model("text", tokens=1, delay_ms=200, slots=32)
     embed = {**text, "id": "embed", "tasks": ["embedding"]}
-    system = make_system(
-        models=[slow, text, embed], worker_options={"aging_s": AGING_S, "aged_share": AGED_SHARE, "inflight_cap": 256}
-    )
+    system = make_system(models=[slow, text, embed], worker_options={"aging_s": AGING_S, "aged_share": AGED_SHARE})
     worker = system.worker().wait_ready()
 
     def other(run: str) -> Callable[[int], dict[str, Any]]:

@@ -238,6 +238,18 @@ async def test_an_answer_for_a_run_that_is_over_changes_nothing(shell: Shell) ->
     assert shell.the_engine().cancelled == [shell.the_engine().prepared[0].run_id]
 
 
+async def test_what_was_overtaken_by_another_run_is_not_prepared_again(shell: Shell) -> None:
+    """The engine dies and is back before its work was carried out: the new run is prepared once."""
+    shell.submit("r", settle=False)
+    shell.flow.step(shell.now)
+    (overtaken,) = [effect for effect in shell.flow.take_effects() if isinstance(effect, ask.Prepare)]
+    shell.flow.lane_unloaded("m", shell.now)
+    shell.up(slots=4)
+    shell.execution.prepare(overtaken)
+    await shell.until_running()
+    assert len(shell.the_engine().prepared) == 1
+
+
 # -- starting and running
 
 
@@ -355,6 +367,17 @@ async def test_a_large_answer_that_stands_becomes_an_artifact(shell: Shell, tmp_
     terminal = await shell.until_ended()
     assert terminal.artifact is not None
     assert shell.turns.finished == [], "it stands already"
+
+
+async def test_a_turn_that_ends_while_its_conversation_is_read_never_reaches_the_engine(shell: Shell) -> None:
+    shell.turns.readable.clear()
+    shell.submit("r", line="c")
+    await shell.until(lambda: shell.turns.mine)
+    shell.cancel("r")
+    shell.turns.readable.set()
+    await shell.until_idle()
+    assert shell.ended == [("r", "cancelled")]
+    assert shell.the_engine().prepared == []
 
 
 async def test_a_log_that_moved_is_read_and_prepared_again(shell: Shell) -> None:

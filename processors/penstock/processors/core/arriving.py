@@ -15,9 +15,12 @@ from penstock.schemas.topics import priority_class
 
 TP = tuple[str, int]
 
+TWINS = 16
+"""So many repeats of a request have outcomes of their own."""
+
 
 class Arriving(Loads):
-    """What a record is to this worker: new work, a repeat, poison, or another partition's."""
+    """What a record is to this worker: new work, a repeat, poison, or one that belongs on another partition."""
 
     def delivered_range(self, tp: TP, start: int, end: int, offsets: Sequence[int]) -> None:
         """The consumer has delivered [start, end) of a partition, with records at `offsets`. Raises GapInDelivery.
@@ -44,6 +47,8 @@ class Arriving(Loads):
             self._twin(read)
         if arrival is not Arrival.NEW:
             return None
+        if (former := self.works.get(key)) is not None:  # of a topic that was deleted and made anew since
+            self._drop(former)
         if isinstance(read, Poison):
             return self._poison(key, read, value, headers, record_key, now)
         body = Body(read.request, value, headers, record_key, read.size_bytes)
@@ -65,11 +70,15 @@ class Arriving(Loads):
         return work
 
     def _twin(self, read: Taken | Poison) -> None:
-        """The request that is held stands here too. An earlier worker may have published under this origin."""
-        if isinstance(read, Poison):
+        """The request that is held stands here too, and an earlier worker may have published under this origin.
+
+        What came since this worker owns the partition was published by nobody: that repeat ends silently.
+        """
+        if isinstance(read, Poison) or read.origin.append_time_ms >= self.owned_since_ms:
             return
         work = self._subjects.get((read.request.tenant, read.request.request_id))
-        if work is not None and read.origin != work.first_place and read.origin not in work.twins:
+        known = work is None or read.origin == work.first_place or read.origin in work.twins
+        if work is not None and not known and len(work.twins) < TWINS:
             work.twins.append(read.origin)
 
     def _poison(

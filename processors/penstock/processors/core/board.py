@@ -1,4 +1,4 @@
-"""What all layers of the flow share: the parts, the requests held, the effects gathered, the one door for transitions.
+"""What all layers of the flow share: parts, requests held, effects gathered, and the one method for transitions.
 
 The flow is one object in layers, each in a file of its own and using only those below it:
 board ← endings ← runs ← loads ← arriving ← flow.
@@ -103,6 +103,8 @@ class Board:
         self._paused: frozenset[TP] = frozenset()
         self._dirty: dict[str, Lane] = {}
         self.generation = -1
+        self.owned_since_ms: float = float("inf")
+        """Wall-clock milliseconds of the newest assignment."""
         self.now = float("-inf")
         """The time of the newest step or tick."""
         self.taking = True
@@ -132,6 +134,7 @@ class Board:
             self._ends_under_way += change
 
     def lane(self, name: str) -> Lane:
+        """The lane of this name; it is made when it is new."""
         lane = self.lanes.get(name)
         if lane is None:
             lane = self.lanes[name] = Lane(name)
@@ -139,10 +142,11 @@ class Board:
         return lane
 
     def _touch(self, lane: Lane) -> None:
+        """Something changed on the lane: the next `step` looks at it."""
         self._dirty[lane.name] = lane
 
     def _touch_later(self, lane: Lane) -> None:
-        """At the next tick: what was asked for takes its time."""
+        """Look at the lane at the next tick, not at once."""
         lane.look_due = True
 
     def _all_dirty(self) -> None:

@@ -43,6 +43,7 @@ class Budget:
         self._bodies_limit = total_bytes // 2
         self._facts_limit = (total_bytes - self._bodies_limit) // fact_bytes
         self._lanes: set[str] = set()
+        self._pair_share = self._bodies_limit // CLASSES_OF_A_LANE
         self._bodies: dict[Pair, int] = {}
         self._bodies_used = 0
         self._large: tuple[Pair, int] | None = None  # the body that is larger than its share
@@ -56,15 +57,13 @@ class Budget:
 
     def register(self, lane: str) -> None:
         """A lane is known from now on, and its classes have their shares. Those of the others become smaller."""
-        self._lanes.add(lane)
-
-    @property
-    def _pair_share(self) -> int:
-        return self._bodies_limit // (CLASSES_OF_A_LANE * max(len(self._lanes), 1))
+        if lane not in self._lanes:
+            self._lanes.add(lane)
+            self._pair_share = self._bodies_limit // (CLASSES_OF_A_LANE * len(self._lanes))
 
     def body(self, klass: str, lane: str, size: int) -> bool:
         """Whether the bytes of this record may stay; if so they are counted until `drop_body`."""
-        self._lanes.add(lane)
+        self.register(lane)
         pair = (klass, lane)
         used = self._bodies.get(pair, 0)
         large = 0 if self._large is None else self._large[1]
@@ -89,6 +88,7 @@ class Budget:
         return max(0, self._pair_share - self._bodies.get((klass, lane), 0))
 
     def drop_body(self, klass: str, lane: str, size: int) -> None:
+        """The bytes of a record are not kept any more. Raises ValueError for what was not counted."""
         pair = (klass, lane)
         left = self._bodies.get(pair, 0) - size
         if left < 0:
@@ -121,6 +121,7 @@ class Budget:
         self._facts_used += 1
 
     def drop_fact(self, tp: TP) -> None:
+        """A request has ended. Raises ValueError when the partition has none."""
         count = self._facts.get(tp, 0)
         if not count:
             raise ValueError(f"{tp} has no facts")

@@ -144,7 +144,7 @@ class Fetch:
 
 @dataclass(slots=True, frozen=True)
 class Ended:
-    """The journal's business: it ran here and has its outcome (or, `dropped`, was let go of without one)."""
+    """For the journal: it ran here and has its outcome, or, when `dropped`, was let go of without one."""
 
     key: WorkKey
     request_id: str
@@ -160,7 +160,7 @@ class Erase:
 
 @dataclass(slots=True, frozen=True)
 class Retried:
-    """An attempt more (a metric)."""
+    """One more attempt, to be counted in a metric."""
 
     work: Work
 

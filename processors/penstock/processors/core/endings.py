@@ -15,7 +15,7 @@ from penstock.schemas.topics import CLASSES
 
 
 class Endings(Board):
-    """Every end is decided once; what replaces the record is durable before its offset may be committed."""
+    """Every end is decided once. What replaces a record is durable before its offset may be committed."""
 
     def looked_up(self, work: Work, finished: Any | None, now: float, *, large: bool = False) -> None:
         """The answer that stands in the conversation of a request that was to end unrun, or None."""
@@ -29,7 +29,7 @@ class Endings(Board):
     def kept(self, work: Work, finished: Any, artifact: Any, now: float, *, another: bool = False) -> None:
         """Its answer stands in the conversation; a large output is an artifact.
 
-        `another`: not this run's words are the answer that counts, but those of a run before it.
+        `another`: the answer that counts is that of an earlier run, not what this run said.
         """
         if work.stage is Stage.KEEPING:
             if another and work.run is not None and work.run.sent_pieces:
@@ -221,4 +221,5 @@ class Endings(Board):
 
 
 def status_of(error: PenstockError) -> str:
+    """The status with which a request ends by this error."""
     return {"cancelled": "cancelled", "expired": "expired", "dead_lettered": "dead_lettered"}.get(error.code, "failed")

@@ -70,6 +70,8 @@ class Sorted:
 
 
 class Costly(Protocol):
+    """An item that costs its tenant something, in tokens."""
+
     @property
     def cost(self) -> int: ...
 

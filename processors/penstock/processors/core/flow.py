@@ -24,15 +24,29 @@ TP = tuple[str, int]
 ENDINGS_PER_PARTITION = 512
 """Ends under way to the broker at which a partition pauses: a flood of what ends at once must not fill memory."""
 
+EXPIRED_AT_ONCE = 256
+"""Requests that one tick ends by their deadlines: a flood of one age must not hold up the event loop."""
+
 
 class Flow(Arriving):
-    """One worker's requests. Not thread-safe; a second flow in the same process shares nothing with it."""
+    """One worker's requests. Not thread-safe. Two flows in one process share nothing."""
 
     # -- assignments
 
-    def assigned(self, committed: Mapping[TP, tuple[int, str]], generation: int, *, fenced: bool, now: float) -> None:
-        """A new generation: what is not ours any more is let go of silently; after a fence everything is."""
-        self.generation = generation
+    def assigned(
+        self,
+        committed: Mapping[TP, tuple[int, str]],
+        generation: int,
+        *,
+        fenced: bool,
+        now: float,
+        wall_ms: float = float("inf"),
+    ) -> None:
+        """A new generation: what is not ours any more is let go of silently; after a fence everything is.
+
+        `wall_ms` is the time now in milliseconds since the epoch: nobody else has worked on what is appended after it.
+        """
+        self.generation, self.owned_since_ms = generation, wall_ms
         revocation = self.gate.assign(committed, generation, fenced=fenced)
         held = list(self.works.values())
         dropped = set(revocation.dropped)
@@ -96,12 +110,10 @@ class Flow(Arriving):
         self.streams.tick(now)
         self._retry_due(now)
         if not self.taking:
+            self._hand_back_waiting()  # a run may have failed or lost its engine since
             return
-        for work in self.scheduler.expired(now):
+        for work in self.scheduler.expired(now, EXPIRED_AT_ONCE):
             self._end_waiting(work, "expire", Expired("its deadline passed while it waited"), now)
-        for _, _, work in self._retries:
-            if work.stage is Stage.RETRYING and work.deadline is not None and work.deadline <= now:
-                self._end_waiting(work, "expire", Expired("its deadline passed while it waited to run"), now)
         self._all_dirty()
 
     def check_timeouts(self, now: float) -> None:
@@ -141,13 +153,16 @@ class Flow(Arriving):
     # -- stopping
 
     def stop_taking(self) -> None:
-        """From here on nothing is started. What waits is handed back unsaid; what runs may finish."""
+        """From here on nothing is started. What waits is handed back silently; what runs may finish."""
         self.taking = False
+        self._hand_back_waiting()
+
+    def _hand_back_waiting(self) -> None:
         for work in [w for w in self.works.values() if w.stage in IN_SCHEDULER or w.stage is Stage.RETRYING]:
             self._drop(work)
 
     def hand_back(self) -> None:
-        """Let go of what still runs; it stays uncommitted and begins anew elsewhere."""
+        """Let go of what still runs. It stays uncommitted, so another worker begins it anew."""
         for work in [w for w in self.works.values() if w.stage is not Stage.SETTLING]:
             self._drop(work)
 
@@ -156,6 +171,7 @@ class Flow(Arriving):
         return self.starter.on_lanes
 
     def unfinished(self) -> Collection[Work]:
+        """Everything that is held: neither done nor dropped."""
         return self.works.values()
 
 

@@ -12,6 +12,7 @@ from penstock.schemas.errors import EngineFailed, InternalError, PenstockError
 from penstock.schemas.topics import CLASSES
 
 MEMORY_POLL_S = 1.0
+"""How often a load that found too little memory free is tried again."""
 MAX_LOAD_FAILURES = 3
 """So often a load may fail in a row before those who wait for it are told; then each further failure tells them."""
 QUIET_DEATHS = 16
@@ -36,6 +37,7 @@ class Lane:
         self.state = LaneState.ABSENT
         self.wanted = False
         """It was up: it is loaded again when its engine dies, whether somebody waits or not."""
+        self.was_up = False
         self.slots = 0
         self.tokens: int | None = None
         self.inline = False
@@ -90,6 +92,7 @@ class Lane:
         return True
 
     def running(self) -> int:
+        """Works that are on the engine."""
         return sum(work.stage is Stage.RUNNING for work in self.holders)
 
     def loading_ms(self, since: float, until: float) -> int:
@@ -97,16 +100,23 @@ class Lane:
         began, ended = self.load_span
         return max(0, round((min(until, ended) - max(since, began)) * 1000))
 
+    @property
+    def lost(self) -> bool:
+        """It was up, its engine died, and it cannot be loaded again."""
+        return self.was_up and self.failures >= MAX_LOAD_FAILURES
+
     # -- loading
 
     def load(self, now: float) -> None:
+        """Its model is being loaded from now on."""
         self.state = LaneState.LOADING
         self.load_span = (now, float("inf"))
 
     def up(self, slots: int, tokens: int | None, *, inline: bool, now: float) -> None:
+        """Its model is loaded, with these limits."""
         if self.state is LaneState.LOADING:
             self.load_span = (self.load_span[0], now)
-        self.state, self.wanted = LaneState.UP, True
+        self.state, self.wanted, self.was_up = LaneState.UP, True, True
         self.slots, self.tokens, self.inline = slots, tokens, inline
         self.failures, self.short, self.busy_until, self.fail_error = 0, False, 0.0, None
 
@@ -122,7 +132,7 @@ class Lane:
         self.deaths = 0
 
     def load_failed(self, error: BaseException, now: float) -> PenstockError | None:
-        """When it is tried again; the error for those who wait, once waiting is of no more use."""
+        """Plan the next try. Returns the error for those who wait, once waiting is of no use any more."""
         self.state = LaneState.ABSENT
         self.load_span = (self.load_span[0], now)
         self.short = isinstance(error, MemoryShort)

@@ -92,16 +92,14 @@ class ByTime(Generic[ItemT]):
         while (first := self.first()) is not None and first < time:
             yield self._places[heappop(self._heap)[1]]
 
-    def up_to(self, time: float) -> list[Place[ItemT]]:
-        """Those whose time has come, in the order of the times; they stay."""
-        self.first()
-        heap, due, unread = self._heap, list[tuple[float, int]](), [0]
-        while unread:
-            index = unread.pop()
-            if index < len(heap) and heap[index][0] <= time:
-                due.append(heap[index])
-                unread += (2 * index + 1, 2 * index + 2)
-        return [self._places[ticket] for _, ticket in sorted(due) if ticket in self._places]
+    def up_to(self, time: float, at_most: int) -> list[Place[ItemT]]:
+        """The first whose time has come, in the order of the times; they stay."""
+        due: list[tuple[float, int]] = []
+        while len(due) < at_most and (first := self.first()) is not None and first <= time:
+            due.append(heappop(self._heap))
+        for entry in due:
+            heappush(self._heap, entry)
+        return [self._places[ticket] for _, ticket in due]
 
 
 class Lane(Generic[ItemT]):
@@ -120,7 +118,10 @@ class Lane(Generic[ItemT]):
 
     def strict(self) -> str | None:
         """The most urgent class that has eligible items."""
-        return next((klass for klass in CLASSES if self.queues[klass]), None)
+        for klass, queue in self.queues.items():  # in the order of CLASSES
+            if queue:
+                return klass
+        return None
 
     def admit(self, place: Place[ItemT], *, refund: bool = False) -> None:
         """The item becomes eligible. `refund`: its tenant paid for it before, and gets that back."""

@@ -40,6 +40,7 @@ class Line(Generic[TurnT]):
         return self.held or any(self._counts.values())
 
     def add(self, turn: TurnT) -> None:
+        """A turn is queued."""
         heappush(self._heaps.setdefault(turn.klass, []), turn.turn)
         self._counts[turn.klass] = self._counts.get(turn.klass, 0) + 1
 

@@ -12,16 +12,19 @@ from penstock.processors.core.suspects import accuse
 from penstock.schemas.errors import EngineFailed
 
 TOLD_WAITING = 64
+"""So many of those who wait for a lane are told what they wait for."""
 FAILED_AT_ONCE = 256
+"""So many are ended at a time when a lane cannot be loaded."""
 LOOKED_THROUGH = 1024
 """Of those who wait, when some are newer than the failure."""
 AFTERMATH_S = 1.0
+"""A death this soon after a run was stopped may be the stopped run's fault: nobody is blamed alone for it."""
 ENDINGS_IN_ALL = 8192
 """Ends under way at which nothing more starts: the broker is away or slow."""
 
 
 class Loads(Runs):
-    """Which lane is loaded when, who is to blame for a death, who hears that waiting is of no more use."""
+    """When a lane is loaded, who is to blame for a death, and who is told that waiting is of no use any more."""
 
     def want(self, name: str) -> None:
         """Load the lane's model, whether somebody waits for it or not."""
@@ -71,7 +74,7 @@ class Loads(Runs):
         lane.busy_until = max(lane.busy_until, now + seconds)
 
     def load_failed(self, name: str, error: BaseException, now: float) -> None:
-        """The lane's model could not be loaded; those who wait hear of it when waiting is of no more use."""
+        """The lane's model could not be loaded. Those who wait are failed when waiting is of no use any more."""
         lane = self.lane(name)
         known = lane.load_failed(error, now)
         if known is not None:

@@ -11,20 +11,29 @@ from penstock.processors.core.retries import DeadLetter, Retry, decide
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.suspects import acquit
 from penstock.processors.core.work import Run, Work
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import Expired, InsufficientCapacity, PenstockError
+
+RETRIES_AT_ONCE = 256
+"""Retries that are looked at in one tick: a flood that fails together must not hold up the event loop."""
 
 
 class Runs(Endings):
-    """Answers of a run that is over (another attempt, an end) pass by: they name the run they speak of."""
+    """Every answer names its run. An answer for a run that is over changes nothing."""
 
     def prepared(self, work: Work, run_id: str, need_tokens: int, prepared: Any, now: float, mark: Any = None) -> None:
         """Its conversation was read and its prompt counted: it needs so many tokens of its engine."""
         run = self._current(work, run_id, Stage.PREPARING)
         if run is None:
             return
+        lane = self.lane(work.lane)
+        if lane.tokens is not None and need_tokens > lane.tokens:  # waited for, it would keep the lane for ever
+            message = f"it needs {need_tokens} tokens of cache; {lane.name} has {lane.tokens}"
+            details = {"need": need_tokens, "capacity": lane.tokens, "unit": "tokens"}
+            self._failed(work, "refused", InsufficientCapacity(message, details=details), now, again=False)
+            return
         run.need_tokens, run.prepared, run.mark = need_tokens, prepared, mark
         self._go(work, "prepared", Stage.READY)
-        self._touch(self.lane(work.lane))
+        self._touch(lane)
 
     def answer_stands(self, work: Work, run_id: str, finished: Any, now: float, *, large: bool) -> None:
         """The conversation holds its answer already (a worker died after appending it): it is the outcome."""
@@ -100,6 +109,8 @@ class Runs(Endings):
             work.run = None
             self._emit(Retried(work))
             due = now + max(decision.delay_s, self._settings.retry_delay_s)
+            if work.deadline is not None:
+                due = min(due, work.deadline)
             heapq.heappush(self._retries, (due, work.seq, work))
         elif isinstance(decision, DeadLetter):
             self._letter(work, event, error)
@@ -121,9 +132,15 @@ class Runs(Endings):
         self._touch(self.lane(work.lane))
 
     def _retry_due(self, now: float) -> None:
-        while self._retries and self._retries[0][0] <= now:
+        for _ in range(RETRIES_AT_ONCE):
+            if not self._retries or self._retries[0][0] > now:
+                return
             _, _, work = heapq.heappop(self._retries)
-            if work.stage is Stage.RETRYING:
+            if work.stage is not Stage.RETRYING:
+                continue
+            if work.deadline is not None and work.deadline <= now:
+                self._end_waiting(work, "expire", Expired("its deadline passed while it waited to run"), now)
+            else:
                 self.scheduler.put_back(work)
                 self._go(work, "due", Stage.QUEUED)
                 self._touch(self.lane(work.lane))

@@ -255,9 +255,9 @@ class Scheduler(Generic[ItemT]):
             items += (place.item for place in islice(merged, count - len(items)))
         return items
 
-    def expired(self, now: float) -> list[ItemT]:
-        """Queued items whose deadline has passed; they stay until `remove`."""
-        return [place.item for place in self._by_deadline.up_to(now)]
+    def expired(self, now: float, at_most: int = 1 << 30) -> list[ItemT]:
+        """The first queued items whose deadline has passed; they stay until `remove`."""
+        return [place.item for place in self._by_deadline.up_to(now, at_most)]
 
     def eligible(self, item: ItemT) -> bool:
         """Whether it is queued and no other turn of its conversation stands before it."""

@@ -87,6 +87,7 @@ class Span:
         return bool(self._done[at]) and self._marks[at] in (ANY, mark)
 
     def finish(self, offset: int, mark: int) -> None:
+        """The outcome of this record is durable."""
         at = offset - self._base
         self._done[at] = 1
         self._marks[at] = mark

@@ -22,11 +22,13 @@ from penstock.schemas.topics import CLASSES
 
 RESERVE_AFTER_S = 1.0
 PREPARE_PATIENCE_S = 0.25
+"""So long room is kept for one whose prompt is being counted."""
 WALK = 192
 """So many waiting requests are looked at for one that fits."""
 FETCH_AHEAD = 256
 """So many parked requests of a class are read again together, when fewer than half as many have their bytes."""
 MANY = 1 << 60
+"""Tokens of a lane that has no limit: more than anything needs."""
 
 Go = Callable[[Work, str, Stage], None]
 

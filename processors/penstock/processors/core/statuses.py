@@ -24,6 +24,7 @@ class Statuses:
             self._due.append((now + self._linger_s, work, status))
 
     def say_at_once(self, work: Work, status: str, detail: str | None = None) -> None:
+        """Publish it without waiting whether it lasts."""
         work.pending_status = work.published_status = status
         self._emit(Status(work, status, work.attempt, work.epoch, detail))
 
@@ -33,6 +34,7 @@ class Statuses:
             self._emit(Status(work, "queued", work.attempt, work.epoch))
 
     def tick(self, now: float) -> None:
+        """Publish what has lasted for the linger."""
         due = self._due
         while due and due[0][0] <= now:
             _, work, status = due.popleft()

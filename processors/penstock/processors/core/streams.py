@@ -46,6 +46,7 @@ class Streams:
         self._emit(chunk)
 
     def tick(self, now: float) -> None:
+        """Publish what has gathered for the linger."""
         gathering = self._gathering
         while gathering:
             work, run = gathering[0]

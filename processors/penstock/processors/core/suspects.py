@@ -23,7 +23,7 @@ class Group:
 
 
 def accuse(victims: Sequence[Any]) -> Any | None:
-    """The culprit, when only one was there; else None, and each victim belongs to the half in which it runs next.
+    """The culprit, when there was only one victim; else None, and each victim is in the half in which it runs next.
 
     A victim leaves the group that it was in: what of that group was not running stays suspected by itself.
     """

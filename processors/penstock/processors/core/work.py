@@ -197,7 +197,7 @@ class Work:
 
     @property
     def live(self) -> bool:
-        """Whether anything may still be published for it but its end."""
+        """Whether anything else than its end may still be published for it."""
         return self.stage not in (Stage.SETTLING, Stage.DONE, Stage.DROPPED)
 
     def timings(self, now: float) -> Timings:

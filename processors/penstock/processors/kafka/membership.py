@@ -18,6 +18,7 @@ from typing import Any
 import faust
 from faust.sensors import Monitor
 
+from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.kafka import rdkafka_transport
 from penstock.processors.kafka.batches import TP, Assignment, Batch, Committed, Delivered, Progress
 from penstock.processors.kafka.poll_thread import PollThread
@@ -177,10 +178,10 @@ class Membership:
         await self._app.start()
 
     async def stop(self) -> None:
-        """Commit what was asked for and leave the group."""
+        """Commit what was asked for and leave the group. A caller who gives up leaves no thread to be waited for."""
         await self._app.stop()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.stop)
+            await in_daemon_thread(self._thread.stop)
 
     @property
     def joined(self) -> bool:

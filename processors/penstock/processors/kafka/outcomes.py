@@ -1,4 +1,4 @@
-"""What is said of a request, as records on Kafka: statuses, chunks, the one terminal event, dead letters."""
+"""Makes the records that are published of a request: statuses, chunks, the one terminal event, dead letters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.intake import origin_header
 from penstock.processors.kafka.publisher import Publisher
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BadAvro, TooLarge, to_error_record
+from penstock.schemas.errors import BadAvro, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import STATUS_RANKS, DeadLetter, ResultEvent, StatusEvent, Usage
 
 logger = logging.getLogger(__name__)
@@ -140,8 +140,11 @@ class Outcomes:
         )
         self._publisher.dead_letter(letter, done)
 
-    def send_home(self, effect: SendHome, done: Callable[[], None]) -> None:
-        """Put a conversation's record on the partition of its line, with its id and origin. Raises BadAvro."""
+    def send_home(self, effect: SendHome, done: Callable[[], None], refused: Callable[[PenstockError], None]) -> None:
+        """Put a conversation's record on the partition of its line, with its id and origin. Raises BadAvro.
+
+        `refused` is told when it is too large, as one at the limit can become by its origin.
+        """
         work, body = effect.work, effect.work.body
         assert body is not None
         name, value = origin_header(effect.origin)
@@ -153,6 +156,7 @@ class Outcomes:
             headers=[*kept, (name, value)],
             partition=effect.partition,
             done=done,
+            refused=refused,
         )
 
 

@@ -305,6 +305,12 @@ class PollThread:
     # -- rebalances, inside poll
 
     def _on_assign(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
+        try:
+            self._assign(kafka, partitions)
+        except KafkaException as error:  # taken for a failed poll, this member would own partitions and fetch nothing
+            raise RuntimeError("the assignment could not be taken up") from error
+
+    def _assign(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
         tps = [(p.topic, p.partition) for p in partitions]
         committed = committed_or_start(kafka, tps, self._ending.wait)
         generation, member_id = group_identity(kafka)

@@ -39,6 +39,7 @@ LETTERS_FULL = 1024
 Done = Callable[[], None]
 Headers = Sequence[tuple[str, bytes | None]]
 Substitute = Callable[[PenstockError], bytes]
+Refused = Callable[[PenstockError], None]
 
 
 class Sending(Protocol):
@@ -57,9 +58,9 @@ class Sending(Protocol):
 
 
 class _Outgoing:
-    """One record under way; `substitute` makes what stands in for it when it is too large."""
+    """One record under way. When it is too large `substitute` makes what stands in for it, or `refused` is told."""
 
-    __slots__ = ("done", "headers", "key", "must", "partition", "substitute", "topic", "value")
+    __slots__ = ("done", "headers", "key", "must", "partition", "refused", "substitute", "topic", "value")
 
     def __init__(
         self,
@@ -72,7 +73,9 @@ class _Outgoing:
         substitute: Substitute | None = None,
         headers: Headers | None = None,
         partition: int | None = None,
+        refused: Refused | None = None,
     ) -> None:
+        self.refused = refused
         self.topic, self.value, self.key, self.must = topic, value, key, must
         self.done, self.substitute, self.headers, self.partition = done, substitute, headers, partition
 
@@ -163,10 +166,20 @@ class Publisher:
         self._send_letters()
 
     def republish(
-        self, topic: str, value: bytes, *, key: bytes | None, headers: Headers, partition: int, done: Done
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None,
+        headers: Headers,
+        partition: int,
+        done: Done,
+        refused: Refused,
     ) -> None:
-        """Put a request's original bytes on the partition where it belongs."""
-        self._send(_Outgoing(topic, value, key, must=True, done=done, headers=headers, partition=partition))
+        """Put a request's original bytes on the partition where it belongs; `refused` when it is too large for that."""
+        self._send(
+            _Outgoing(topic, value, key, must=True, done=done, headers=headers, partition=partition, refused=refused)
+        )
 
     def record(self, topic: str, key: str, record: Any) -> None:
         """Publish a fact about this worker (state, model); the latest wins, so a lost one does not matter."""
@@ -250,6 +263,9 @@ class Publisher:
             self._waiting.append(outgoing)
 
     def _make_smaller(self, outgoing: _Outgoing, error: PenstockError) -> bool:
+        if outgoing.refused is not None:
+            outgoing.refused(error)
+            return False
         if outgoing.substitute is None:
             # Nothing can stand in for it: the offset stays uncommitted and the watchdog will say so.
             logger.error("publish.impossible topic=%s error=%s", outgoing.topic, error)

@@ -18,6 +18,7 @@ from faust.transport.drivers import TRANSPORTS
 from faust.types import TP as FaustTP
 from faust.types import ConsumerMessage
 
+from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.kafka.batches import TP, Batch, Committed
 from penstock.processors.kafka.poll_thread import PollThread
 
@@ -89,7 +90,7 @@ class RdKafkaConsumer(Consumer):
         self.thread.subscribe(list(topics))
 
     async def on_stop(self) -> None:
-        await asyncio.to_thread(self.thread.stop)
+        await in_daemon_thread(self.thread.stop)
 
     def assignment(self) -> set[FaustTP]:
         return {FaustTP(*tp) for tp in self._positions}

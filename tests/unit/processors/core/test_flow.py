@@ -201,11 +201,13 @@ def test_a_model_that_cannot_be_loaded_fails_what_waits_and_is_tried_again() -> 
         world.settle()
         world.pass_time(5.0)
     assert world.status_of("runs") == "failed"
+    assert world.flow.lane("m").lost, "readiness says so"
     world.submit("later")
     assert world.status_of("later") is None, "the next one starts another try"
     world.pass_time(30.0)
     assert world.loads[-1] == "m"
     world.up(inline=True)
+    assert not world.flow.lane("m").lost
     assert "later" in world.running
 
 
@@ -566,3 +568,17 @@ def test_a_refused_prompt_does_not_use_up_the_aged_share() -> None:
     world.flow.refused(aged, aged.run.run_id, EngineFailed("no"), world.now, again=True)
     assert aged.stage is Stage.RETRYING
     assert lane.since_aged == before
+
+
+@pytest.mark.parametrize(("later", "outcomes"), [(False, 2), (True, 1)])
+def test_a_repeat_from_before_this_assignment_has_an_outcome_of_its_own(later: bool, outcomes: int) -> None:
+    """Found by the simulator: an earlier worker had published under the repeat's origin, and its readers waited on."""
+    world = World()
+    parts = {(topic, 0): (0, "") for topic in (HIGH, MEDIUM, LOW, EMBEDDING)}
+    world.flow.assigned(parts, 2, fenced=False, now=world.now, wall_ms=world.wall_ms + (0 if later else 1))
+    world.up(inline=True)
+    world.submit("r", HIGH)
+    world.submit("r", LOW)
+    world.finish("r")
+    assert world.ended == [("r", "completed")] * outcomes
+    assert (world.committed(HIGH), world.committed(LOW)) == (1, 1)

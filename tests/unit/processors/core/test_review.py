@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from flow_driver import LOW, MEDIUM, World
+from flow_driver import LOW, MEDIUM, Finished, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.admission import CannotLoad
 from penstock.processors.core.states import Stage
-from penstock.schemas.errors import EngineFailed
+from penstock.schemas.errors import EngineFailed, Overloaded
 
 
 def test_words_keep_the_number_of_the_run_that_said_them() -> None:
@@ -139,3 +139,86 @@ def test_a_model_that_is_loaded_after_all_fails_nobody_more() -> None:
     world.pass_time(0.01)
     world.pass_time(0.01)
     assert len(world.ended) == failed < 600
+
+
+def test_a_flood_that_expires_at_once_ends_some_at_a_time() -> None:
+    world = World()
+    for n in range(3000):
+        world.submit(f"r{n}", ttl_ms=1000, settle=False)
+    world.settle()
+    world.now += 2
+    world.wall_ms += 2000
+    world.flow.tick(world.now, world.wall_ms)
+    ends = [effect for effect in world.flow.take_effects() if isinstance(effect, ask.Terminal)]
+    assert 0 < len(ends) <= 512
+    for effect in ends:
+        world.answer(effect)
+    for _ in range(20):
+        world.pass_time(0.01)
+    assert len(world.ended) == 3000
+
+
+def test_another_record_at_the_offset_of_held_work_ends_that_silently() -> None:
+    """A topic that was made anew: what ran for the old record must not complete the new one's offset."""
+    world = World()
+    world.up(inline=True)
+    old = world.submit("old")
+    assert old is not None
+    run_id = old.run.run_id if old.run else ""
+    committed = dict.fromkeys(world.flow.gate.partitions(), (0, ""))
+    world.flow.assigned(committed, 2, fenced=False, now=world.now)
+    world.offsets[(MEDIUM, 0)] = 0
+    new = world.submit("new", settle=False)
+    assert new is not None
+    world.settle()
+    assert old.stage is Stage.DROPPED
+    world.flow.finished(old, run_id, Finished(), world.now, large=False)
+    world.settle()
+    assert world.committed() == 0
+    world.finish("new")
+    assert world.ended == [("new", "completed")]
+    assert world.committed() == 1
+
+
+def test_what_fails_while_the_worker_stops_is_handed_back_at_once() -> None:
+    world = World()
+    world.up(slots=2, inline=True)
+    world.submit("fails")
+    world.submit("dies")
+    world.flow.stop_taking()
+    world.fail("fails", EngineFailed("once"))
+    world.pass_time(0.01)
+    assert world.flow.running == 1
+    world.die()
+    world.pass_time(0.01)
+    assert not world.flow.works
+
+
+def test_what_needs_more_than_the_whole_cache_fails_at_once() -> None:
+    world = World()
+    world.need = lambda work: 2000 if work.request_id == "huge" else 10
+    world.up(slots=4, tokens=1000)
+    world.submit("huge")
+    world.pass_time(2.0)
+    world.submit("small")
+    assert world.status_of("huge") == "failed"
+    assert "small" in world.running
+
+
+def test_who_waits_for_a_retry_ends_at_its_deadline_and_a_flood_of_retries_is_spread() -> None:
+    world = World(aging_s=1e9)
+    world.up(slots=1000, inline=True)
+    for n in range(600):
+        world.submit(f"r{n}", ttl_ms=5_000 if n < 10 else None, settle=False)
+    world.settle()
+    for n in range(600):
+        world.fail(f"r{n}", Overloaded("later", retry_after_s=30))
+    world.pass_time(4.9)
+    assert world.ended == []
+    world.pass_time(0.2)
+    assert world.ended == [(f"r{n}", "expired") for n in range(10)]
+    world.pass_time(30)
+    assert 0 < len(world.running) <= 256
+    for _ in range(3):
+        world.pass_time(0.01)
+    assert len(world.running) == 590

@@ -370,3 +370,18 @@ async def test_after_stop_a_run_is_refused() -> None:
     found = sink.done.result()
     assert isinstance(found, RunFailed)
     assert found.retryable_here
+
+
+async def test_a_lone_surrogate_in_an_answer_ends_the_run_all_the_same() -> None:
+    """Defect 5: it raised in the engine's task, nobody heard it, and the request hung for its whole time limit."""
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        return chat_answer("broken \ud83d", " text")
+
+    async with serving(handler) as engine:
+        sink, ended = await run(engine, spec())
+        assert isinstance(ended, Finished)
+        text = ended.output["text"]
+        assert text.startswith("broken ")
+        text.encode()
+        assert "".join(delta.text for delta in sink.deltas) == text

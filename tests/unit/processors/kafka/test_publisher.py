@@ -267,3 +267,17 @@ def test_a_dead_letter_in_words_that_cannot_be_encoded_is_still_sent() -> None:
     )  # fmt: skip
     publisher.dead_letter(letter, lambda: None)
     assert default_codec().decode(transport.sent[0][1], DeadLetter).original == b"y"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_record_that_is_too_large_to_be_moved_is_told(at_once: bool) -> None:
+    """Its header grows by its origin. Nobody heard of it, so that its offset was never committed."""
+    transport, publisher, _ = make()
+    refused: list[PenstockError] = []
+    if at_once:
+        transport.refuse = [TooLarge("beyond the limit")]
+    publisher.republish("t", b"x", key=b"k", headers=[], partition=1, done=lambda: None, refused=refused.append)
+    if not at_once:
+        transport.deliver(0, TooLarge("beyond the limit"))
+    assert [error.code for error in refused] == ["too_large"]
+    assert publisher.backlog == publisher.unacknowledged == 0

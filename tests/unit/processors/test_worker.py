@@ -1,0 +1,637 @@
+"""The worker's shell: its turns, what it holds back, what it pauses, and how it breaks, with the real flow inside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flow_driver import Book, Models
+from penstock.processors import worker as worker_module
+from penstock.processors.core.flow import Flow, FlowSettings
+from penstock.processors.core.states import Stage
+from penstock.processors.execution import Execution
+from penstock.processors.faults import Faults
+from penstock.processors.kafka.intake import Intake
+from penstock.processors.kafka.journal import CrashJournal
+from penstock.processors.kafka.membership import Assignment, Batch, Delivered
+from penstock.processors.kafka.outcomes import Outcomes
+from penstock.processors.kafka.publisher import Publisher
+from penstock.processors.metrics import Metrics
+from penstock.processors.outputs import Outputs
+from penstock.processors.worker import RECORDS_A_TURN, SLOW_TICK_S, Rooms, Worker
+from penstock.producers.reader import RawMessage
+from penstock.producers.transport import Delivery
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import RegistryUnavailable
+from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent
+from penstock.schemas.topics import TopicNames
+from shell_fakes import ScriptedEngine, ScriptedTurns
+from support import wait_until_async
+
+NAMES = TopicNames()
+HIGH, LOW = NAMES.request("text_generation", 0), NAMES.request("text_generation", 9)
+PARTITIONS = {HIGH: 2, LOW: 2}
+NOW_MS = 1_000
+
+
+class Broker:
+    """Takes records and acknowledges them, at once or when a test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+        self.waiting: list[tuple[str, Callable[[Delivery], None]]] = []
+        self.acknowledges = True
+
+    def produce_nowait(self, topic: str, value: bytes | None, *, callback: Any = None, **_: Any) -> None:
+        self.sent.append((topic, value or b""))
+        self.waiting.append((topic, callback))
+        if self.acknowledges:
+            self.acknowledge()
+
+    def acknowledge(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for topic, callback in waiting:
+            callback(Delivery(topic=topic, partition=0, offset=0, timestamp_ms=0))
+
+    def results(self) -> list[ResultEvent]:
+        return [default_codec().decode(value, ResultEvent) for topic, value in self.sent if topic == NAMES.result]
+
+    def ended(self) -> dict[str, str | None]:
+        return {event.request_id: event.status for event in self.results() if event.is_terminal}
+
+    def letters(self) -> list[DeadLetter]:
+        return [default_codec().decode(value, DeadLetter) for topic, value in self.sent if topic == NAMES.dlq]
+
+
+class RegistryBehind(Intake):
+    """The real intake; for a while it lacks a schema for some offsets, or has a fault of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(default_codec(), NAMES, PARTITIONS)
+        self.unknown: set[int] = set()
+        self.fault: Exception | None = None
+        self.looked_at: list[tuple[str, int]] = []
+
+    def read(self, topic: str, partition: int, offset: int, *args: Any) -> Any:
+        self.looked_at.append((topic, offset))
+        if self.fault is not None:
+            raise self.fault
+        if offset in self.unknown:
+            raise RegistryUnavailable("away")
+        return super().read(topic, partition, offset, *args)
+
+
+class Refetches:
+    def __init__(self) -> None:
+        self.requested: list[tuple[tuple[str, int], tuple[int, ...], int]] = []
+        self.cancelled: set[tuple[str, int]] = set()
+
+    def request(self, tp: tuple[str, int], offsets: Iterable[int], urgency: int = 0) -> None:
+        self.requested.append((tp, tuple(offsets), urgency))
+
+    def cancel(self, tp: tuple[str, int]) -> None:
+        self.cancelled.add(tp)
+
+
+class Loads:
+    """The lanes: keeps what the flow wants loaded."""
+
+    def __init__(self) -> None:
+        self.wanted: list[str] = []
+
+    def load(self, lane: str) -> None:
+        self.wanted.append(lane)
+
+
+class Shell:
+    """A worker whose flow, intake, journal, execution and publisher are real; its clock moves by hand."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.now = 100.0
+        self.folder = folder
+        self.broker, self.intake, self.refetches, self.loads = Broker(), RegistryBehind(), Refetches(), Loads()
+        self.engine, self.metrics = ScriptedEngine(inline=True), Metrics()
+        self.journal = CrashJournal(folder / "journal")
+        self.flow = Flow(FlowSettings(**settings), Models("m"), Book(), deaths=self.journal.deaths)
+        self.held: list[frozenset[tuple[str, int]]] = []
+        self.erased: list[ControlCommand] = []
+        self.broken = 0
+        self.given_back: list[tuple[str, int]] = []
+        self.ends: dict[tuple[str, int], int] = {}
+        self.worker = Worker(
+            clock=lambda: self.now,
+            urgency=lambda topic: 0 if topic == HIGH else 2,
+            hold=self.held.append,
+            on_erase=self.erased.append,
+            on_broken=self.on_broken,
+        )
+        self.execution = Execution(
+            self.flow,
+            lambda lane: self.engine,  # type: ignore[arg-type, return-value]
+            ScriptedTurns(),  # type: ignore[arg-type]
+            Outputs(folder / "artifacts"),
+            self.metrics,
+            clock=lambda: self.now,
+            changed=self.worker.changed,
+        )
+        self.publisher = Publisher(self.broker, default_codec(), NAMES)
+        self.worker.connect(
+            Rooms(
+                flow=self.flow,
+                intake=self.intake,
+                execution=self.execution,
+                outcomes=Outcomes(self.publisher, default_codec(), worker_id="w", told=lambda work: (None, None)),
+                publisher=self.publisher,
+                refetcher=self.refetches,  # type: ignore[arg-type]
+                lanes=self.loads,  # type: ignore[arg-type]
+                journal=self.journal,
+                metrics=self.metrics,
+                faults=Faults({}),
+            )
+        )
+
+    def on_broken(self) -> None:
+        self.broken += 1
+
+    def assign(self, *tps: tuple[str, int], generation: int = 1, fenced: bool = False) -> None:
+        committed = {tp: (0, "") for tp in tps}  # noqa: C420
+        self.worker.on_assigned(
+            Assignment(partitions=frozenset(tps), generation=generation, fenced=fenced, committed=committed)
+        )
+
+    def deliver(self, topic: str, *values: bytes, partition: int = 0) -> None:
+        """The next records of a partition, as one batch."""
+        tp = (topic, partition)
+        start = self.ends.get(tp, 0)
+        self.ends[tp] = start + len(values)
+        records = [Delivered(start + n, NOW_MS, None, value, (), True) for n, value in enumerate(values)]
+        self.worker.on_batch(Batch(tp, start, start + len(values), 1, records, lambda: self.given_back.append(tp)))
+
+    def up(self, slots: int = 4, *, inline: bool = True) -> None:
+        self.flow.lane_up("m", slots, None, self.now, inline=inline)
+        self.worker.changed()
+
+    async def turns(self) -> None:
+        """Until the shell has nothing more to do by itself."""
+        for _ in range(100):
+            await asyncio.sleep(0)
+            if not self.worker._turn_due:  # pyright: ignore[reportPrivateUsage]
+                return
+        raise AssertionError("the shell does not come to rest")
+
+    def running(self) -> list[str]:
+        return [work.request_id for work in self.flow.works.values() if work.stage is Stage.RUNNING]
+
+    def finish(self, request_id: str) -> None:
+        (run_id,) = [run_id for run_id in self.engine.runs if run_id.startswith(f"{request_id}#")]
+        runs, self.engine.runs = self.engine.runs, {run_id: self.engine.runs[run_id]}
+        self.engine.finish()
+        self.engine.runs = {other: run for other, run in runs.items() if other != run_id}
+
+    def deaths_next_life(self, offset: int, request_id: str, topic: str = LOW) -> int:
+        return CrashJournal(self.folder / "journal").deaths((topic, 0, offset), request_id)
+
+
+@pytest.fixture
+async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
+    shell = Shell(tmp_path)
+    shell.assign((HIGH, 0), (LOW, 0))
+    await shell.turns()
+    shell.held.clear()
+    yield shell
+    await shell.execution.close()
+
+
+def request(request_id: str, **fields: Any) -> bytes:
+    body = {"request_id": request_id, "task": "text_generation", "payload": {"prompt": "hi"}, "ttl_ms": 86_400_000}
+    return json.dumps({**body, **fields}).encode()
+
+
+@pytest.fixture(autouse=True)
+def _fixed_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "now_ms", lambda: NOW_MS)
+
+
+# -- taking records
+
+
+async def test_a_record_becomes_an_outcome_and_its_offset_may_be_committed(shell: Shell) -> None:
+    shell.up()
+    shell.deliver(LOW, request("r"))
+    await shell.turns()
+    assert shell.given_back == [(LOW, 0)]
+    shell.broker.acknowledges = False
+    shell.finish("r")
+    await shell.turns()
+    assert shell.broker.ended() == {"r": "completed"}
+    assert shell.flow.gate.commits() == {}, "the broker has not acknowledged it"
+    shell.broker.acknowledge()
+    assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}
+    assert shell.metrics.completed_total == 1
+
+
+async def test_a_large_batch_takes_several_turns_and_the_gate_hears_of_it_once(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    original = shell.flow.delivered_range
+
+    def delivered_range(tp: Any, start: int, end: int, offsets: Any) -> None:
+        told.append((start, end))
+        original(tp, start, end, offsets)
+
+    monkeypatch.setattr(shell.flow, "delivered_range", delivered_range)
+    count = 2 * RECORDS_A_TURN + 10
+    shell.deliver(LOW, *(request(f"r{n}") for n in range(count)))
+    await asyncio.sleep(0)
+    assert len(shell.flow.works) == RECORDS_A_TURN
+    assert shell.given_back == []
+    await shell.turns()
+    assert len(shell.flow.works) == count
+    assert told == [(0, count)]
+    assert shell.given_back == [(LOW, 0)]
+
+
+async def test_an_urgent_record_passes_a_batch_that_is_half_taken(shell: Shell) -> None:
+    shell.deliver(LOW, *(request(f"r{n}") for n in range(2 * RECORDS_A_TURN)))
+    await asyncio.sleep(0)
+    shell.deliver(HIGH, request("urgent"))
+    await shell.turns()
+    assert shell.intake.looked_at.index((HIGH, 0)) == RECORDS_A_TURN
+
+
+async def test_poison_is_lettered_and_the_next_record_runs(shell: Shell) -> None:
+    shell.up()
+    shell.deliver(LOW, b"\xff", request("r"))
+    await shell.turns()
+    assert [letter.original for letter in shell.broker.letters()] == [b"\xff"]
+    assert shell.running() == ["r"]
+    assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}
+
+
+# -- a registry that is away
+
+
+async def test_a_registry_that_is_away_holds_the_batch_and_it_goes_on_later(shell: Shell) -> None:
+    shell.up()
+    shell.intake.unknown = {1}
+    shell.deliver(LOW, request("a"), request("b"), request("c"))
+    shell.deliver(LOW, request("d"))
+    await shell.turns()
+    assert shell.running() == ["a"]
+    assert shell.worker.registry_waits
+    assert not shell.worker.has_room, "it is no stall"
+    assert shell.given_back == []
+    shell.worker.changed()
+    await shell.turns()
+    assert shell.intake.looked_at == [(LOW, 0), (LOW, 1)], "it is not asked without end"
+    shell.intake.unknown = set()
+    shell.now += SLOW_TICK_S
+    assert not shell.worker.registry_waits
+    shell.worker.changed()
+    await shell.turns()
+    assert shell.running() == ["a", "b", "c", "d"]
+    assert shell.intake.looked_at == [(LOW, 0), *((LOW, offset) for offset in (1, 1, 2, 3))], "no record twice"
+    assert shell.given_back == [(LOW, 0), (LOW, 0)]
+    assert shell.broker.letters() == []
+
+
+async def test_what_was_parked_is_asked_for_again_after_a_moment_when_the_registry_is_away(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "REGISTRY_AGAIN_S", 0.01)
+    shell.intake.unknown = {0}
+    shell.worker.on_fetched((LOW, 0), [raw(0, request("r"))])
+    assert shell.refetches.requested == [], "it is not asked without end"
+    await wait_until_async(lambda: shell.refetches.requested == [((LOW, 0), (0,), 0)])
+
+
+# -- parked records
+
+
+def raw(offset: int, value: bytes) -> RawMessage:
+    return RawMessage(LOW, 0, offset, NOW_MS, None, value)
+
+
+async def parked(shell: Shell) -> None:
+    """Two requests of which the second has no room and is read again at once."""
+    big = "x" * 400
+    shell.deliver(LOW, request("a", payload={"prompt": big}), request("b", payload={"prompt": big}))
+    shell.up(slots=1)
+    await shell.turns()
+    assert shell.running() == ["a"]
+    shell.finish("a")
+    await shell.turns()
+    assert shell.refetches.requested == [((LOW, 0), (1,), 2)], "with the urgency of its class"
+
+
+@pytest.fixture
+async def small(tmp_path: Path) -> AsyncIterator[Shell]:
+    """Its share for the bytes of a class of the one model holds one record of these tests."""
+    shell = Shell(tmp_path, intake_bytes=6 * 600)
+    shell.assign((LOW, 0))
+    yield shell
+    await shell.execution.close()
+
+
+async def test_a_parked_request_is_read_again_and_runs(small: Shell) -> None:
+    await parked(small)
+    small.worker.on_fetched((LOW, 0), [raw(1, request("b"))])
+    await small.turns()
+    assert small.running() == ["b"]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_parked_request_that_is_gone_or_another_becomes_a_dead_letter(small: Shell, gone: bool) -> None:
+    await parked(small)
+    if gone:
+        small.worker.on_gone((LOW, 0), [1])
+    else:
+        small.worker.on_fetched((LOW, 0), [raw(1, request("somebody else"))])
+    await small.turns()
+    assert [letter.request_id for letter in small.broker.letters()] == ["b"]
+    small.worker.on_gone((LOW, 0), [1, 7])
+    await small.turns()
+    assert len(small.broker.letters()) == 1, "what is not held, or has ended, is nobody's"
+
+
+# -- turns
+
+
+async def test_effects_beyond_the_budget_of_a_turn_wait_for_the_next(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "EFFECTS_A_TURN", 4)
+    shell.up(slots=100)
+    shell.deliver(LOW, *(request(f"r{n}") for n in range(10)))
+    await asyncio.sleep(0)
+    first = len(shell.engine.runs)
+    assert 0 < first <= 4, "the loop may serve others meanwhile"
+    await shell.turns()
+    assert [run_id.partition("#")[0] for run_id in shell.engine.runs] == [f"r{n}" for n in range(10)], "in order"
+
+
+async def test_a_turn_is_asked_for_once_however_much_happens(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    original = shell.flow.pauses
+
+    def pauses() -> frozenset[tuple[str, int]]:
+        nonlocal steps
+        steps += 1
+        return original()
+
+    monkeypatch.setattr(shell.flow, "pauses", pauses)
+    shell.deliver(LOW, request("a"))
+    shell.deliver(LOW, request("b"))
+    for _ in range(10):
+        shell.worker.changed()
+    await shell.turns()
+    assert steps == 1
+    assert len(shell.flow.works) == 2
+
+
+# -- pauses
+
+
+async def test_a_full_partition_is_held_and_let_go_of_when_it_has_room(tmp_path: Path) -> None:
+    shell = Shell(tmp_path, commit_span=20)
+    shell.assign((LOW, 0), (HIGH, 0))
+    shell.up(slots=64)
+    shell.deliver(LOW, *(request(f"r{n}") for n in range(20)))
+    await shell.turns()
+    assert shell.held == [frozenset({(LOW, 0)})]
+    shell.deliver(HIGH, request("h"))
+    await shell.turns()
+    assert shell.held == [frozenset({(LOW, 0)})], "said once"
+    assert "h" in shell.running()
+    for n in range(20):
+        shell.finish(f"r{n}")
+    await shell.turns()
+    shell.deliver(HIGH, request("h2"))
+    await shell.turns()
+    assert shell.held == [frozenset({(LOW, 0)}), frozenset()]
+
+
+async def test_the_ticker_lets_go_of_what_has_room_again(tmp_path: Path) -> None:
+    shell = Shell(tmp_path, commit_span=20)
+    shell.assign((LOW, 0))
+    shell.up(slots=64)
+    shell.deliver(LOW, *(request(f"r{n}") for n in range(20)))
+    await shell.turns()
+    for n in range(20):
+        shell.finish(f"r{n}")
+    ticking = asyncio.create_task(shell.worker.tick_forever())
+    try:
+        await wait_until_async(lambda: shell.held == [frozenset({(LOW, 0)}), frozenset()])
+    finally:
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+
+
+# -- assignments
+
+
+async def test_an_assignment_forgets_what_was_not_taken(shell: Shell) -> None:
+    shell.intake.unknown = {1}
+    shell.deliver(LOW, request("a"), request("b"))
+    await shell.turns()
+    shell.assign((HIGH, 0), (HIGH, 1), generation=2)
+    await shell.turns()
+    assert shell.given_back == [(LOW, 0)], "its room is free for the new assignment"
+    assert not shell.flow.works
+    assert shell.refetches.cancelled == {(LOW, 0)}, "of partitions that are gone nothing is read again"
+
+
+async def test_what_a_partition_that_stays_had_waiting_comes_again(shell: Shell) -> None:
+    shell.intake.unknown = {1}
+    shell.deliver(LOW, request("a"), request("b"))
+    await shell.turns()
+    shell.assign((HIGH, 0), (LOW, 0), generation=2)
+    shell.intake.unknown = set()
+    shell.now += SLOW_TICK_S
+    shell.ends.clear()
+    shell.deliver(LOW, request("a"), request("b"))
+    await shell.turns()
+    assert [work.request_id for work in shell.flow.works.values()] == ["a", "b"], "a is held already, b is new"
+    assert shell.refetches.cancelled == set()
+
+
+async def test_a_pause_outlives_an_assignment_and_ends_with_the_reason_for_it(tmp_path: Path) -> None:
+    """The consumer keeps its holds over a rebalance: what was not told to let go was held for ever, unnoticed."""
+    shell = Shell(tmp_path, commit_span=20)
+    shell.assign((LOW, 0))
+    shell.deliver(LOW, *(request(f"r{n}") for n in range(20)))
+    await shell.turns()
+    shell.assign((LOW, 0), generation=2)
+    assert shell.held == [frozenset({(LOW, 0)})], "it holds still, and is not told twice"
+    shell.assign((LOW, 0), generation=3, fenced=True)
+    assert shell.held == [frozenset({(LOW, 0)}), frozenset()]
+
+
+async def test_nothing_more_is_said_of_work_that_is_let_go_of(shell: Shell) -> None:
+    shell.up()
+    shell.deliver(LOW, request("r", stream=True))
+    await shell.turns()
+    run_id = next(iter(shell.engine.runs))
+    shell.engine.say("words")  # its chunk is carried out in the next turn, which comes after the assignment
+    shell.assign((HIGH, 0), generation=2)
+    await shell.turns()
+    assert shell.broker.results() == []
+    assert shell.engine.cancelled == [run_id], "its engine is told still"
+
+
+# -- faults of ours
+
+
+async def test_a_fault_breaks_the_worker_down_once(shell: Shell) -> None:
+    shell.up()
+    shell.deliver(LOW, request("a"))
+    await shell.turns()
+    shell.intake.fault = ZeroDivisionError("a fault of ours")
+    shell.deliver(LOW, request("b"))
+    await shell.turns()
+    assert shell.broken == 1
+    assert shell.worker.broken
+    shell.intake.fault = None
+    shell.deliver(LOW, request("c"))
+    shell.worker.changed()
+    await shell.turns()
+    assert shell.broken == 1
+    assert shell.running() == ["a"], "nothing is taken or started any more"
+    assert shell.intake.looked_at == [(LOW, 0), (LOW, 1)]
+
+
+async def test_what_ran_when_the_worker_broke_counts_as_having_died_with_it(shell: Shell) -> None:
+    shell.up()
+    shell.deliver(LOW, request("a"))
+    await shell.turns()
+    shell.journal.flush()
+    shell.worker.break_down()
+    shell.worker.hand_back()
+    await shell.turns()
+    shell.journal.close()
+    assert shell.deaths_next_life(0, "a") == 1
+
+
+async def test_what_is_handed_back_in_order_is_no_death(shell: Shell) -> None:
+    shell.up()
+    shell.deliver(LOW, request("a"))
+    await shell.turns()
+    shell.journal.flush()
+    shell.worker.stop_taking()
+    shell.worker.hand_back()
+    await shell.turns()
+    shell.journal.close()
+    assert not shell.flow.works
+    assert shell.deaths_next_life(0, "a") == 0
+
+
+# -- the journal
+
+
+@pytest.mark.parametrize("inline", [True, False])
+async def test_the_journal_has_a_start_before_an_engine_outside_this_process_does(shell: Shell, inline: bool) -> None:
+    """An inline engine runs in this process: its start is written with the next flush."""
+    shell.engine.prepares_inline = inline
+    shell.up(inline=inline)
+    shell.deliver(LOW, request("a"))
+    await wait_until_async(lambda: shell.engine.runs)
+    written = (shell.folder / "journal").read_text()
+    assert ("a" in written.split()) is not inline
+
+
+async def test_an_outcome_ends_the_start_in_the_journal_and_forgets_earlier_deaths(tmp_path: Path) -> None:
+    life = CrashJournal(tmp_path / "journal")
+    life.started((LOW, 0, 0), "a")
+    life.close()
+    shell = Shell(tmp_path)
+    assert shell.journal.deaths((LOW, 0, 0), "a") == 1
+    shell.assign((LOW, 0))
+    shell.up()
+    shell.deliver(LOW, request("a"))
+    await shell.turns()
+    shell.finish("a")
+    await shell.turns()
+    shell.journal.close()
+    assert shell.deaths_next_life(0, "a") == 0
+
+
+# -- stopping, commands and time
+
+
+async def test_after_the_stop_nothing_is_taken_and_what_runs_may_end(shell: Shell) -> None:
+    shell.up(slots=1)
+    shell.deliver(LOW, request("a"), request("b"))
+    await shell.turns()
+    shell.worker.stop_taking()
+    shell.deliver(LOW, request("c"))
+    await shell.turns()
+    assert [work.request_id for work in shell.flow.works.values()] == ["a"]
+    assert not shell.worker.has_room
+    shell.finish("a")
+    await shell.turns()
+    assert shell.broker.ended() == {"a": "completed"}
+    assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}, "b is handed back"
+
+
+async def test_what_waits_in_the_inbox_at_the_stop_gives_its_room_back(shell: Shell) -> None:
+    shell.intake.unknown = {0}
+    shell.deliver(LOW, request("a"))
+    await shell.turns()
+    assert shell.given_back == []
+    shell.worker.stop_taking()
+    assert shell.given_back == [(LOW, 0)]
+
+
+async def test_commands_reach_the_flow_and_erasures_whoever_erases(shell: Shell) -> None:
+    shell.deliver(LOW, request("a"))
+    await shell.turns()
+    fields = {"request_id": "a", "tenant": "default", "created_at": NOW_MS}
+    erase = ControlCommand(kind="erase", **fields)
+    shell.worker.on_commands([ControlCommand(kind="cancel", **fields), erase])
+    await shell.turns()
+    assert shell.broker.ended() == {"a": "cancelled"}
+    assert shell.erased == [erase]
+
+
+async def test_a_chunk_that_can_never_be_published_fails_its_request(shell: Shell) -> None:
+    shell.up()
+    shell.deliver(LOW, request("a", stream=True))
+    await shell.turns()
+    shell.engine.say("\ud800")
+    await shell.turns()
+    assert shell.broker.ended() == {"a": "failed"}
+    assert len(shell.engine.cancelled) == 1
+
+
+async def test_a_turn_on_the_wrong_partition_is_put_where_it_belongs(shell: Shell) -> None:
+    payload = {"messages": [{"role": "user", "content": "hi"}]}
+    turns = [request("r", conversation_id=name, payload=payload) for name in "abcdef"]
+    elsewhere = next(turn for turn in turns if shell.intake.read(LOW, 0, 0, NOW_MS, (), turn).belongs_on is not None)
+    shell.deliver(LOW, elsewhere)
+    await shell.turns()
+    assert [topic for topic, _ in shell.broker.sent] == [LOW]
+    assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}
+
+
+async def test_the_ticker_ends_what_takes_too_long_and_says_what_lasts(shell: Shell) -> None:
+    shell.up()
+    shell.deliver(LOW, request("a", execution_timeout_ms=1_000))
+    await shell.turns()
+    ticking = asyncio.create_task(shell.worker.tick_forever())
+    try:
+        shell.now += 0.1
+        await wait_until_async(lambda: any(topic == NAMES.status for topic, _ in shell.broker.sent))
+        shell.now += 1.0
+        await wait_until_async(lambda: shell.broker.ended() == {"a": "failed"})
+    finally:
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+    (event,) = [event for event in shell.broker.results() if event.is_terminal]
+    assert event.error is not None
+    assert event.error.code == "execution_timeout"
