@@ -127,6 +127,8 @@ class Runs(Endings):
         self._go(work, event, Stage.QUEUED)
         if told:
             self.statuses.say_at_once(work, "retrying", "engine_failed")
+        else:
+            self.statuses.say(work, "queued", now)  # that it runs, which nobody has heard yet, is not so any more
         if told or (run is not None and run.sent_pieces):
             work.attempt += 1  # readers must be able to tell the new words and statuses from those that were published
         self._touch(self.lane(work.lane))

@@ -582,3 +582,16 @@ def test_a_repeat_from_before_this_assignment_has_an_outcome_of_its_own(later: b
     world.finish("r")
     assert world.ended == [("r", "completed")] * outcomes
     assert (world.committed(HIGH), world.committed(LOW)) == (1, 1)
+
+
+def test_what_lost_its_engine_before_its_status_was_due_is_not_said_to_run() -> None:
+    """Found by the simulator: `running` was published of a request that waited again, and in a stop of one let go of."""
+    world = World()
+    world.up()
+    work = world.submit("r")
+    assert work is not None
+    assert work.stage is Stage.RUNNING
+    world.die()
+    world.pass_time(1.0)
+    assert work.stage is Stage.QUEUED
+    assert "running" not in [effect.status for effect in world.seen if isinstance(effect, ask.Status)]
