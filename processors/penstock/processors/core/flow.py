@@ -106,12 +106,13 @@ class Flow(Arriving):
     def tick(self, now: float, wall_ms: int) -> None:
         """What is due by time. Call it every 10 ms or so while there is work, and at `next_due`."""
         self.now = now
-        self.statuses.tick(now)
-        self.streams.tick(now)
-        self._retry_due(now)
         if not self.taking:
             self._hand_back_waiting()  # a run may have failed or lost its engine since
+        self.statuses.tick(now)
+        self.streams.tick(now)
+        if not self.taking:
             return
+        self._retry_due(now)
         for work in self.scheduler.expired(now, EXPIRED_AT_ONCE):
             self._end_waiting(work, "expire", Expired("its deadline passed while it waited"), now)
         self._all_dirty()

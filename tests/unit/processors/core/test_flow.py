@@ -585,7 +585,7 @@ def test_a_repeat_from_before_this_assignment_has_an_outcome_of_its_own(later: b
 
 
 def test_what_lost_its_engine_before_its_status_was_due_is_not_said_to_run() -> None:
-    """Found by the simulator: `running` was published of a request that waited again, and in a stop of one let go of."""
+    """Found by the simulator: `running` was published of a request that waited again, or was let go of."""
     world = World()
     world.up()
     work = world.submit("r")
