@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from penstock.schemas.records import ControlCommand, InferenceRequest
+from penstock.schemas.records import ControlCommand, InferenceRequest, StatusEvent
 from penstock.schemas.topics import partition_for, priority_class, request_key
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ class Clients:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._plan = cluster.plan
+        self._mood = cluster.world.stream("clients' mood")
+        self._requests: dict[tuple[str, str], InferenceRequest] = {}
+        cluster.clients = self
 
     def start(self) -> None:
         """Each request has a stream of its own: leaving some out changes no other."""
@@ -42,6 +45,7 @@ class Clients:
             self._append(rng, self._topic(rng), b"k", json.dumps(body).encode())
             return
         request = self._request(number, rng)
+        self._requests[(request.tenant, request.request_id)] = request
         self._submit(request, rng)
         self._afterwards(request, rng)
 
@@ -64,7 +68,7 @@ class Clients:
         ]
         key = request_key(request)
         partition = partition_for(key, self._plan.partitions)
-        if self._plan.has("misplaced") and request.conversation_id is not None and rng.random() < 0.3:
+        if self._plan.has("misplaced") and request.conversation_id is not None and rng.random() < 0.5:
             partition = rng.randrange(self._plan.partitions)
         self._put((topic, partition), key, self._cluster.codec.encode(request))
 
@@ -94,7 +98,7 @@ class Clients:
             conversation_id=line,
             stream=plan.has("stream") and not embedding and rng.random() < 0.6,
             created_at=self._cluster.world.wall_ms,
-            ttl_ms=rng.choice([50, 400, 1500]) if plan.has("short_ttl") and rng.random() < 0.3 else None,
+            ttl_ms=rng.choice([50, 200, 400, 800, 1500]) if plan.has("short_ttl") and rng.random() < 0.4 else None,
             execution_timeout_ms=300 if plan.has("short_timeout") and rng.random() < 0.3 else None,
             max_attempts=rng.choice([1, 2, 3]),
             **payload,
@@ -111,7 +115,7 @@ class Clients:
         script: dict[str, Any] = {"n": rng.randint(2, 8), "need": rng.randint(2, 30)}
         if plan.has("huge") and rng.random() < 0.1:
             script["need"] = 1_000
-        if plan.has("large_output") and rng.random() < 0.25:
+        if plan.has("large_output") and rng.random() < 0.4:
             script["large"] = True
         if plan.has("short_timeout") and rng.random() < 0.1:
             script["hang"] = True
@@ -128,9 +132,9 @@ class Clients:
     def _afterwards(self, request: InferenceRequest, rng: Random) -> None:
         """What the client does later about it."""
         world, plan = self._cluster.world, self._plan
-        for kind, chance in (("cancel", 0.3), ("reprioritize", 0.2), ("erase", 0.1)):
+        for kind, chance in (("cancel", 0.4), ("reprioritize", 0.2), ("erase", 0.1)):
             if plan.has(kind) and rng.random() < chance:
-                delay = rng.choice([0.0, 0.02, 0.2, 1.0])
+                delay = rng.choice([0.0, 0.02, rng.uniform(0.0, 0.5), rng.uniform(0.0, 2.0)])
                 world.at(
                     delay, None, f"{kind} {request.request_id}", self._command, kind, request, rng.choice([0, 5, 9])
                 )
@@ -138,6 +142,15 @@ class Clients:
             delay = rng.choice([0.0, 0.05, 1.5])
             again = replace(request, priority=rng.choice([request.priority, 1, 5, 8]))
             world.at(delay, None, f"again {request.request_id}", self._submit, again, rng)
+
+    def hears(self, event: StatusEvent) -> None:
+        """Some clients give up when they hear how it goes."""
+        request = self._requests.get((event.tenant, event.request_id))
+        chance = {"retrying": 0.3, "running": 0.1}.get(event.status, 0.0)
+        if request is None or not self._plan.has("cancel") or self._mood.random() >= chance:
+            return
+        name = f"gives up {request.request_id}"
+        self._cluster.world.at(self._mood.uniform(0.0, 0.1), None, name, self._command, "cancel", request, 0)
 
     def _command(self, kind: str, request: InferenceRequest, priority: int) -> None:
         self._cluster.command(

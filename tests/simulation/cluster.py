@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from typing import TYPE_CHECKING
 
 from penstock.processors.core.states import Transition
 from penstock.processors.core.work import WorkKey
@@ -21,6 +22,9 @@ from simulation.talks import Talks
 from simulation.truth import Truth
 from simulation.workers import Life
 from simulation.world import World
+
+if TYPE_CHECKING:
+    from simulation.clients import Clients
 
 NAMES = TopicNames()
 CODEC = Codec()
@@ -100,6 +104,7 @@ class Cluster:
         self.coordinator = Coordinator(self)
         self.transitions: set[Transition] = set()
         self.commands: list[ControlCommand] = []
+        self.clients: Clients | None = None
         self.broker_down_until = 0.0
         self.calm = False
         """No more faults happen."""
@@ -203,6 +208,8 @@ class Cluster:
 
     def on_status(self, event: StatusEvent) -> None:
         self.readers.status(event)
+        if self.clients is not None and not self.calm:
+            self.clients.hears(event)
 
     def on_letter(self, letter: DeadLetter) -> None:
         self.truth.lettered(letter)

@@ -76,8 +76,10 @@ class Grants:
                 continue
             if _under_way(other):
                 raise Violation(f"line: {work} is granted while {other} is under way")
+            if other.end_with is not None:
+                continue  # it waits for its bytes, to end with them
             earlier = other.seq < work.seq and other.klass == work.klass and other.key[:2] == work.key[:2]
-            if earlier and (other.stage in IN_SCHEDULER or other.stage is Stage.RETRYING):
+            if earlier and not work.holds_line and (other.stage in IN_SCHEDULER or other.stage is Stage.RETRYING):
                 raise Violation(f"line: {work} is granted before {other}")
 
     def _alone(self, lane: Lane, work: Work) -> None:
@@ -161,7 +163,8 @@ class Grants:
             self._passed_over[lane.name] = 0
             return
         self._passed_over[lane.name] += 1
-        if self._passed_over[lane.name] > 2 * self._settings.aged_share:
+        # The oldest may be parked or just being prepared while as many as there are slots start at once.
+        if self._passed_over[lane.name] > 2 * (self._settings.aged_share + lane.slots):
             raise Violation(f"aging: {self._passed_over[lane.name]} starts in a row passed over {old[0]}")
 
 

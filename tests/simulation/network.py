@@ -42,7 +42,10 @@ class Network:
 
     def ask(self, channel: str, label: str, at_broker: Callable[[], Any], reply: Reply | None) -> None:
         """`at_broker` runs where the log is; its value comes back to `reply`, in the process that asked."""
-        at = max(self._world.now + self.latency(), self._sent_until.get(channel, 0.0))
+        delay = self.latency()
+        if self._cluster.happens("slow_broker", self._rng, 0.08):
+            delay += self._rng.uniform(*LATE_ACK_S)
+        at = max(self._world.now + delay, self._sent_until.get(channel, 0.0))
         self._sent_until[channel] = at
         self._world.on(
             at,

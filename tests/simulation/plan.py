@@ -22,6 +22,7 @@ FAULTS = (
     "lost_commit_ack",
     "refused_commit",
     "late_ack",  # an acknowledgement was lost: the producer sends again, the log has it once
+    "slow_broker",  # what is sent takes long, now and then
     "unknown_offsets",  # the coordinator cannot tell the committed offsets just now
     "skipped_batch",  # the consumer loses a delivery and goes on behind it
     "rewind",  # the consumer goes back to what is committed
@@ -69,15 +70,20 @@ KINDS = (
     "burst",
 )
 
+FREE_SEEDS = 4
+"""After one seed of each theme come so many without one."""
 THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     # Faults and requests that together reach what chance alone seldom does.
-    (("crash", "pause", "late_ack"), ("line", "cancel", "short_ttl", "large_output")),
+    (("crash", "pause", "late_ack", "slow_broker"), ("line", "cancel", "short_ttl", "large_output")),
+    (("crash", "restart", "slow_broker"), ("line", "cancel", "short_ttl", "large_output")),
     (("crash", "cut", "join", "late_ack"), ("line", "misplaced", "duplicate", "stream")),
     (("crash", "lost_records", "truncated_batches"), ("burst", "line", "cancel")),
     (("engine_death", "engine_gone"), ("killer", "killer_at_prepare", "line", "cross_class_line", "stream")),
     (("load_failure", "load_hopeless", "unload"), ("cross_class_line", "cancel", "short_ttl")),
+    (("engine_failure", "engine_death", "engine_gone", "load_hopeless"), ("burst", "killer", "stream")),
     (("engine_failure", "prepare_refused"), ("cancel", "short_ttl", "stream")),
-    (("cut", "join", "restart", "late_ack"), ("poison_bytes", "poison_named", "misplaced", "killer", "line")),
+    (("engine_failure", "prepare_refused", "slow_broker"), ("cancel", "short_ttl", "line", "killer")),
+    (("cut", "join", "restart", "late_ack", "slow_broker"), ("poison_bytes", "poison_named", "misplaced", "line")),
     (("cut", "pause", "engine_slow", "late_ack"), ("stream", "burst")),
 )
 
@@ -157,14 +163,15 @@ def draw(seed: int) -> Plan:
     intensity = rng.choice([0.0, 0.15, 0.3, 0.5])
     faults = frozenset(name for name in FAULTS if rng.random() < intensity)
     kinds = frozenset(["plain", *(name for name in KINDS if rng.random() < 0.4)])
-    if rng.random() < 0.4:
-        more_faults, more_kinds = rng.choice(THEMES)
+    themed = seed % (len(THEMES) + FREE_SEEDS) < len(THEMES)
+    if themed:
+        more_faults, more_kinds = THEMES[seed % (len(THEMES) + FREE_SEEDS)]
         faults, kinds = faults | set(more_faults), kinds | set(more_kinds)
     return Plan(
         seed=seed,
         workers=rng.choice([1, 1, 2, 2, 3, 4]),
         partitions=rng.choice([1, 2, 4]),
-        requests=rng.choice([5, 15, 30, 30, 60, 120]),
+        requests=rng.choice([40, 60, 120] if themed else [5, 15, 30, 30, 60, 120]),
         tenants=rng.choice([1, 2, 3]),
         lines=rng.choice([1, 2, 4]),
         span_s=rng.choice([0.2, 1.0, 4.0]),
