@@ -12,8 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, ParamSpec, cast
 
 from penstock.processors.core import effects as ask
 from penstock.processors.core.arrivals import Poison
@@ -37,6 +37,7 @@ from penstock.schemas.records import ControlCommand
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 TP = tuple[str, int]
 TICK_S = 0.01
 IDLE_TICK_S = 0.05
@@ -49,6 +50,20 @@ RECORDS_A_TURN = 128
 REGISTRY_AGAIN_S = 1.0
 EFFECTS_A_TURN = 2_000
 """So many effects are carried out before the loop may serve others."""
+
+
+def _breaking(method: Callable[P, None]) -> Callable[P, None]:
+    """What is called from elsewhere and raises is a fault of ours: the worker must not go on half alive."""
+
+    @wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception:
+            logger.exception("worker.event_failed event=%s", method.__name__)
+            cast("Worker", args[0]).break_down()
+
+    return guarded
 
 
 @dataclass(slots=True)
@@ -148,6 +163,7 @@ class Worker:
         effects = (*self._effects, *self._r.flow.take_effects())
         self._effects = deque(effect for effect in effects if not _of_dropped(effect))
 
+    @_breaking
     def on_commands(self, commands: list[ControlCommand]) -> None:
         """Commands from the control topic, in log order."""
         now, wall_ms = self._clock(), now_ms()
@@ -155,6 +171,7 @@ class Worker:
             self._r.flow.command(command, now, wall_ms)
         self.changed()
 
+    @_breaking
     def on_fetched(self, tp: TP, records: list[RawMessage]) -> None:
         """Parked records that were read again."""
         for record in records:
@@ -168,6 +185,7 @@ class Worker:
             self._r.flow.fetched(key, read, _body(read, record), self._clock())
         self.changed()
 
+    @_breaking
     def on_gone(self, tp: TP, offsets: list[int]) -> None:
         """Parked records that are not on their topic any more."""
         for offset in offsets:
@@ -284,6 +302,7 @@ class Worker:
         self._r.faults.hit("before_terminal")
         self._r.outcomes.terminal(effect, lambda status: self._delivered(effect, status))
 
+    @_breaking
     def _delivered(self, effect: ask.Terminal, status: str) -> None:
         work, run = effect.work, effect.work.run
         self._r.faults.hit("before_commit")
@@ -299,6 +318,7 @@ class Worker:
         self._r.metrics.dead_letters.labels(effect.error.code).inc()
         self._r.outcomes.letter(effect, lambda: self._lettered(effect.work))
 
+    @_breaking
     def _lettered(self, work: Work) -> None:
         self._r.flow.lettered(work, self._clock())
         self.changed()
@@ -315,6 +335,7 @@ class Worker:
         self._r.flow.cannot_move(work, error)
         self.changed()
 
+    @_breaking
     def _moved(self, work: Work) -> None:
         self._r.flow.moved(work)
         self.changed()

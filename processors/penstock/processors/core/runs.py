@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from penstock.processors.core.effects import Retried
+from penstock.processors.core.effects import Ended, Retried
 from penstock.processors.core.endings import Endings
 from penstock.processors.core.retries import DeadLetter, Retry, decide
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
@@ -121,6 +121,10 @@ class Runs(Endings):
         """Back to its place in the queue, without an attempt spent."""
         self._give_back(work)
         run, work.run = work.run, None
+        if work.stage is Stage.RUNNING:
+            self._emit(
+                Ended(work.key, work.request_id, dropped=True)
+            )  # it runs no more: no death of this worker is its
         if work.stage in ON_LANE:
             self.scheduler.put_back(work)
         told = work.published_status == "running"

@@ -118,7 +118,8 @@ class Starter:
                 if walked == 0:
                     return self._apart(lane, work, now)
                 continue
-            if self._step(lane, work, room, now, may_prepare=seen[work.klass] <= lane.look_ahead):
+            first, ahead = seen[work.klass] == 1, seen[work.klass] <= lane.look_ahead
+            if self._step(lane, work, room, now, may_prepare=ahead, must_fetch=first):
                 return work
             if walked == 0 and work.blocked_at is not None and now - work.blocked_at >= RESERVE_AFTER_S:
                 return None  # room is kept for it
@@ -173,7 +174,9 @@ class Starter:
     def _startable(self, lane: Lane, work: Work) -> bool:
         return work.stage is Stage.READY or (work.stage is Stage.QUEUED and lane.inline and work.line is None)
 
-    def _step(self, lane: Lane, work: Work, room: _Room, now: float, *, may_prepare: bool) -> bool:
+    def _step(
+        self, lane: Lane, work: Work, room: _Room, now: float, *, may_prepare: bool, must_fetch: bool = True
+    ) -> bool:
         """True when it can start now; else what can be done for it ahead is done, and its room is set aside."""
         if self._startable(lane, work):
             if room.fits(_need(work)):
@@ -183,7 +186,7 @@ class Starter:
                 self._statuses.say(work, "waiting_for_memory", now)
             return False
         if work.stage is Stage.PARKED:
-            self._fetch(lane, work.klass, at_least_one=True)
+            self._fetch(lane, work.klass, at_least_one=must_fetch)
         elif work.stage is Stage.QUEUED:
             if not may_prepare:
                 return False

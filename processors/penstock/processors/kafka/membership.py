@@ -253,6 +253,7 @@ class Membership:
 
     async def revoked(self, *, lost: bool) -> Mapping[TP, Committed]:
         offsets = {} if lost else self._on_revoking()
+        self._ready = -1  # until the next assignment: a member that never comes back must not look well
         self._positions = {}
         await self._app.consumer.revoked()
         return offsets
