@@ -6,6 +6,7 @@ never goes back.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
