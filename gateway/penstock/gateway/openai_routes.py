@@ -18,6 +18,7 @@ from penstock.gateway.openai_chat import AnswerStream, ClientGone, cancel_abando
 from penstock.gateway.paging import Page
 from penstock.gateway.service import GatewayService, Stopping, Subscription
 from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.clock import now_ms
 from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import InferenceRequest
 
@@ -29,21 +30,21 @@ _CLIENT_CLOSED_REQUEST = 499
 @router.post("/chat/completions", summary="Chat, as OpenAI's API has it")
 async def create_chat_completion(body: shapes.ChatCompletionBody, request: Request) -> Response:
     """Plain or streamed. A client that disconnects cancels."""
-    asked = shapes.chat_request(body, caller_of(request), _now_ms())
+    asked = shapes.chat_request(body, caller_of(request), now_ms())
     return await _text_answer(request, body, asked, chat=True)
 
 
 @router.post("/completions", summary="Text completion, as OpenAI's API has it")
 async def create_completion(body: shapes.CompletionBody, request: Request) -> Response:
     """Plain or streamed. A client that disconnects cancels."""
-    asked = shapes.completion_request(body, caller_of(request), _now_ms())
+    asked = shapes.completion_request(body, caller_of(request), now_ms())
     return await _text_answer(request, body, asked, chat=False)
 
 
 @router.post("/embeddings", summary="Embeddings, as OpenAI's API has them")
 async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Response:
     """As floats, or as base64 of little-endian float32."""
-    asked = shapes.embedding_request(body, caller_of(request), _now_ms())
+    asked = shapes.embedding_request(body, caller_of(request), now_ms())
     exchange = await Exchange.begin(request, asked)
     return await exchange.answer(lambda result: shapes.embedding_list(exchange.model, result, body.encoding_format))
 
@@ -143,7 +144,3 @@ class Exchange:
 def _service(request: Request) -> GatewayService:
     service: GatewayService = request.app.state.service
     return service
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import logging
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from penstock.gateway.models import find_model
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view import View
 from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.clock import now_ms
 from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.cursor import Cursor
@@ -164,7 +164,7 @@ class GatewayService:
         return self._follower.readiness()
 
     def gauges(self) -> Gauges:
-        depths, ages = self._view.queue_depths(_now_ms())
+        depths, ages = self._view.queue_depths(now_ms())
         memory: dict[tuple[str, str], int] = {}
         for worker in self._view.workers.values():
             for device in worker.devices:
@@ -186,16 +186,16 @@ class GatewayService:
 
     def stats(self) -> dict[str, Any]:
         """What operators look at first. Rates are means over the last minute."""
-        now_ms = _now_ms()
-        depths, ages = self._view.queue_depths(now_ms)
+        at_ms = now_ms()
+        depths, ages = self._view.queue_depths(at_ms)
         workers = sorted(self._view.workers.values(), key=lambda state: state.worker_id)
         return {
             "object": "stats",
             "queues": {name: {"depth": depths[name], "oldest_age_s": round(ages[name], 3)} for name in depths},
             "inflight": self._view.live_count,
             "rates": {
-                "accepted_per_s": round(self._view.arrivals.per_s(now_ms), 3),
-                "ended_per_s": round(self._view.endings.per_s(now_ms), 3),
+                "accepted_per_s": round(self._view.arrivals.per_s(at_ms), 3),
+                "ended_per_s": round(self._view.endings.per_s(at_ms), 3),
             },
             "outcomes": dict(self._view.outcomes),
             "clients": {
@@ -436,7 +436,7 @@ class GatewayService:
             request_id=entry.request_id,
             tenant=entry.tenant,
             reason=reason,
-            created_at=_now_ms(),
+            created_at=now_ms(),
             created_by="gateway",
             origin=entry.origin,
             conversation_id=entry.conversation_id,
@@ -449,7 +449,3 @@ class GatewayService:
 def _with_times(facts: dict[str, Any]) -> dict[str, Any]:
     """A record's facts with its times as RFC 3339."""
     return {name: rfc3339(value) if name.endswith("_at") else value for name, value in facts.items()}
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -14,10 +14,10 @@ from typing import Any
 from penstock.gateway.entries import Entry, Key, facts, restored
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.records import ResultEvent
+from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
-TP = tuple[str, int]
 VERSION = 2
 MAX_WAITING = 4
 """Batches that wait for the writer."""

@@ -17,6 +17,7 @@ from penstock.gateway.frames import Frame, ResultFrame
 from penstock.gateway.hub import Hub
 from penstock.gateway.rates import Rate
 from penstock.gateway.store import TP, Batch, Store
+from penstock.producers.clock import now_ms
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
@@ -70,9 +71,9 @@ class View:
         self.workers: dict[str, WorkerState] = {}
         self.outcomes: dict[str, int] = {}
         self.arrivals, self.endings = Rate(), Rate()
-        now_ms = _now_ms()
+        at_ms = now_ms()
         for entry in self._live.values():
-            entry.updated_ms = now_ms
+            entry.updated_ms = at_ms
 
     # -- looking up
 
@@ -288,7 +289,7 @@ class View:
     # -- keeping
 
     def _touch(self, entry: Entry) -> None:
-        entry.updated_ms = _now_ms()
+        entry.updated_ms = now_ms()
         self._dirty[entry.key] = entry
         if entry.done:
             self._end(entry)
@@ -332,7 +333,3 @@ class View:
     def forget_stale_workers(self, older_than_s: float) -> None:
         limit = (time.time() - older_than_s) * 1000
         self.workers = {name: state for name, state in self.workers.items() if state.updated_at >= limit}
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

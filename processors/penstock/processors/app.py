@@ -16,12 +16,12 @@ from typing import Any
 
 from penstock.processors.assembly import Hooks, Parts, assemble
 from penstock.processors.kafka.batches import TP, Progress
-from penstock.processors.kafka.outcomes import now_ms
 from penstock.processors.kafka.watchdog import StallWatch
 from penstock.processors.metrics import Metrics
 from penstock.processors.quiet import quiet_logs
 from penstock.processors.settings import WorkerSettings
 from penstock.producers import admin
+from penstock.producers.clock import now_ms
 from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
 from penstock.schemas.records import WorkerState
 from penstock.schemas.topics import CLASSES, TopicNames

@@ -21,7 +21,7 @@ from penstock.processors.kafka.control import ControlBook, ControlFollower
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.membership import GroupSettings, Membership
-from penstock.processors.kafka.outcomes import Outcomes, now_ms
+from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
@@ -30,6 +30,7 @@ from penstock.processors.models.serving import Serving
 from penstock.processors.outputs import Outputs
 from penstock.processors.settings import WorkerSettings
 from penstock.processors.worker import Rooms, Worker
+from penstock.producers.clock import now_ms
 from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.records import ControlCommand

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from penstock.processors.core.gate import CommitGate
+from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
-TP = tuple[str, int]
 Commit = Callable[[Mapping[TP, tuple[int, str]]], Awaitable[Mapping[TP, bool]]]
 
 

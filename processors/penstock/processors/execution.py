@@ -15,9 +15,10 @@ from penstock.processors.core.flow import Flow
 from penstock.processors.core.states import OVER, Stage
 from penstock.processors.core.work import Run, Work
 from penstock.processors.engines.base import Delta, Engine, EngineGone, Finished, Prepared, RunFailed, RunSpec
-from penstock.processors.kafka.outcomes import now_ms, usage_of
+from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, size_of
+from penstock.producers.clock import now_ms
 from penstock.schemas.errors import InternalError, PenstockError
 from penstock.schemas.records import ConversationMessage
 

@@ -26,19 +26,20 @@ from penstock.processors.inbox import Inbox
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.membership import Assignment, Batch, Delivered
-from penstock.processors.kafka.outcomes import Outcomes, now_ms
+from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
+from penstock.producers.clock import now_ms
 from penstock.producers.reader import RawMessage
 from penstock.schemas.errors import BadAvro, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
+from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
-TP = tuple[str, int]
 TICK_S = 0.01
 IDLE_TICK_S = 0.05
 SLOW_TICK_S = 0.1

@@ -20,10 +20,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic, wrong_configuration
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError
-from penstock.schemas.topics import TopicSpec, conversation_topic_config
-
-TP = tuple[str, int]
-"""(topic, partition)"""
+from penstock.schemas.topics import TP, TopicSpec, conversation_topic_config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

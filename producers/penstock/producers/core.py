@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 
 from penstock.producers import admin
 from penstock.producers.artifacts import ArtifactStore, TenantArtifacts
+from penstock.producers.clock import now_ms
 from penstock.producers.conversations import ConversationRecord, Turn, fold_messages, read_conversation
 from penstock.producers.events import Event, EventFold
 from penstock.producers.follower import Follow, Follower
@@ -26,9 +27,7 @@ from penstock.schemas.errors import BrokerUnavailable, InvalidRequest
 from penstock.schemas.ids import DEFAULT_TENANT, check_request_id, check_tenant
 from penstock.schemas.records import ControlCommand, InferenceRequest
 from penstock.schemas.requests import parse_request
-from penstock.schemas.topics import partition_for
-
-TP = tuple[str, int]
+from penstock.schemas.topics import TP, partition_for
 
 _COUNTS_TTL_S = 30.0
 _ENDS_TTL_S = 1.0
@@ -264,11 +263,6 @@ class ClientCore:
 def id_of(what: Submitted | str) -> str:
     """The request id. Raises InvalidRequest."""
     return what.request_id if isinstance(what, Submitted) else check_request_id(what)
-
-
-def now_ms() -> int:
-    """Milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 def time_left(wait_s: float, give_up: float | None, request: Submitted | str) -> float:

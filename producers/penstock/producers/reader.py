@@ -22,11 +22,10 @@ from penstock.producers import admin
 from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic, wrong_configuration
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, InternalError
+from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
-TP = tuple[str, int]
-"""(topic, partition)"""
 
 Start = Literal["beginning", "end"] | int
 """Where to begin: at one of the ends, or at the first record not older than a time in ms since the epoch."""

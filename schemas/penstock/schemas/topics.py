@@ -14,6 +14,9 @@ HEADER_ORIGIN = "penstock-origin"
 HEADER_TRACEPARENT = "traceparent"
 HEADER_CONTENT_TYPE = "content-type"
 
+TP = tuple[str, int]
+"""(topic, partition)"""
+
 CLASSES = ("high", "medium", "low")
 RETRY_TIERS = ("1s", "10s", "1m", "10m")
 HORIZON_MS = 24 * 3_600_000

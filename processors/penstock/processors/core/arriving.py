@@ -11,9 +11,7 @@ from penstock.processors.core.loads import Loads
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Body, Work, WorkKey
 from penstock.schemas.errors import Cancelled, EngineFailed, Expired, InternalError, PenstockError
-from penstock.schemas.topics import priority_class
-
-TP = tuple[str, int]
+from penstock.schemas.topics import TP, priority_class
 
 TWINS = 16
 """So many repeats of a request have outcomes of their own."""

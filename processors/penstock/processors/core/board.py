@@ -24,8 +24,7 @@ from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.streams import Streams
 from penstock.processors.core.work import Work, WorkKey
 from penstock.schemas.records import ControlCommand, Requirements
-
-TP = tuple[str, int]
+from penstock.schemas.topics import TP
 
 
 class Catalog(Protocol):

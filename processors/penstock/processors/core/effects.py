@@ -11,8 +11,7 @@ from typing import Any
 from penstock.processors.core.work import Work, WorkKey
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import ControlCommand, Origin
-
-TP = tuple[str, int]
+from penstock.schemas.topics import TP
 
 
 @dataclass(slots=True, frozen=True)

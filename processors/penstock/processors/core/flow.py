@@ -17,9 +17,7 @@ from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import Cancelled, ExecutionTimeout, Expired
 from penstock.schemas.records import ControlCommand
-from penstock.schemas.topics import priority_class
-
-TP = tuple[str, int]
+from penstock.schemas.topics import TP, priority_class
 
 ENDINGS_PER_PARTITION = 512
 """Ends under way to the broker at which a partition pauses: a flood of what ends at once must not fill memory."""

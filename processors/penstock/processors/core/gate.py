@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from penstock.processors.core.span import GapInDelivery, Span, mark_of
+from penstock.schemas.topics import TP
 
 __all__ = ["TP", "Arrival", "CommitGate", "GapInDelivery", "GateStats", "Revocation", "WorkKey"]
 
-TP = tuple[str, int]
 WorkKey = tuple[str, int, int]
 
 

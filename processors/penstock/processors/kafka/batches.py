@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.producers.reader import Headers
-
-TP = tuple[str, int]
-"""(topic, partition)"""
+from penstock.schemas.topics import TP
 
 Committed = tuple[int, str]
 """(offset, metadata), as a commit carries it."""

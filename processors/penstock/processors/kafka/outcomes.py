@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.intake import origin_header
 from penstock.processors.kafka.publisher import Publisher
+from penstock.producers.clock import now_ms
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadAvro, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import STATUS_RANKS, DeadLetter, ResultEvent, StatusEvent, Usage
@@ -20,10 +20,6 @@ logger = logging.getLogger(__name__)
 
 Told = Callable[[Work], tuple[str | None, int | None]]
 """Device and measured bytes of the engine that runs a work."""
-
-
-def now_ms() -> int:
-    return int(time.time() * 1000)
 
 
 class Outcomes:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-TP = tuple[str, int]
+from penstock.schemas.topics import TP
+
 ASLEEP_S = 5.0
 """Looked at every second, so after such a gap this process (or its machine) was stopped, or very busy."""
 
