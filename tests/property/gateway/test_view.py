@@ -96,7 +96,7 @@ class ViewMachine(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.clock = Clock()
-        self.patch.setattr(view_module, "_now_ms", self.clock)
+        self.patch.setattr(view_module, "now_ms", self.clock)
         self.patch.setattr(view_module, "RECENT", 1)
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-view-"))
         self.logs: dict[TP, list[Written]] = {tp: [] for tp in TPS}

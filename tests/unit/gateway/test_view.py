@@ -422,7 +422,7 @@ def test_a_writer_that_is_behind_loses_nothing(gateway: Gateway) -> None:
 
 def test_prune_forgets_what_is_silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 10_000
-    monkeypatch.setattr(view_module, "_now_ms", lambda: now_ms)
+    monkeypatch.setattr(view_module, "now_ms", lambda: now_ms)
     gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="silent"))
     now_ms = 20_000
     gateway.read(RESULTS, CHUNK)
@@ -441,7 +441,7 @@ def test_prune_forgets_what_is_silent(gateway: Gateway, monkeypatch: pytest.Monk
 def test_a_gateway_that_was_away_for_long_keeps_what_is_live(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has yet to read what happened meanwhile: silence begins with its start."""
     now_ms = 10_000
-    monkeypatch.setattr(view_module, "_now_ms", lambda: now_ms)
+    monkeypatch.setattr(view_module, "now_ms", lambda: now_ms)
     gateway.read(RESULTS, CHUNK)
     gateway.flush()
     now_ms = 10_000_000
