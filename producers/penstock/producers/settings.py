@@ -39,4 +39,7 @@ class KafkaSettings:
             "reconnect.backoff.ms": 50,
             "reconnect.backoff.max.ms": 1000,
             "socket.connection.setup.timeout.ms": 5000,
+            # After a broker that stood still a partition can be left without a leader in the client until the next full
+            # look at the metadata, by default after five minutes.
+            "topic.metadata.refresh.interval.ms": 10_000,
         }
