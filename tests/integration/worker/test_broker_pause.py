@@ -49,7 +49,7 @@ class Committed:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("PENSTOCK_TEST_LONG"), reason="takes three minutes: PENSTOCK_TEST_LONG=1 runs it")
+@pytest.mark.skipif(not os.environ.get("PENSTOCK_TEST_LONG"), reason="three minutes: PENSTOCK_TEST_LONG=1 runs it")
 def test_committed_offsets_never_fall_after_a_broker_pause(make_system: Callable[..., System], kafka: Any) -> None:
     """The broker is stopped in the midst of 30,000 requests of two workers, each time for longer than the session.
     No committed offset is ever lower than before, and nothing that was committed before a pause runs again after it.
