@@ -23,7 +23,7 @@ from penstock.processors.conversations.log import ConversationLog, Mark
 from penstock.processors.conversations.messages import as_chat, input_messages
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BrokerUnavailable, DecodeError, Overloaded, RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, DecodeError, NotFound, Overloaded, RegistryUnavailable
 from penstock.schemas.records import ConversationMessage, InferenceRequest, conversation_message_key
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,8 @@ class Turns:
             try:
                 async with self._in_order(topic):
                     outcome = await attempt(within_s)
-            except (BrokerUnavailable, Overloaded) as error:
+            except (BrokerUnavailable, NotFound, Overloaded) as error:
+                # A broker that has started again may not know a topic yet.
                 logger.info("turns.wait_for_kafka topic=%s error=%s", topic, error)
                 within_s = min(2 * within_s, LONGEST_ATTEMPT_S)
                 await self._watch.wait(LOOK_AGAIN_S)
