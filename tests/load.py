@@ -119,6 +119,12 @@ class Follower:
 
         wait_until(lambda: wanted <= set(self.update().terminals), deadline_s, left)
 
+    def wait_any(self, ids: Iterable[str], deadline_s: float, describe: Callable[[], str]) -> str:
+        """Wait until one of them has an outcome, and return it: which one is first depends on the order of fetches."""
+        wanted = set(ids)
+        wait_until(lambda: not wanted.isdisjoint(self.update().terminals), deadline_s, describe)
+        return next(one for one in self.terminals if one in wanted)
+
     def latencies_ms(self, ids: Iterable[str]) -> list[float]:
         """From the request's append to its outcome, by the clock that all processes of this machine share."""
         return [self.ended(i) - self.terminals[i].origin.append_time_ms for i in ids]
