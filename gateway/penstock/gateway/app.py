@@ -20,13 +20,14 @@ from penstock.gateway import (
     openai_routes,
     registry_routes,
     sockets,
-    tickets,
+    ticket_routes,
 )
 from penstock.gateway.auth import AuthPolicy, UnsafeBind, check_bind
 from penstock.gateway.connecting import ARTIFACT_BYTES, Connecting, WaitingMiddleware
+from penstock.gateway.context import GatewayContext, context_of_app, put_context
 from penstock.gateway.edge import EdgeLimits, install_edge
 from penstock.gateway.keys import KeysFileError
-from penstock.gateway.limits import BodyLimits
+from penstock.gateway.limits import BodyLimits, RateLimiter
 from penstock.gateway.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
@@ -40,9 +41,9 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app = FastAPI(
         title="Penstock",
         summary="Durable, prioritised inference on Apache Kafka",
-        lifespan=lambda app: _lifespan(app, settings),
+        lifespan=_lifespan,
     )
-    for part in (native, conversations, artifacts, openai_routes, registry_routes, tickets, health, sockets):
+    for part in (native, conversations, artifacts, openai_routes, registry_routes, ticket_routes, health, sockets):
         app.include_router(part.router)
 
     @app.get("/", include_in_schema=False)
@@ -56,24 +57,21 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         allowed_hosts=settings.auth.allowed_hosts,
     )
     conf = settings.gateway
+    context = GatewayContext(settings=settings, tickets=policy.tickets, limiter=RateLimiter())
+    put_context(app, context)
     app.add_middleware(WaitingMiddleware)  # innermost: who may not come in hears nothing of our broker
     body = BodyLimits(max_bytes=conf.max_body_bytes, by_prefix={"/v1/artifacts": ARTIFACT_BYTES})
-    install_edge(app, policy, EdgeLimits(body=body, max_http=conf.max_http, max_sockets=conf.max_sockets))
-    app.state.on_failure = lambda reason: logger.critical("gateway.failed reason=%s", reason)  # pyright: ignore[reportUnknownLambdaType]
+    install_edge(
+        app, policy, context.limiter, EdgeLimits(body=body, max_http=conf.max_http, max_sockets=conf.max_sockets)
+    )
     return app
 
 
-def prepare_stop(app: FastAPI) -> None:
-    """Let go who waits or follows, so that nothing keeps the server from stopping."""
-    if hasattr(app.state, "service"):
-        app.state.service.stop()
-
-
 @asynccontextmanager
-async def _lifespan(app: FastAPI, settings: GatewaySettings) -> AsyncGenerator[None]:
+async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     """Connect before the first client is taken, if the broker answers soon; else serve, and say that it does not."""
-    connecting = Connecting(app, settings)
-    app.state.connecting, app.state.metrics = connecting, connecting.metrics
+    context = context_of_app(app)
+    connecting = Connecting(context)
     task = asyncio.create_task(connecting.until_connected(), name="connect")
     await asyncio.wait([task], timeout=CONNECT_FIRST_S)
     try:
@@ -82,7 +80,7 @@ async def _lifespan(app: FastAPI, settings: GatewaySettings) -> AsyncGenerator[N
         # Who is left is told to come again; then nothing new is read, and what was read is written.
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        prepare_stop(app)
+        context.prepare_stop()
         await connecting.close()
 
 
@@ -122,20 +120,21 @@ async def run_gateway(settings: GatewaySettings) -> int:
     except (UnsafeBind, KeysFileError) as error:
         logger.error("gateway.cannot_start %s", error)
         return EXIT_FAILED
+    context = context_of_app(app)
     server = _Server(server_config(app, conf.host, conf.port, drain_s=conf.drain_s, access_log=conf.access_log))
     loop = asyncio.get_running_loop()
     failures: list[str] = []
 
     def stop() -> None:
         server.should_exit = True
-        prepare_stop(app)
+        context.prepare_stop()
 
     def fail(reason: str) -> None:
         logger.critical("gateway.failed reason=%s", reason)
         failures.append(reason)
         stop()
 
-    app.state.on_failure = fail
+    context.on_failure = fail
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     await server.serve()

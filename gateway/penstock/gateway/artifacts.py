@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.gateway.callers import caller_of
+from penstock.gateway.context import service_of
 from penstock.producers.artifacts import Artifact, ArtifactStore
 from penstock.schemas.errors import InvalidRequest
 
@@ -19,7 +20,7 @@ _SHOWN = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "text/
 
 
 def _store(request: Request) -> ArtifactStore:
-    store: ArtifactStore = request.app.state.artifacts
+    store = service_of(request).artifacts
     return store
 
 

@@ -7,16 +7,15 @@ import gc
 import logging
 from contextlib import AsyncExitStack
 
-from fastapi import FastAPI
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.gateway.auth import is_public
+from penstock.gateway.context import GatewayContext, context_of
 from penstock.gateway.errors import CLOSE_OVERLOADED, refuse
 from penstock.gateway.follower import Follower, missing_topics
 from penstock.gateway.hub import Hub
-from penstock.gateway.metrics import GatewayMetrics, Gauges
 from penstock.gateway.service import GatewayService
-from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store import Store
 from penstock.gateway.view import View
 from penstock.producers import admin
@@ -33,18 +32,12 @@ RETRY_S = 1.0
 
 
 class Connecting:
-    """Connects an app to its Kafka. `app.state.service` is there when that is done; `reason` says why it is not."""
+    """Connects a gateway to its Kafka: then `context.connected` is there; `context.waits_for` says why it is not."""
 
-    def __init__(self, app: FastAPI, settings: GatewaySettings) -> None:
-        self._app = app
-        self._settings = settings
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._settings = context.settings
         self._stack = AsyncExitStack()
-        self.reason = "the broker was not asked yet"
-        self.metrics = GatewayMetrics(self._gauges)
-
-    def _gauges(self) -> Gauges:
-        service: GatewayService | None = getattr(self._app.state, "service", None)
-        return Gauges() if service is None else service.gauges()
 
     async def until_connected(self) -> None:
         """Try until it works. What only a person can mend ends the gateway."""
@@ -53,12 +46,12 @@ class Connecting:
                 await self._connect()
                 return
             except PenstockError as error:
-                if str(error) != self.reason:
-                    self.reason = str(error)
+                if str(error) != self._context.waits_for:
+                    self._context.waits_for = str(error)
                     logger.warning("gateway.waits reason=%s", error)
             except Exception as error:
                 logger.exception("gateway.cannot_connect")
-                self._app.state.on_failure(f"{type(error).__name__} while the gateway was connected")
+                self._context.on_failure(f"{type(error).__name__} while the gateway was connected")
                 return
             await asyncio.sleep(RETRY_S)
 
@@ -83,8 +76,8 @@ class Connecting:
                 hub,
                 names,
                 counts[names.result],
-                on_outcome=self.metrics.on_outcome,
-                on_status=self.metrics.on_status,
+                on_outcome=self._context.metrics.on_outcome,
+                on_status=self._context.metrics.on_status,
                 codec=codec,
             )
             follower = Follower(
@@ -93,16 +86,15 @@ class Connecting:
                 store,
                 horizon_ms=int(conf.horizon_h * 3_600_000),
                 rediscover_s=conf.rediscover_s,
-                on_failure=lambda reason: self._app.state.on_failure(reason),
+                on_failure=lambda reason: self._context.on_failure(reason),
             )
             artifacts = await asyncio.to_thread(ArtifactStore, conf.artifacts_dir, max_bytes=ARTIFACT_BYTES)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
-            service = GatewayService(settings, sender, view, follower, hub, codec, artifacts=artifacts)
+            service = GatewayService.compose(settings, sender, view, follower, hub, codec, artifacts)
             await follower.start()
             stack.push_async_callback(follower.stop)
             self._stack = stack.pop_all()
-        self._app.state.artifacts = artifacts
-        self._app.state.service = service
+        self._context.connected = service
         # What has been made so far lives as long as the process: the collector need not look at it every few requests.
         gc.collect()
         gc.freeze()
@@ -123,9 +115,9 @@ class WaitingMiddleware:
         if scope["type"] not in ("http", "websocket") or is_public(scope["path"]):
             await self._app(scope, receive, send)
             return
-        state = scope["app"].state
-        if hasattr(state, "service"):
+        context = context_of(HTTPConnection(scope))
+        if context.connected is not None:
             await self._app(scope, receive, send)
             return
-        error = BrokerUnavailable(f"the gateway waits for its broker: {state.connecting.reason}", retry_after_s=1)
+        error = BrokerUnavailable(f"the gateway waits for its broker: {context.waits_for}", retry_after_s=1)
         await refuse(error, scope, receive, send, close_code=CLOSE_OVERLOADED)

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from penstock.gateway.callers import caller_of
+from penstock.gateway.context import service_of
 from penstock.gateway.entries import rfc3339
-from penstock.gateway.native import read_json, service_of
+from penstock.gateway.native import read_json
 from penstock.gateway.paging import After, Limit, Order, page_of
 from penstock.gateway.settings import GatewaySettings
 from penstock.producers import admin

@@ -31,15 +31,9 @@ class EdgeLimits:
     max_sockets: int = 4_096
 
 
-def install_edge(app: FastAPI, policy: AuthPolicy, limits: EdgeLimits | None = None) -> None:
-    """Set up middleware, error handlers, `app.state.tickets` and `app.state.rate_limiter`. Call it once.
-
-    A socket route charges each submit frame with `app.state.rate_limiter.charge(caller)`.
-    """
+def install_edge(app: FastAPI, policy: AuthPolicy, limiter: RateLimiter, limits: EdgeLimits | None = None) -> None:
+    """Set up middleware and error handlers. Call it once."""
     limits = limits or EdgeLimits()
-    limiter = RateLimiter()
-    app.state.tickets = policy.tickets
-    app.state.rate_limiter = limiter
     install_error_handlers(app)
     polish_openapi(app)
     mask_access_logs()

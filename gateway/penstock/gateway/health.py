@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
+from penstock.gateway.context import context_of
 from penstock.gateway.follower import Readiness
-from penstock.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from penstock.gateway.service import GatewayService
+from penstock.gateway.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["health"])
 
@@ -21,13 +21,13 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", summary="Caught up at start, and moving whenever there is lag", response_model=None)
 async def readyz(request: Request) -> Response:
-    service: GatewayService | None = getattr(request.app.state, "service", None)
-    readiness = Readiness(False, request.app.state.connecting.reason) if service is None else service.readiness()
+    context = context_of(request)
+    service = context.connected
+    readiness = Readiness(False, context.waits_for) if service is None else service.facts.readiness()
     body: dict[str, Any] = {"status": "ready" if readiness.ready else "not_ready", "reason": readiness.reason}
     return JSONResponse(body, 200 if readiness.ready else 503)
 
 
 @router.get("/metrics", summary="Prometheus metrics")
 async def metrics(request: Request) -> Response:
-    found: GatewayMetrics = request.app.state.metrics
-    return Response(found.render(), headers={"content-type": CONTENT_TYPE})
+    return Response(context_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from penstock.gateway.callers import Caller, caller_of
+from penstock.gateway.context import service_of
 from penstock.gateway.paging import After, Limit, Order, Page
-from penstock.gateway.service import GatewayService
 from penstock.gateway.sse import events
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
@@ -23,11 +23,6 @@ router = APIRouter(prefix="/v1", tags=["requests"])
 
 MAX_WAIT_S = 60
 CANCEL_AT_ONCE = 1_000
-
-
-def service_of(request: Request) -> GatewayService:
-    service: GatewayService = request.app.state.service
-    return service
 
 
 async def read_json(request: Request) -> Any:
@@ -72,7 +67,7 @@ async def submit(
     caller = caller_of(request)
     caller.require("submit")
     asked = native_request(await read_json(request), caller)
-    accepted = await service_of(request).submit(asked, idempotency_key=idempotency_key)
+    accepted = await service_of(request).submitting.submit(asked, idempotency_key=idempotency_key)
     headers = {"location": f"/v1/requests/{accepted.request_id}", "x-request-id": accepted.request_id}
     if accepted.replayed:
         headers["idempotency-replayed"] = "true"
@@ -90,7 +85,7 @@ async def list_requests(
 ) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("read")
-    found = await service_of(request).page(
+    found = await service_of(request).lookups.page(
         caller.tenant,
         limit=limit + 1,
         after=after,
@@ -109,7 +104,7 @@ async def get_request(
 ) -> Response:
     caller = caller_of(request)
     caller.require("read")
-    entry = await service_of(request).wait(caller.tenant, request_id, wait)
+    entry = await service_of(request).lookups.wait(caller.tenant, request_id, wait)
     return JSONResponse(entry.to_json(), headers={"x-request-id": request_id})
 
 
@@ -126,14 +121,14 @@ async def stream_events(
     service = service_of(request)
     text = last_event_id or after
     cursor = decode_cursor(text) if text else None
-    await service.find(caller.tenant, request_id)
-    await service.reach(cursor)
-    entry = await service.find(caller.tenant, request_id)
+    await service.lookups.find(caller.tenant, request_id)
+    await service.subscriptions.reach(cursor)
+    entry = await service.lookups.find(caller.tenant, request_id)
     entry.check_cursor(cursor)
     if cursor is not None and entry.is_behind(cursor):
         return Response(status_code=204)
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": request_id}
-    subscription = service.subscribe(caller.tenant, request_id, cursor)
+    subscription = service.subscriptions.subscribe(caller.tenant, request_id, cursor)
     return StreamingResponse(events(subscription), media_type="text/event-stream", headers=headers)
 
 
@@ -142,7 +137,7 @@ async def cancel(request: Request, request_id: str) -> Response:
     """202: its end was asked for. 200 with the request when it has ended already."""
     caller = caller_of(request)
     caller.require("cancel")
-    entry = await service_of(request).cancel(caller.tenant, request_id)
+    entry = await service_of(request).control.cancel(caller.tenant, request_id)
     return JSONResponse(entry.to_json(), 200 if entry.done else 202, {"x-request-id": request_id})
 
 
@@ -157,18 +152,18 @@ async def cancel_many(request: Request) -> dict[str, Any]:
     )
     if not fields or set(fields) - {"ids", "status", "conversation_id"}:
         raise InvalidRequest("give ids, or a filter of status and conversation_id")
-    service = service_of(request)
+    control = service_of(request).control
     ids: Any = fields.get("ids")
     if ids is None:
         status, named = _text_or_none(fields, "status"), fields.get("conversation_id")
         conversation_id = None if named is None else check_conversation_id(named)
-        cancelled = await service.cancel_where(caller.tenant, status=status, conversation_id=conversation_id)
+        cancelled = await control.cancel_where(caller.tenant, status=status, conversation_id=conversation_id)
     elif len(fields) > 1:
         raise InvalidRequest("give either ids or a filter", param="ids")
     elif not isinstance(ids, list) or len(ids) > CANCEL_AT_ONCE or not all(isinstance(one, str) for one in ids):
         raise InvalidRequest(f"ids must be a list of at most {CANCEL_AT_ONCE} request ids", param="ids")
     else:
-        cancelled = await service.cancel_ids(caller.tenant, ids)
+        cancelled = await control.cancel_ids(caller.tenant, ids)
     return {"object": "cancellation", "count": len(cancelled), "request_ids": cancelled[:CANCEL_AT_ONCE]}
 
 
@@ -184,11 +179,11 @@ async def erase(request: Request, request_id: str) -> dict[str, Any]:
     """Every gateway answers 410 from then on; copies in the log go with retention. 409 while it runs."""
     caller = caller_of(request)
     caller.require("cancel")
-    await service_of(request).erase(caller.tenant, request_id)
+    await service_of(request).control.erase(caller.tenant, request_id)
     return {"object": "request.deleted", "request_id": request_id, "deleted": True}
 
 
 @router.get("/stats", summary="Queues, workers, models")
 async def stats(request: Request) -> dict[str, Any]:
     caller_of(request).require("read")
-    return service_of(request).stats()
+    return service_of(request).facts.stats()

@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 from penstock.gateway.errors import FinalFailure, error_response, log_unexpected, outcome_error
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
 from penstock.gateway.openai_models import ChunkWriter, Json, in_openai_words
-from penstock.gateway.service import SlowConsumer
 from penstock.gateway.splice import StreamSplice
+from penstock.gateway.subscriptions import SlowConsumer
 from penstock.schemas.errors import InternalError, Overloaded, PenstockError, error_body
 
 logger = logging.getLogger(__name__)
@@ -37,12 +37,12 @@ class Canceller(Protocol):
     async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> Any: ...
 
 
-def cancel_abandoned(service: Canceller, tenant: str, request_id: str) -> None:
+def cancel_abandoned(control: Canceller, tenant: str, request_id: str) -> None:
     """Cancel a request that nobody waits for any more, without holding up the connection's end."""
 
     async def cancel() -> None:
         try:
-            await service.cancel(tenant, request_id, reason="the client disconnected")
+            await control.cancel(tenant, request_id, reason="the client disconnected")
         except PenstockError as error:
             # It runs to its end instead: nothing is lost but work.
             logger.warning("openai.cancel_failed request_id=%s code=%s", request_id, error.code)

@@ -13,11 +13,12 @@ from starlette.responses import JSONResponse, Response
 
 from penstock.gateway import openai_models as shapes
 from penstock.gateway.callers import caller_of
+from penstock.gateway.context import service_of
 from penstock.gateway.models import find_model, public_models
 from penstock.gateway.openai_chat import AnswerStream, ClientGone, cancel_abandoned, outcome, stream_events, unless_gone
 from penstock.gateway.paging import Page
-from penstock.gateway.service import GatewayService, Stopping, Subscription
-from penstock.producers.artifacts import ArtifactStore
+from penstock.gateway.service import GatewayService
+from penstock.gateway.subscriptions import Stopping, Subscription
 from penstock.producers.clock import now_ms
 from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import InferenceRequest
@@ -51,13 +52,13 @@ async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Res
 
 @router.get("/models", summary="The models that workers offer")
 async def list_models(request: Request) -> dict[str, Any]:
-    models = public_models(_service(request).models())
+    models = public_models(service_of(request).facts.models())
     return Page(models, has_more=False).to_json()
 
 
 @router.get("/models/{model_id:path}", summary="One model, by its id or an alias")
 async def retrieve_model(model_id: str, request: Request) -> dict[str, Any]:
-    for model in public_models(_service(request).models()):
+    for model in public_models(service_of(request).facts.models()):
         if model_id == model["id"] or model_id in model["aliases"]:
             return model
     raise ModelNotFound(f"the model `{model_id}` does not exist", param="model")
@@ -97,9 +98,9 @@ class Exchange:
     @classmethod
     async def begin(cls, request: Request, asked: InferenceRequest) -> Exchange:
         """Submit. Raises ModelNotFound before, and what `GatewayService.submit` raises."""
-        service = _service(request)
-        model = find_model(service.models(), asked.task, asked.model, asked.pool)
-        accepted = await service.submit(asked, idempotency_key=request.headers.get("idempotency-key"))
+        service = service_of(request)
+        model = find_model(service.facts.models(), asked.task, asked.model, asked.pool)
+        accepted = await service.submitting.submit(asked, idempotency_key=request.headers.get("idempotency-key"))
         exchange = cls(request, service, asked, model or asked.model or "default")
         exchange.request_id = request.state.request_id = accepted.request_id
         return exchange
@@ -125,7 +126,7 @@ class Exchange:
         artifact = result.get("artifact")
         if artifact is None:
             return result
-        store: ArtifactStore = self._request.app.state.artifacts
+        store = self._service.artifacts
         content = await asyncio.to_thread(store.get, self._tenant, artifact["artifact_id"], sha256=artifact["sha256"])
         return {**result, **json.loads(content)}
 
@@ -135,12 +136,7 @@ class Exchange:
         return AnswerStream(events, self.request_id, abandoned=self._abandoned, close=frames.close)
 
     def _subscribe(self) -> Subscription:
-        return self._service.subscribe(self._tenant, self.request_id)
+        return self._service.subscriptions.subscribe(self._tenant, self.request_id)
 
     def _abandoned(self) -> None:
-        cancel_abandoned(self._service, self._tenant, self.request_id)
-
-
-def _service(request: Request) -> GatewayService:
-    service: GatewayService = request.app.state.service
-    return service
+        cancel_abandoned(self._service.control, self._tenant, self.request_id)

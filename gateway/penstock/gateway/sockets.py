@@ -13,10 +13,11 @@ from fastapi import APIRouter, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from penstock.gateway.callers import Caller, caller_of
+from penstock.gateway.context import context_of
 from penstock.gateway.frames import Frame, ResultFrame
 from penstock.gateway.hub import Gone
 from penstock.gateway.native import native_request
-from penstock.gateway.service import GatewayService, Subscription
+from penstock.gateway.service import GatewayService
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, error_body
 from penstock.schemas.ids import check_conversation_id
@@ -39,13 +40,13 @@ async def websocket(socket: WebSocket) -> None:
     """One session. Auth and Origin were checked by the middleware, before the handshake is answered."""
     offered = socket.scope.get("subprotocols") or []
     await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-    service: GatewayService = socket.app.state.service
+    service = context_of(socket).service
     session = Session(socket, service, caller_of(socket))
-    service.sockets += 1
+    service.facts.sockets += 1
     try:
         await session.run()
     finally:
-        service.sockets -= 1
+        service.facts.sockets -= 1
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,7 +68,7 @@ class Session:
         self._socket = socket
         self._service = service
         self._caller = caller
-        self._subscription = Subscription(service, single=False)
+        self._subscription = service.subscriptions.open()
         self._followed: set[str] = set()
         self._running: set[asyncio.Task[None]] = set()
         self._sent = asyncio.Event()
@@ -105,7 +106,7 @@ class Session:
             self._sent.set()
             if isinstance(frame, ResultFrame):
                 self._followed.discard(frame.request_id)
-                self._service.unfollow(self._subscription, self._caller.tenant, frame.request_id)
+                self._service.subscriptions.unfollow(self._subscription, self._caller.tenant, frame.request_id)
 
     def _reply(self, body: dict[str, Any]) -> None:
         self._subscription.push([Reply(request_id="", cursor=None, content=body)])
@@ -178,13 +179,13 @@ class Session:
 
     async def _submit(self, frame: dict[str, Any]) -> None:
         self._caller.require("submit")
-        self._socket.app.state.rate_limiter.charge(self._caller)
+        context_of(self._socket).limiter.charge(self._caller)
         asked = native_request(frame.get("request"), self._caller)
         self._room_for_one_more()
         key = frame.get("idempotency_key")
         if key is not None and not isinstance(key, str):
             raise InvalidRequest("idempotency_key must be text", param="idempotency_key")
-        accepted = await self._service.submit(asked, idempotency_key=key)
+        accepted = await self._service.submitting.submit(asked, idempotency_key=key)
         reply: dict[str, Any] = {"type": "accepted", "request_id": accepted.request_id}
         if accepted.replayed:
             reply["replayed"] = True
@@ -192,7 +193,7 @@ class Session:
             reply["id"] = frame["id"]
         self._reply(reply)
         self._followed.add(accepted.request_id)
-        self._service.follow_new(self._subscription, self._caller.tenant, accepted.request_id)
+        self._service.subscriptions.follow_new(self._subscription, self._caller.tenant, accepted.request_id)
 
     async def _subscribe(self, frame: dict[str, Any]) -> None:
         self._caller.require("read")
@@ -200,21 +201,21 @@ class Session:
         tenant = self._caller.tenant
         if frame.get("conversation_id") is not None:
             conversation = check_conversation_id(frame["conversation_id"])
-            self._service.follow_conversation(self._subscription, tenant, conversation)
+            self._service.subscriptions.follow_conversation(self._subscription, tenant, conversation)
             return
         request_id = _request_id(frame)
         after = frame.get("after")
         if after is not None and not isinstance(after, str):
             raise InvalidRequest("after must be a cursor", param="after")
         cursor = decode_cursor(after) if after else None
-        await self._service.find(tenant, request_id)
-        await self._service.reach(cursor)
+        await self._service.lookups.find(tenant, request_id)
+        await self._service.subscriptions.reach(cursor)
         self._follow(request_id, cursor)
 
     def _follow(self, request_id: str, cursor: Any) -> None:
-        self._service.unfollow(self._subscription, self._caller.tenant, request_id)
+        self._service.subscriptions.unfollow(self._subscription, self._caller.tenant, request_id)
         self._followed.add(request_id)
-        self._service.follow(self._subscription, self._caller.tenant, request_id, cursor)
+        self._service.subscriptions.follow(self._subscription, self._caller.tenant, request_id, cursor)
 
     def _room_for_one_more(self) -> None:
         if max(len(self._followed), len(self._subscription.client.subjects)) >= MAX_SUBSCRIPTIONS:
@@ -223,15 +224,15 @@ class Session:
     async def _unsubscribe(self, frame: dict[str, Any]) -> None:
         if frame.get("conversation_id") is not None:
             conversation = check_conversation_id(frame["conversation_id"])
-            self._service.unfollow_conversation(self._subscription, self._caller.tenant, conversation)
+            self._service.subscriptions.unfollow_conversation(self._subscription, self._caller.tenant, conversation)
             return
         request_id = _request_id(frame)
         self._followed.discard(request_id)
-        self._service.unfollow(self._subscription, self._caller.tenant, request_id)
+        self._service.subscriptions.unfollow(self._subscription, self._caller.tenant, request_id)
 
     async def _cancel(self, frame: dict[str, Any]) -> None:
         self._caller.require("cancel")
-        await self._service.cancel(self._caller.tenant, _request_id(frame))
+        await self._service.control.cancel(self._caller.tenant, _request_id(frame))
 
     async def _ping(self, frame: dict[str, Any]) -> None:
         self._reply({"type": "pong", **({"id": frame["id"]} if "id" in frame else {})})

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from penstock.gateway.frames import Frame, ResultFrame
-from penstock.gateway.service import SlowConsumer, Stopping, Subscription
+from penstock.gateway.subscriptions import SlowConsumer, Stopping, Subscription
 
 KEEPALIVE_S = 10.0
 

@@ -13,16 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from fastapi import APIRouter, Request
-
-from penstock.gateway.callers import Caller, caller_of
+from penstock.gateway.callers import Caller
 from penstock.schemas.errors import Overloaded, Unauthenticated
 
 TICKET_TTL_S = 60
 _MAX_REMEMBERED = 100_000
 _TICKET_IN_URL = re.compile(r"(?i)(\bticket=)[^&\s\"']+")
-
-router = APIRouter(tags=["auth"])
 
 
 class TicketOffice:
@@ -83,15 +79,6 @@ class TicketOffice:
 
     def _sign(self, body: str) -> bytes:
         return hmac.new(self._key, b"penstock-ticket:" + body.encode(), hashlib.sha256).digest()
-
-
-@router.post("/v1/tickets", summary="A 60-second ticket for one WebSocket")
-async def create_ticket(request: Request) -> dict[str, Any]:
-    """Connect with `/v1/ws?ticket=…`; the ticket has the rights of the key that asked and works once per gateway."""
-    office: TicketOffice = request.app.state.tickets
-    ticket, expires_at = office.issue(caller_of(request))
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires_at))
-    return {"object": "ticket", "ticket": ticket, "expires_in": TICKET_TTL_S, "expires_at": stamp}
 
 
 def mask_tickets(text: str) -> str:

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from penstock.cli.paths import free_port
 from penstock.gateway import app as gateway_app
+from penstock.gateway.context import context_of_app
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, KafkaSection
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import Delivery, Transport
@@ -169,7 +170,7 @@ class Gateway:
         wait_until(found, describe=f"{request_id} is {status}")
 
     def stop(self) -> None:
-        gateway_app.prepare_stop(self.app)
+        context_of_app(self.app).prepare_stop()
         self.server.should_exit = True
         self.thread.join(30)
         assert not self.thread.is_alive(), "the gateway did not stop"

@@ -125,7 +125,7 @@ def test_stopping_lets_streams_and_waiters_go(own_place: Any, sse: Sse) -> None:
     for thread in threads:
         thread.start()
     wait_until(lambda: gateway.get("/v1/stats").json()["clients"]["connected"] == 2, describe="both follow")
-    wait_until(lambda: gateway.app.state.service.hub.subjects() == 2, describe="both follow")
+    wait_until(lambda: gateway.app.state.context.service.subscriptions.hub.subjects() == 2, describe="both follow")
     began = time.monotonic()
     gateway.stop()
     for thread in threads:

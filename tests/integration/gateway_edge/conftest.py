@@ -14,12 +14,17 @@ import uvicorn
 from fastapi import FastAPI, WebSocket
 
 from penstock.cli.paths import free_port
-from penstock.gateway import health, openai_routes, registry_routes, tickets
+from penstock.gateway import health, openai_routes, registry_routes, ticket_routes
 from penstock.gateway.auth import AuthPolicy
 from penstock.gateway.callers import caller_of
+from penstock.gateway.context import GatewayContext, put_context
 from penstock.gateway.edge import EdgeLimits, install_edge
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
-from penstock.gateway.metrics import GatewayMetrics, Gauges
+from penstock.gateway.limits import RateLimiter
+from penstock.gateway.metrics import Gauges
+from penstock.gateway.service import GatewayService
+from penstock.gateway.settings import GatewaySettings
+from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, Overloaded, PenstockError, error_body
 from penstock.schemas.records import InferenceRequest, ModelInfo
 from support import wait_until
@@ -84,6 +89,27 @@ class FakeService:
     cancelled: list[str] = field(default_factory=list[str])
     open_subscriptions: int = 0
     ready: Readiness = field(default_factory=lambda: Readiness(True))
+
+    @property
+    def parts(self) -> GatewayService:
+        """Itself in the place of each part of the service."""
+        fake: Any = self
+        store: Any = None
+        settings = GatewaySettings()
+        return GatewayService(
+            settings=settings,
+            kafka=settings.kafka_settings(),
+            artifacts=store,
+            codec=default_codec(),
+            facts=fake,
+            submitting=fake,
+            lookups=fake,
+            subscriptions=fake,
+            control=fake,
+        )
+
+    def gauges(self) -> Gauges:
+        return Gauges(queue_depth={"high": 2}, oldest_age_s={"high": 1.5}, inflight=3)
 
     def models(self) -> list[ModelInfo]:
         return MODELS
@@ -181,9 +207,10 @@ class Server:
 
 def make_app(service: FakeService, policy: AuthPolicy, limits: EdgeLimits | None = None) -> FastAPI:
     app = FastAPI()
-    app.state.service = service
-    app.state.metrics = GatewayMetrics(lambda: Gauges(queue_depth={"high": 2}, oldest_age_s={"high": 1.5}, inflight=3))
-    for part in (openai_routes, registry_routes, health, tickets):
+    context = GatewayContext(settings=GatewaySettings(), tickets=policy.tickets, limiter=RateLimiter())
+    context.connected = service.parts
+    put_context(app, context)
+    for part in (openai_routes, registry_routes, health, ticket_routes):
         app.include_router(part.router)
 
     @app.websocket("/v1/ws")
@@ -192,7 +219,7 @@ def make_app(service: FakeService, policy: AuthPolicy, limits: EdgeLimits | None
         await socket.send_text(caller_of(socket).tenant)
         await socket.close()
 
-    install_edge(app, policy, limits)
+    install_edge(app, policy, context.limiter, limits)
     return app
 
 

@@ -21,9 +21,12 @@ from penstock.gateway.auth import (
     needed_scope,
 )
 from penstock.gateway.callers import Caller
+from penstock.gateway.context import GatewayContext, put_context
 from penstock.gateway.errors import install_error_handlers
 from penstock.gateway.keys import create_key, list_keys, revoke_key
-from penstock.gateway.tickets import router as tickets_router
+from penstock.gateway.limits import RateLimiter
+from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.ticket_routes import router as tickets_router
 from penstock.schemas.errors import Forbidden
 
 HERE = "http://127.0.0.1:8000"
@@ -31,7 +34,7 @@ HERE = "http://127.0.0.1:8000"
 
 def make_app(policy: AuthPolicy) -> FastAPI:
     app = FastAPI()
-    app.state.tickets = policy.tickets
+    put_context(app, GatewayContext(settings=GatewaySettings(), tickets=policy.tickets, limiter=RateLimiter()))
     app.include_router(tickets_router)
     install_error_handlers(app)
 

@@ -1,0 +1,73 @@
+"""What a gateway process has, typed: made before the first connection, in place of untyped application state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
+
+from penstock.gateway.limits import RateLimiter
+from penstock.gateway.metrics import GatewayMetrics, Gauges
+from penstock.gateway.service import GatewayService
+from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.tickets import TicketOffice
+from penstock.schemas.errors import BrokerUnavailable
+
+logger = logging.getLogger(__name__)
+
+
+def _log_failure(reason: str) -> None:
+    logger.critical("gateway.failed reason=%s", reason)
+
+
+@dataclass(kw_only=True, slots=True)
+class GatewayContext:
+    """`connected` is there once Kafka answered; `waits_for` says until then why it is not."""
+
+    settings: GatewaySettings
+    tickets: TicketOffice
+    limiter: RateLimiter
+    on_failure: Callable[[str], None] = _log_failure
+    connected: GatewayService | None = None
+    waits_for: str = "the broker was not asked yet"
+    metrics: GatewayMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = GatewayMetrics(self._gauges)
+
+    def _gauges(self) -> Gauges:
+        return Gauges() if self.connected is None else self.connected.facts.gauges()
+
+    @property
+    def service(self) -> GatewayService:
+        """Raises BrokerUnavailable while the gateway is not connected."""
+        if self.connected is None:
+            raise BrokerUnavailable(f"the gateway waits for its broker: {self.waits_for}", retry_after_s=1)
+        return self.connected
+
+    def prepare_stop(self) -> None:
+        """Let go who waits or follows, so that nothing keeps the server from stopping."""
+        if self.connected is not None:
+            self.connected.subscriptions.stop()
+
+
+def put_context(app: Starlette, context: GatewayContext) -> None:
+    app.state.context = context
+
+
+def context_of_app(app: Starlette) -> GatewayContext:
+    return cast("GatewayContext", app.state.context)
+
+
+def context_of(connection: HTTPConnection) -> GatewayContext:
+    """The context of the app that serves this connection."""
+    return context_of_app(connection.app)
+
+
+def service_of(connection: HTTPConnection) -> GatewayService:
+    """Raises BrokerUnavailable while the gateway is not connected."""
+    return context_of(connection).service
