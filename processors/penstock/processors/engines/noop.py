@@ -90,7 +90,11 @@ class NoopEngine:
             script.show_all()
             script.end()
             return
-        self._later(script, self._first_delay_s or self._delay_s)
+        first_delay_s = self._first_delay_s or self._delay_s
+        if script.is_shown_at_end:  # nobody sees the tokens come: one timer for all of them
+            self._later(script, first_delay_s + script.waits * self._delay_s)
+        else:
+            self._later(script, first_delay_s)
 
     def _later(self, script: _Script, delay_s: float) -> None:
         timer = asyncio.get_running_loop().call_later(delay_s, self._step, script)
@@ -98,8 +102,10 @@ class NoopEngine:
 
     def _step(self, script: _Script) -> None:
         try:
-            more = script.show_next()
-            if not more:
+            if script.is_shown_at_end:
+                script.show_all()
+                script.end()
+            elif not script.show_next():
                 script.end()
         except Exception as error:  # in a timer nobody hears it
             logger.exception("noop.failed run=%s", script.run_id)
@@ -152,6 +158,16 @@ class _Script:
     @property
     def run_id(self) -> str:
         return self._spec.run_id
+
+    @property
+    def is_shown_at_end(self) -> bool:
+        """Whether its tokens are seen only together: nothing is streamed, and no stop text can end it early."""
+        return not self._spec.stream and not self._spec.params.get("stop")
+
+    @property
+    def waits(self) -> int:
+        """Delays between its tokens."""
+        return max(0, len(self._pieces) - 1)
 
     def show_all(self) -> None:
         shown = self._matcher.feed("".join(self._pieces))

@@ -118,3 +118,23 @@ async def test_an_echo_can_be_written() -> None:
     await engine.start()
     _, found = await run(engine, spec(prompt="a\ud800"))
     assert found.output["text"] == "a\ufffd"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_nobody_sees_come_waits_with_one_timer_as_long_as_with_one_for_each_token(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A benchmark's engine must not fill the loop with timers of its own; what comes out is the same."""
+    delays: list[float] = []
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "call_later", lambda delay, step, *of: delays.append(delay) or loop.call_soon(step, *of))
+    engine = NoopEngine("m", {"tokens": 4, "delay_ms": 3, "first_delay_ms": 5})
+    await engine.start()
+    sink = Sink()
+    asked = spec(prompt="x", stream=stream)
+    engine.run(asked, await engine.prepare(asked), sink)
+    found = await sink.done
+    assert isinstance(found, Finished)
+    assert found.output["text"] == "word0 word1 word2 word3 "
+    assert len(delays) == (4 if stream else 1)
+    assert sum(delays) == pytest.approx(0.014)
