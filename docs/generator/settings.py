@@ -143,10 +143,11 @@ def model_of(annotation: Any) -> type[BaseModel]:
 
 
 def docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """The text behind each field in the source. Raises KeyError, when looked up, for a field without one."""
+    """The text behind each field in the source, inherited ones too. KeyError, when looked up, for one without."""
+    inherited = [docstrings(base) for base in model.__bases__ if base is not BaseModel and issubclass(base, BaseModel)]
     source = Path(inspect.getfile(model)).read_text()
     found = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == model.__name__)
-    texts: dict[str, str] = {}
+    texts = {name: text for one in inherited for name, text in one.items()}
     for statement, behind in zip(found.body, found.body[1:], strict=False):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             match behind:

@@ -9,38 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings
 
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.producers.configuration import ENV_CONFIG, KafkaSection, ProcessSettings, Section
 from penstock.producers.settings import KafkaSettings
 
-ENV_CONFIG = "PENSTOCK_CONFIG"
 DEFAULT_NAME = "penstock.toml"
 SECRET_WORDS = ("password", "secret", "ticket_key", "token", "api_key")
 
 S = TypeVar("S", bound=BaseSettings)
 
 
-class KafkaSection(BaseModel):
-    """How to reach Kafka; the worker and the gateway read the same section."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    bootstrap_servers: str = "127.0.0.1:9092"
-    """Brokers to begin with, `host:port`, separated by commas."""
-    topic_prefix: str = ""
-    """Stands before every topic name, so that several installations can share a cluster."""
-    max_record_bytes: int = 1_000_000
-    """The largest record that this process writes: key, value and headers together."""
-    security: dict[str, str] = Field(default_factory=dict[str, str])
-    """librdkafka's names: security.protocol, sasl.mechanism, sasl.username, sasl.password, ssl.ca.location."""
-
-
-class TopicsSection(BaseModel):
+class TopicsSection(Section):
     """How `penstock topics create` makes topics."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     partitions: int = Field(default=64, ge=1)
     """Partitions of each request, retry, result, status and dead-letter topic."""
@@ -50,37 +33,15 @@ class TopicsSection(BaseModel):
     """Pools whose request topics are made too."""
 
 
-class ClusterSettings(BaseSettings):
+class ClusterSettings(ProcessSettings):
     """What the command line reads of penstock.toml and the environment."""
-
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="ignore", frozen=True)
 
     kafka: KafkaSection = Field(default_factory=KafkaSection)
     topics: TopicsSection = Field(default_factory=TopicsSection)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        config = os.environ.get(ENV_CONFIG)
-        if config is None:
-            return (init_settings, env_settings)
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config))
-
     def kafka_settings(self, bootstrap_servers: str | None = None, topic_prefix: str | None = None) -> KafkaSettings:
         """The cluster for librdkafka's clients; the arguments go before the settings."""
-        return KafkaSettings(
-            bootstrap_servers=bootstrap_servers or self.kafka.bootstrap_servers,
-            topic_prefix=self.kafka.topic_prefix if topic_prefix is None else topic_prefix,
-            security=dict(self.kafka.security),
-            client_id="penstock-cli",
-            max_record_bytes=self.kafka.max_record_bytes,
-        )
+        return self.kafka.clients("cli", bootstrap_servers, topic_prefix)
 
 
 def find_config(explicit: Path | None = None) -> Path | None:

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import Field
 
+from penstock.producers.configuration import KafkaSection, ProcessSettings, RegistrySection, Section, SharedSection
 from penstock.producers.settings import KafkaSettings
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _SharedSection(BaseModel):
-    """A section that other processes read too: keys that only they know are theirs."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class KafkaSection(_SharedSection):
-    bootstrap_servers: str = "127.0.0.1:9092"
-    """Brokers to begin with, `host:port`, separated by commas."""
-    topic_prefix: str = ""
-    """Stands before every topic name, so that several installations can share a cluster."""
-    client_id: str = "penstock-gateway"
-    """The name by which the brokers' logs and quotas know this process."""
-    max_record_bytes: int = 1_000_000
-    """The largest record that this process writes: key, value and headers together."""
-    security: dict[str, str] = Field(default_factory=dict[str, str])
-    """librdkafka's names: security.protocol, sasl.mechanism, sasl.username, sasl.password, ssl.ca.location."""
-
-
-class GatewaySection(_Section):
+class GatewaySection(Section):
     host: str = "127.0.0.1"
     """The address to listen on; beyond loopback only with `auth.keys_file`."""
     port: int = 8000
@@ -66,7 +42,7 @@ class GatewaySection(_Section):
     """Log each HTTP request."""
 
 
-class AuthSection(_Section):
+class AuthSection(Section):
     keys_file: Path | None = None
     """Without keys everybody is the default tenant, and only loopback may be bound."""
     ticket_key: str | None = None
@@ -77,29 +53,18 @@ class AuthSection(_Section):
     """Without keys: Host names, besides this machine's own, that are served."""
 
 
-class RegistrySection(_SharedSection):
-    url: str | None = None
-    """A Confluent-compatible registry: our schemas are registered there, and ids from it are read."""
-    write: bool = False
-    """Write the registry's ids in place of our own."""
-
-
-class TopicsSection(_SharedSection):
+class TopicsSection(SharedSection):
     durability: Literal["replicas", "fsync"] = "replicas"
     """replicas: what all in-sync replicas hold is durable; fsync: every record is flushed too, against power loss."""
 
 
-class ConversationsSection(_SharedSection):
+class ConversationsSection(SharedSection):
     max_topics: int = Field(default=10_000, ge=1)
     """Conversations that there may be in all; a request that would begin one more fails."""
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(ProcessSettings):
     """All that a gateway process reads from outside, read once at its start."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="ignore", frozen=True, protected_namespaces=()
-    )
 
     kafka: KafkaSection = Field(default_factory=KafkaSection)
     gateway: GatewaySection = GatewaySection()  # pyright: ignore[reportCallIssue]
@@ -108,27 +73,5 @@ class GatewaySettings(BaseSettings):
     topics: TopicsSection = Field(default_factory=TopicsSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        config = os.environ.get("PENSTOCK_CONFIG")
-        if config is None:
-            return (init_settings, env_settings)
-        if not Path(config).is_file():
-            raise FileNotFoundError(f"PENSTOCK_CONFIG names {config}, which is not a file")
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config))
-
     def kafka_settings(self) -> KafkaSettings:
-        return KafkaSettings(
-            bootstrap_servers=self.kafka.bootstrap_servers,
-            topic_prefix=self.kafka.topic_prefix,
-            security=dict(self.kafka.security),
-            client_id=self.kafka.client_id,
-            max_record_bytes=self.kafka.max_record_bytes,
-        )
+        return self.kafka.clients("gateway")

@@ -7,38 +7,13 @@ import socket
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import Field
 
+from penstock.producers.configuration import KafkaSection, ProcessSettings, RegistrySection, Section, SharedSection
 from penstock.producers.settings import KafkaSettings
 
 
-class _Section(BaseModel):
-    """A section of the worker's own; an unknown key is an error, so that a typing slip does not pass unseen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _SharedSection(BaseModel):
-    """A section that other processes read too: keys that only they know are theirs."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class KafkaSection(_SharedSection):
-    bootstrap_servers: str = "127.0.0.1:9092"
-    """Brokers to begin with, `host:port`, separated by commas."""
-    topic_prefix: str = ""
-    """Stands before every topic name, so that several installations can share a cluster."""
-    client_id: str = "penstock-worker"
-    """The name by which the brokers' logs and quotas know this process."""
-    max_record_bytes: int = 1_000_000
-    """The largest record that this process writes: key, value and headers together."""
-    security: dict[str, str] = Field(default_factory=dict[str, str])
-    """librdkafka's names: security.protocol, sasl.mechanism, sasl.username, sasl.password, ssl.ca.location."""
-
-
-class WorkerSection(_Section):
+class WorkerSection(Section):
     worker_id: str | None = None
     """The worker's name on `inference.worker` and in results; null: host name and process id."""
     group_id: str = "penstock-worker"
@@ -95,7 +70,7 @@ class WorkerSection(_Section):
     """Control commands of each kind that are remembered."""
 
 
-class ConversationsSection(_Section):
+class ConversationsSection(Section):
     max_topics: int = Field(default=10_000, ge=1)
     """Conversations that there may be in all; a request that would begin one more fails."""
     threads: int = Field(default=4, ge=1)
@@ -108,7 +83,7 @@ class ConversationsSection(_Section):
     """Not used any more; older configurations may still have it: Kafka is waited for."""
 
 
-class ModelSection(_Section):
+class ModelSection(Section):
     id: str
     """The name by which requests ask for the model."""
     source: str
@@ -123,7 +98,7 @@ class ModelSection(_Section):
     """Options of its engine."""
 
 
-class MemorySection(_Section):
+class MemorySection(Section):
     """What the ledger may grant of this machine's memory."""
 
     cpu_bytes: int | None = None
@@ -134,24 +109,13 @@ class MemorySection(_Section):
     """Memory of each card that is left to others."""
 
 
-class RegistrySection(_SharedSection):
-    url: str | None = None
-    """A Confluent-compatible registry: our schemas are registered there, and ids from it are read."""
-    write: bool = False
-    """Write the registry's ids in place of our own."""
-
-
-class TopicsSection(_SharedSection):
+class TopicsSection(SharedSection):
     durability: str = "replicas"
     """replicas, or fsync: flush conversation topics on every record."""
 
 
-class WorkerSettings(BaseSettings):
+class WorkerSettings(ProcessSettings):
     """All that a worker process reads from outside, read once at its start."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="ignore", frozen=True, protected_namespaces=()
-    )
 
     kafka: KafkaSection = Field(default_factory=KafkaSection)
     topics: TopicsSection = Field(default_factory=TopicsSection)
@@ -161,31 +125,9 @@ class WorkerSettings(BaseSettings):
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
     models: list[ModelSection] = Field(default_factory=list[ModelSection])
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        config = os.environ.get("PENSTOCK_CONFIG")
-        if config is None:
-            return (init_settings, env_settings)
-        if not Path(config).is_file():
-            raise FileNotFoundError(f"PENSTOCK_CONFIG names {config}, which is not a file")
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config))
-
     @property
     def worker_id(self) -> str:
         return self.worker.worker_id or f"{socket.gethostname()}-{os.getpid()}"
 
     def kafka_settings(self) -> KafkaSettings:
-        return KafkaSettings(
-            bootstrap_servers=self.kafka.bootstrap_servers,
-            topic_prefix=self.kafka.topic_prefix,
-            security=dict(self.kafka.security),
-            client_id=self.kafka.client_id,
-            max_record_bytes=self.kafka.max_record_bytes,
-        )
+        return self.kafka.clients("worker")

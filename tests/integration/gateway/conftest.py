@@ -18,7 +18,8 @@ from fastapi import FastAPI
 from penstock.cli.paths import free_port
 from penstock.gateway import app as gateway_app
 from penstock.gateway.context import context_of_app
-from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, KafkaSection
+from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings
+from penstock.producers.configuration import KafkaSection
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import Delivery, Transport
 from penstock.schemas.codec import default_codec

@@ -1,0 +1,83 @@
+"""What the settings of every process share: the order of their sources, and the sections that several of them read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from penstock.producers.settings import KafkaSettings
+
+ENV_CONFIG = "PENSTOCK_CONFIG"
+
+
+class Section(BaseModel):
+    """A section of one process's own; an unknown key is an error, so that a typing slip does not pass unseen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SharedSection(BaseModel):
+    """A section that several processes read: keys that only the others know are theirs."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class KafkaSection(SharedSection):
+    """How to reach Kafka."""
+
+    bootstrap_servers: str = "127.0.0.1:9092"
+    """Brokers to begin with, `host:port`, separated by commas."""
+    topic_prefix: str = ""
+    """Stands before every topic name, so that several installations can share a cluster."""
+    client_id: str | None = None
+    """The name by which the brokers' logs and quotas know this process; null: penstock-worker, -gateway or -cli."""
+    max_record_bytes: int = 1_000_000
+    """The largest record that this process writes: key, value and headers together."""
+    security: dict[str, str] = Field(default_factory=dict[str, str])
+    """librdkafka's names: security.protocol, sasl.mechanism, sasl.username, sasl.password, ssl.ca.location."""
+
+    def clients(
+        self, process: str, bootstrap_servers: str | None = None, topic_prefix: str | None = None
+    ) -> KafkaSettings:
+        """For Kafka clients of this process (`worker`, `gateway`, `cli`); the other arguments go before the section."""
+        return KafkaSettings(
+            bootstrap_servers=bootstrap_servers or self.bootstrap_servers,
+            topic_prefix=self.topic_prefix if topic_prefix is None else topic_prefix,
+            security=dict(self.security),
+            client_id=self.client_id or f"penstock-{process}",
+            max_record_bytes=self.max_record_bytes,
+        )
+
+
+class RegistrySection(SharedSection):
+    url: str | None = None
+    """A Confluent-compatible registry: our schemas are registered there, and ids from it are read."""
+    write: bool = False
+    """Write the registry's ids in place of our own."""
+
+
+class ProcessSettings(BaseSettings):
+    """Defaults, then the TOML file that PENSTOCK_CONFIG names, then PENSTOCK_* variables. Raises FileNotFoundError."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="ignore", frozen=True, protected_namespaces=()
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        config = os.environ.get(ENV_CONFIG)
+        if config is None:
+            return (init_settings, env_settings)
+        if not Path(config).is_file():
+            raise FileNotFoundError(f"{ENV_CONFIG} names {config}, which is not a file")
+        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config))
