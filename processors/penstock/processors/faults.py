@@ -18,15 +18,15 @@ POINTS = {
 
 def parse_faults(text: str) -> dict[str, int]:
     """`kill:point[@n],…` as point → passage at which to die. Raises ValueError for what is not a known point."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         action, _, rest = part.partition(":")
         point, _, count = rest.partition("@")
         if point not in POINTS.get(action, ()):
             known = " or ".join(f"{action}:<{'|'.join(sorted(points))}>[@n]" for action, points in POINTS.items())
             raise ValueError(f"PENSTOCK_FAULTS: {part!r} is not {known}")
-        found[point] = int(count or "1")
-    return found
+        counts[point] = int(count or "1")
+    return counts
 
 
 def kill_self() -> None:

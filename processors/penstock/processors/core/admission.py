@@ -71,14 +71,14 @@ class Ledger:
 
     def fits_ever(self, need_bytes: int, device: str | None = None) -> bool:
         """Whether any device (or this one) could hold it, were it empty."""
-        return any(need_bytes <= found.capacity.limit_bytes for found in self._candidates(device))
+        return any(need_bytes <= held.capacity.limit_bytes for held in self._candidates(device))
 
     def grant(self, owner: str, need_bytes: int, device: str | None, now: float) -> Grant | None:
         """Reserve on the device with the most room (or on this one); None when it does not fit now."""
-        fitting = [found for found in self._candidates(device) if need_bytes <= found.free_bytes]
+        fitting = [held for held in self._candidates(device) if need_bytes <= held.free_bytes]
         if not fitting:
             return None
-        best = max(fitting, key=lambda found: found.free_bytes)
+        best = max(fitting, key=lambda held: held.free_bytes)
         best.reserved_bytes += need_bytes
         self._number += 1
         grant = Grant(number=self._number, owner=owner, device=best.capacity.device, bytes=need_bytes, granted_at=now)
@@ -102,18 +102,18 @@ class Ledger:
         return self._devices[device].reserved_bytes
 
     def devices(self) -> list[DeviceCapacity]:
-        return [found.capacity for found in self._devices.values()]
+        return [held.capacity for held in self._devices.values()]
 
     def grants(self) -> list[Grant]:
         return list(self._grants.values())
 
     def insufficient(self, what: str, need_bytes: int, device: str | None = None) -> InsufficientCapacity:
         """The error for what can never fit, naming need and capacity."""
-        capacity = max((found.capacity.limit_bytes for found in self._candidates(device)), default=0)
+        capacity = max((held.capacity.limit_bytes for held in self._candidates(device)), default=0)
         return InsufficientCapacity(
             f"{what} needs {need_bytes / 2**20:.0f} MiB; the largest device here grants {capacity / 2**20:.0f} MiB",
             details={"need": need_bytes, "capacity": capacity, "unit": "bytes"},
         )
 
     def _candidates(self, device: str | None) -> list[_Device]:
-        return [found for name, found in self._devices.items() if device is None or name == device]
+        return [held for name, held in self._devices.items() if device is None or name == device]

@@ -114,11 +114,11 @@ def recent_history(history: Sequence[Message], *, chars: int) -> tuple[list[Mess
 
     For histories that are handed on before anybody can count their tokens.
     """
-    found = _History(history)
-    kept = found.within(chars, 0, found.turns)
-    if kept == found.turns:
+    told = _History(history)
+    kept = told.within(chars, 0, told.turns)
+    if kept == told.turns:
         return list(history), 0
-    return [*found.system(), *found.newest(kept)], found.turns - kept
+    return [*told.system(), *told.newest(kept)], told.turns - kept
 
 
 def build_context(

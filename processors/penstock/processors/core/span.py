@@ -45,8 +45,8 @@ class Span:
     @property
     def head(self) -> int:
         """The lowest offset that is not done, at most `end`."""
-        found = self._done.find(0, self._head)
-        self._head = min(len(self._done) if found < 0 else found, self.end - self._base)
+        first_open = self._done.find(0, self._head)
+        self._head = min(len(self._done) if first_open < 0 else first_open, self.end - self._base)
         return self._base + self._head
 
     def resume(self, committed: int) -> None:

@@ -124,9 +124,9 @@ class NoopEngine:
         return [f"word{number} ".ljust(self._chars) for number in range(min(self._tokens, limit))]
 
     def cancel(self, run_id: str) -> None:
-        found = self._running.pop(run_id, None)
-        if found is not None:
-            timer, sink = found
+        running = self._running.pop(run_id, None)
+        if running is not None:
+            timer, sink = running
             timer.cancel()
             sink.close()
 
@@ -220,5 +220,5 @@ def _words(text: str) -> int:
 
 
 def _count(messages: Any) -> int:
-    found: list[Message] = list(messages)
-    return sum(_words(message["content"]) + 1 for message in found)
+    listed: list[Message] = list(messages)
+    return sum(_words(message["content"]) + 1 for message in listed)

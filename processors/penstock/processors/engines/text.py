@@ -311,6 +311,6 @@ def _decoder(tokenizer: Any) -> tuple[Callable[[Sequence[int]], str], bool]:
 
 def _eos_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
     """All ids that end a text: the model's and the tokenizer's."""
-    found = getattr(generation_config, "eos_token_id", None)
-    ids: list[int | None] = [*found] if isinstance(found, list | tuple) else [found]
+    model_ids = getattr(generation_config, "eos_token_id", None)
+    ids: list[int | None] = [*model_ids] if isinstance(model_ids, list | tuple) else [model_ids]
     return frozenset(int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None)

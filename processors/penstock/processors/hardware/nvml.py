@@ -41,7 +41,7 @@ def visible(shown: str | None, uuids: Sequence[str]) -> list[int]:
     """
     if shown is None:
         return list(range(len(uuids)))
-    found: list[int] = []
+    indices: list[int] = []
     for entry in (part.strip() for part in shown.split(",")):
         if entry.isdigit():
             matching = [int(entry)] if int(entry) < len(uuids) else []
@@ -49,19 +49,19 @@ def visible(shown: str | None, uuids: Sequence[str]) -> list[int]:
             matching = [number for number, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
         if len(matching) != 1:
             break
-        found += matching
-    return found
+        indices += matching
+    return indices
 
 
 def _memories(nvml: Any) -> list[tuple[int, int]]:
     """(total, used) bytes of each visible card, by all programs."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(int(nvml.nvmlDeviceGetCount()))]
     uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    found: list[tuple[int, int]] = []
+    sizes: list[tuple[int, int]] = []
     for number in visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids):
         memory = nvml.nvmlDeviceGetMemoryInfo(handles[number])
-        found.append((int(memory.total), int(memory.used)))
-    return found
+        sizes.append((int(memory.total), int(memory.used)))
+    return sizes
 
 
 def _text(value: str | bytes) -> str:

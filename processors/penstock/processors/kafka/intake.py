@@ -213,8 +213,8 @@ def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | 
         parsed: Any = json.loads(value)
     except (ValueError, RecursionError):
         return None, None
-    found = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-    return _checked(found.get("request_id"), found.get("tenant"), _made_up_id(place))
+    body = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
+    return _checked(body.get("request_id"), body.get("tenant"), _made_up_id(place))
 
 
 def _stub(request_id: str, tenant: str, created_at: int) -> InferenceRequest:

@@ -63,10 +63,10 @@ def committed_or_start(kafka: Any, tps: Sequence[TP], wait: Wait) -> dict[TP, Co
 
 
 def _first_offsets(kafka: Any, tps: Sequence[TP]) -> list[TopicPartition]:
-    found = kafka.offsets_for_times([TopicPartition(*tp, OFFSET_BEGINNING) for tp in tps], ASK_S)
-    if any(p.offset < 0 and p.error is None for p in found):
+    positions = kafka.offsets_for_times([TopicPartition(*tp, OFFSET_BEGINNING) for tp in tps], ASK_S)
+    if any(p.offset < 0 and p.error is None for p in positions):
         raise KafkaException(KafkaError(KafkaError._NO_OFFSET))  # pyright: ignore[reportPrivateUsage]
-    return found
+    return positions
 
 
 def _ask(what: str, wait: Wait, question: Callable[[], list[TopicPartition]]) -> list[TopicPartition] | None:

@@ -30,7 +30,7 @@ class GgufHeader:
         def field(name: str) -> Any:
             return self.metadata.get(f"{kind}.{name}")
 
-        found = {
+        sizes = {
             "num_hidden_layers": field("block_count"),
             "num_attention_heads": field("attention.head_count"),
             "num_key_value_heads": field("attention.head_count_kv"),
@@ -39,7 +39,7 @@ class GgufHeader:
             "max_position_embeddings": field("context_length"),
             "vocab_size": field("vocab_size") or self.metadata.get("tokenizer.ggml.tokens.length"),
         }
-        return {name: int(value) for name, value in found.items() if value is not None}
+        return {name: int(value) for name, value in sizes.items() if value is not None}
 
 
 def read(path: Path) -> GgufHeader:

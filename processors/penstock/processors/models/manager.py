@@ -66,8 +66,8 @@ class ModelManager:
 
     def engine(self, model: str) -> Engine | None:
         """The engine of a model that is ready or draining, else None."""
-        found = self._models.get(model)
-        return None if found is None else found.usable_engine
+        served = self._models.get(model)
+        return None if served is None else served.usable_engine
 
     def state(self, model: str) -> Lifecycle:
         return self._models[model].shown_state
@@ -76,10 +76,10 @@ class ModelManager:
         return [
             ModelState(
                 model=model,
-                state=found.shown_state.value,
-                memory_bytes=None if found.engine is None else found.engine.measured_memory(),
+                state=served.shown_state.value,
+                memory_bytes=None if served.engine is None else served.engine.measured_memory(),
             )
-            for model, found in self._models.items()
+            for model, served in self._models.items()
         ]
 
     def error(self, model: str) -> PenstockError | None:
@@ -102,7 +102,7 @@ class ModelManager:
         if requirements is None:
             return
         for need, kind in ((requirements.vram_bytes, "cuda"), (requirements.cpu_memory_bytes, "cpu")):
-            devices = [found.device for found in self._ledger.devices() if found.kind == kind]
+            devices = [capacity.device for capacity in self._ledger.devices() if capacity.kind == kind]
             if need and not any(self._ledger.fits_ever(need, device) for device in devices):
                 raise self._ledger.insufficient("the request", need, devices[0] if devices else "")
 
@@ -135,74 +135,74 @@ class ModelManager:
         to mend its configuration or files), EngineFailed. The load goes on when the caller is cancelled: `unload` and
         `stop` end it.
         """
-        found = self._models[self.catalog.get(model).id]
+        served = self._models[self.catalog.get(model).id]
         if self._stopping:
             raise EngineFailed("the worker is stopping")
-        if found.shown_state is Lifecycle.DRAINING:
-            found.go(Lifecycle.READY)
-            self._up(found)
-        loading = found.loading
+        if served.shown_state is Lifecycle.DRAINING:
+            served.go(Lifecycle.READY)
+            self._up(served)
+        loading = served.loading
         if loading is None:
-            if found.usable_engine is not None:
-                return found.usable_engine
-            loading = found.loading = asyncio.create_task(self._load(found), name=f"load {found.config.id}")
-            loading.add_done_callback(lambda task: self._load_ended(found, task))
+            if served.usable_engine is not None:
+                return served.usable_engine
+            loading = served.loading = asyncio.create_task(self._load(served), name=f"load {served.config.id}")
+            loading.add_done_callback(lambda task: self._load_ended(served, task))
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
             if loading.cancelled():
-                raise EngineFailed(f"loading {found.config.id} was given up") from None
+                raise EngineFailed(f"loading {served.config.id} was given up") from None
             raise
 
-    def _load_ended(self, found: ServedModel, task: asyncio.Task[Engine]) -> None:
-        if found.loading is task:
-            found.loading = None
+    def _load_ended(self, served: ServedModel, task: asyncio.Task[Engine]) -> None:
+        if served.loading is task:
+            served.loading = None
         if not task.cancelled():
             task.exception()  # retrieved: perhaps nobody waits any more
 
-    async def _load(self, found: ServedModel) -> Engine:
-        if found.alive:
-            await found.dead.wait()  # its engine is dying: the memory is back when its process has ended
-        async with found.ending:
+    async def _load(self, served: ServedModel) -> Engine:
+        if served.alive:
+            await served.dead.wait()  # its engine is dying: the memory is back when its process has ended
+        async with served.ending:
             try:
-                return await self._grant_and_start(found)
+                return await self._grant_and_start(served)
             except BaseException as error:
-                await self._clear(found)
-                known = self._known_error(found, error)
+                await self._clear(served)
+                known = self._known_error(served, error)
                 short = known is None or isinstance(known, MemoryShort)
-                if found.state is Lifecycle.LOADING:
-                    found.go(Lifecycle.ABSENT if short else Lifecycle.FAILED)
-                    found.error = None if short else known
+                if served.state is Lifecycle.LOADING:
+                    served.go(Lifecycle.ABSENT if short else Lifecycle.FAILED)
+                    served.error = None if short else known
                     self._changed()
                 if not short:
-                    found.size = None  # perhaps its files are mended before the next try
+                    served.size = None  # perhaps its files are mended before the next try
                 if known is None or known is error:
                     raise
                 raise known from error
 
-    async def _grant_and_start(self, found: ServedModel) -> Engine:
-        config = found.config
-        if found.size is None:
-            self._go_loading(found)
-            found.size = await self._size(config)
+    async def _grant_and_start(self, served: ServedModel) -> Engine:
+        config = served.config
+        if served.size is None:
+            self._go_loading(served)
+            served.size = await self._size(config)
         await self.observe()
-        found.grant = self._grant(config, found.size.need_bytes)
-        self._go_loading(found)
-        engine = self._make(config, found.size)
-        found.engine = engine
-        found.dead.clear()
-        engine.on_died = lambda code: self._died(found, engine, code)
+        served.grant = self._grant(config, served.size.need_bytes)
+        self._go_loading(served)
+        engine = self._make(config, served.size)
+        served.engine = engine
+        served.dead.clear()
+        engine.on_died = lambda code: self._died(served, engine, code)
         await engine.start()
         if engine.state is not EngineState.READY:
             raise EngineFailed(f"{config.id} died as soon as it was loaded")
-        found.error = None
-        found.go(Lifecycle.READY)
-        self._up(found)
+        served.error = None
+        served.go(Lifecycle.READY)
+        self._up(served)
         return engine
 
-    def _go_loading(self, found: ServedModel) -> None:
-        if found.state is not Lifecycle.LOADING:
-            found.go(Lifecycle.LOADING)
+    def _go_loading(self, served: ServedModel) -> None:
+        if served.state is not Lifecycle.LOADING:
+            served.go(Lifecycle.LOADING)
             self._changed()
 
     def _grant(self, config: ModelConfig, need_bytes: int) -> Grant | None:
@@ -219,41 +219,41 @@ class ModelManager:
             )
         return grant
 
-    def _known_error(self, found: ServedModel, error: BaseException) -> PenstockError | None:
+    def _known_error(self, served: ServedModel, error: BaseException) -> PenstockError | None:
         """What callers are told; None for a load that was cancelled."""
         if not isinstance(error, Exception):
             return None
         if isinstance(error, EngineFailed | InsufficientCapacity):
             return error
-        logger.error("model.load_failed model=%s", found.config.id, exc_info=error)
+        logger.error("model.load_failed model=%s", served.config.id, exc_info=error)
         # They are told no more: the rest may name places on this machine.
         kind = CannotLoad if isinstance(error, PenstockError) else EngineFailed
-        return kind(f"{found.config.id} could not be loaded, the worker's log says why")
+        return kind(f"{served.config.id} could not be loaded, the worker's log says why")
 
     # -- ending
 
     def drain(self, model: str) -> None:
         """Say that nothing new starts on a ready model; `unload` follows when what runs has finished."""
-        found = self._models[self.catalog.get(model).id]
-        if found.shown_state is Lifecycle.READY:
-            found.go(Lifecycle.DRAINING)
+        served = self._models[self.catalog.get(model).id]
+        if served.shown_state is Lifecycle.READY:
+            served.go(Lifecycle.DRAINING)
             self._changed()
 
     async def unload(self, model: str) -> None:
         """End the model's process, or its loading; then its memory is back. What runs on it ends silently."""
-        found = self._models[self.catalog.get(model).id]
-        await self._give_up_loading(found)
-        async with found.ending:
-            if found.alive:
-                found.go(Lifecycle.UNLOADING)
+        served = self._models[self.catalog.get(model).id]
+        await self._give_up_loading(served)
+        async with served.ending:
+            if served.alive:
+                served.go(Lifecycle.UNLOADING)
                 self._changed()
-                await self._clear(found)
-                found.go(Lifecycle.ABSENT)
+                await self._clear(served)
+                served.go(Lifecycle.ABSENT)
                 if not self._stopping:
-                    self._on_down(found.config.id, None)
-            elif found.state is Lifecycle.FAILED:
-                found.error = None
-                found.go(Lifecycle.ABSENT)
+                    self._on_down(served.config.id, None)
+            elif served.state is Lifecycle.FAILED:
+                served.error = None
+                served.go(Lifecycle.ABSENT)
             self._changed()
 
     async def stop(self) -> None:
@@ -264,45 +264,45 @@ class ModelManager:
             if isinstance(error, BaseException):
                 logger.error("model.stop_failed", exc_info=error)
 
-    async def _give_up_loading(self, found: ServedModel) -> None:
-        loading = found.loading
+    async def _give_up_loading(self, served: ServedModel) -> None:
+        loading = served.loading
         if loading is not None:
             if not loading.cancelling():  # a second time would interrupt its clearing up
                 loading.cancel()
             await asyncio.wait([loading])
 
-    async def _clear(self, found: ServedModel) -> None:
+    async def _clear(self, served: ServedModel) -> None:
         """End the engine, then give its memory back: it is free only when the process has ended."""
-        engine = found.engine
+        engine = served.engine
         if engine is not None:
             await engine.stop()
-        found.engine = None
-        self._release(found)
+        served.engine = None
+        self._release(served)
 
-    def _release(self, found: ServedModel) -> None:
-        grant, found.grant = found.grant, None
+    def _release(self, served: ServedModel) -> None:
+        grant, served.grant = served.grant, None
         if grant is not None:
             self._ledger.release(grant)
 
-    def _died(self, found: ServedModel, engine: Engine, code: int) -> None:
+    def _died(self, served: ServedModel, engine: Engine, code: int) -> None:
         """The engine's process has ended unasked."""
-        if found.engine is not engine or not found.alive:
+        if served.engine is not engine or not served.alive:
             return  # `unload` was faster
-        found.go(Lifecycle.UNLOADING)
-        found.engine = None
-        self._release(found)
-        found.error = EngineFailed(f"the engine process of {found.config.id} died")
-        found.go(Lifecycle.FAILED)
-        found.dead.set()
+        served.go(Lifecycle.UNLOADING)
+        served.engine = None
+        self._release(served)
+        served.error = EngineFailed(f"the engine process of {served.config.id} died")
+        served.go(Lifecycle.FAILED)
+        served.dead.set()
         if not self._stopping:
-            self._on_down(found.config.id, code)
+            self._on_down(served.config.id, code)
         self._changed()
 
     # -- telling
 
-    def _up(self, found: ServedModel) -> None:
-        if found.engine is not None and not self._stopping:
-            self._on_up(found.config.id, found.engine.limits())
+    def _up(self, served: ServedModel) -> None:
+        if served.engine is not None and not self._stopping:
+            self._on_up(served.config.id, served.engine.limits())
         self._changed()
 
     def _changed(self) -> None:

@@ -153,5 +153,5 @@ def used_bytes() -> dict[str, int]:
 
 
 def _defaults(config: ModelConfig) -> dict[str, str]:
-    found: Any = config.options.get("defaults")
-    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+    defaults: Any = config.options.get("defaults")
+    return {str(name): str(value) for name, value in defaults.items()} if isinstance(defaults, dict) else {}
