@@ -250,7 +250,7 @@ class World:
             case ask.Letter(work):
                 self.letters.append(work.request_id)
                 flow.lettered(work, self.now)
-            case ask.SendHome(work):
+            case ask.Republish(work):
                 flow.moved(work)
             case ask.Fetch(tp, offsets):
                 for offset in offsets:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.processors.core.effects import Chunk, Letter, SendHome, Status, Terminal
+from penstock.processors.core.effects import Chunk, Letter, Republish, Status, Terminal
 from penstock.processors.kafka.intake import origin_header
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import to_error_record
@@ -86,7 +86,7 @@ def letter(effect: Letter, worker: str, now_ms: int) -> DeadLetter:
     )
 
 
-def republished(effect: SendHome, codec: Codec) -> tuple[bytes, bytes, list[tuple[str, bytes]]]:
+def republished(effect: Republish, codec: Codec) -> tuple[bytes, bytes, list[tuple[str, bytes]]]:
     """Key, value and headers of a record that goes to the partition of its conversation."""
     work, body = effect.work, effect.work.body
     assert body is not None

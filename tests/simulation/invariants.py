@@ -25,7 +25,7 @@ LOOK_EACH = 16
 IN_FLIGHT_BYTES = 2 * INBOX_BATCHES * MOST_RECORDS * FACT_BYTES
 """What is delivered already, when a partition is held because the budget is full, is taken all the same."""
 ROUNDING_S = 1e-6
-PUBLISHES = (ask.Chunk, ask.Letter, ask.Prepare, ask.Begin, ask.Start, ask.Keep, ask.LookUp, ask.SendHome)
+PUBLISHES = (ask.Chunk, ask.Letter, ask.Prepare, ask.Begin, ask.Start, ask.Keep, ask.LookUp, ask.Republish)
 
 
 class Checks:
@@ -165,7 +165,7 @@ class Checks:
         total = self._cluster.plan.settings.intake_bytes
         if flow.budget.used_bytes > total + IN_FLIGHT_BYTES:
             raise Violation(f"budget: {flow.budget.used_bytes} bytes of {total}")
-        counted = [work for work in flow.works.values() if work.counted]
+        counted = [work for work in flow.works.values() if work.in_budget]
         bodies = sum(work.size_bytes for work in counted if work.body is not None)
         if flow.budget.used_bytes != bodies + len(counted) * FACT_BYTES:
             raise Violation(

@@ -304,7 +304,7 @@ def poison_forgotten() -> list[Patch]:
             if work.request_id:
                 letter(self, work, event, error)
                 return
-            self._go(work, event, Stage.LETTERING)
+            self._transition(work, event, Stage.LETTERING)
             self.lettered(work, 0.0)
 
         return silent

@@ -67,7 +67,7 @@ class Life(Actor):
             ask.Chunk: self._chunk,
             ask.Terminal: self._terminal,
             ask.Letter: self._letter,
-            ask.SendHome: self._send_home,
+            ask.Republish: self._republish,
             ask.Load: lambda effect: self.engines[effect.lane].load(),
             ask.Fetch: self._fetch,
             ask.Ended: self._ended,
@@ -360,7 +360,7 @@ class Life(Actor):
         label = f"letter {work.origin.topic}/{work.origin.partition}/{work.origin.offset}"
         self.network.ask("dlq", label, lambda: self.cluster.on_letter(letter), acknowledged)
 
-    def _send_home(self, effect: ask.SendHome) -> None:
+    def _republish(self, effect: ask.Republish) -> None:
         work = effect.work
         if self.cluster.happens("unmovable", self._rng, 0.3):
             self.flow.cannot_move(work, BadAvro("it cannot be written again"))

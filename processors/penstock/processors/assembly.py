@@ -148,7 +148,7 @@ def assemble(
             flow=flow,
             intake=Intake(make_codec(settings, background=True), names, partitions),
             execution=execution,
-            outcomes=Outcomes(publisher, codec, worker_id=settings.worker_id, told=lanes.told),
+            outcomes=Outcomes(publisher, codec, worker_id=settings.worker_id, engine_facts=lanes.engine_facts),
             publisher=publisher,
             refetcher=refetcher,
             lanes=lanes,

@@ -10,7 +10,7 @@ from penstock.processors.kafka.membership import Batch
 
 
 @dataclass(slots=True)
-class Place:
+class PendingBatch:
     """A batch that waits, and how far it was taken."""
 
     batch: Batch
@@ -30,7 +30,7 @@ class Inbox:
 
     def __init__(self, urgency: Callable[[str], int]) -> None:
         self._urgency = urgency
-        self._queues: dict[int, deque[Place]] = {}
+        self._queues: dict[int, deque[PendingBatch]] = {}
 
     def put(self, batch: Batch) -> None:
         """A batch was delivered."""
@@ -39,27 +39,27 @@ class Inbox:
         if queue is None:
             queue = self._queues[urgency] = deque()
             self._queues = dict(sorted(self._queues.items()))
-        queue.append(Place(batch, urgency))
+        queue.append(PendingBatch(batch, urgency))
 
-    def first(self) -> Place | None:
+    def first(self) -> PendingBatch | None:
         """The batch to be taken next; None when there is none."""
         for queue in self._queues.values():
             if queue:
                 return queue[0]
         return None
 
-    def done(self, place: Place) -> None:
+    def done(self, pending: PendingBatch) -> None:
         """All records of `first` were taken."""
-        self._queues[place.urgency].popleft()
-        place.batch.taken()
+        self._queues[pending.urgency].popleft()
+        pending.batch.taken()
 
     def clear(self) -> int:
         """Forget all batches. Returns how many records had not been taken."""
         untaken = 0
         for queue in self._queues.values():
-            for place in queue:
-                untaken += len(place.batch.records) - place.at
-                place.batch.taken()
+            for pending in queue:
+                untaken += len(pending.batch.records) - pending.at
+                pending.batch.taken()
             queue.clear()
         return untaken
 

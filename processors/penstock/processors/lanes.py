@@ -107,7 +107,7 @@ class Lanes:
     def engine(self, model: str) -> Engine | None:
         return self._serving.engine(model)
 
-    def told(self, work: Work) -> tuple[str | None, int | None]:
+    def engine_facts(self, work: Work) -> tuple[str | None, int | None]:
         """Device and measured bytes of the engine of a work."""
         engine = self._serving.engine(work.lane)
         return (None, None) if engine is None else (engine.info().device, engine.measured_memory())

@@ -109,43 +109,43 @@ class Worker:
         self._turn_due = False
         self._registry_away_until = 0.0
         self._broken = False
-        self._r: Rooms
-        self._carry: Mapping[type, Callable[[Any], None]] = {
-            ask.Prepare: lambda e: self._r.execution.prepare(e),
-            ask.Begin: lambda e: self._r.execution.begin(e),
+        self._rooms: Rooms
+        self._handlers: Mapping[type, Callable[[Any], None]] = {
+            ask.Prepare: lambda e: self._rooms.execution.prepare(e),
+            ask.Begin: lambda e: self._rooms.execution.begin(e),
             ask.Start: self._start,
-            ask.CancelRun: lambda e: self._r.execution.cancel(e.lane, e.run_id),
-            ask.Keep: lambda e: self._r.execution.keep(e),
-            ask.LookUp: lambda e: self._r.execution.look_up(e),
-            ask.Status: lambda e: self._r.outcomes.status(e),
+            ask.CancelRun: lambda e: self._rooms.execution.cancel(e.lane, e.run_id),
+            ask.Keep: lambda e: self._rooms.execution.keep(e),
+            ask.LookUp: lambda e: self._rooms.execution.look_up(e),
+            ask.Status: lambda e: self._rooms.outcomes.status(e),
             ask.Chunk: self._chunk,
             ask.Terminal: self._terminal,
             ask.Letter: self._letter,
-            ask.SendHome: self._send_home,
-            ask.Load: lambda e: self._r.lanes.load(e.lane),
-            ask.Fetch: lambda e: self._r.refetcher.request(e.tp, e.offsets, e.urgency),
+            ask.Republish: self._republish,
+            ask.Load: lambda e: self._rooms.lanes.load(e.lane),
+            ask.Fetch: lambda e: self._rooms.refetcher.request(e.tp, e.offsets, e.urgency),
             ask.Ended: self._ended,
             ask.Erase: lambda e: self._on_erase(e.command),
-            ask.Retried: lambda e: self._r.metrics.retries.inc(),
+            ask.Retried: lambda e: self._rooms.metrics.retries.inc(),
         }
 
     def connect(self, rooms: Rooms) -> None:
         """Give the worker its rooms; they need the worker's callbacks, so they are made after it."""
-        self._r = rooms
+        self._rooms = rooms
 
     # -- events from Kafka
 
     def on_batch(self, batch: Batch) -> None:
         """Records of one partition. Never waits."""
-        if self._r.flow.taking and not self._broken:
+        if self._rooms.flow.taking and not self._broken:
             self._inbox.put(batch)
             self.changed()
 
     def on_assigned(self, assignment: Assignment) -> None:
         """A new generation. What was delivered under the old one and not taken is delivered again."""
         gone = self._inbox.clear()
-        kept = list(self._r.flow.gate.partitions())
-        self._r.flow.assigned(
+        kept = list(self._rooms.flow.gate.partitions())
+        self._rooms.flow.assigned(
             assignment.committed,
             assignment.generation,
             fenced=assignment.fenced,
@@ -155,13 +155,13 @@ class Worker:
         self._forget_dropped()
         self._apply_pauses()  # the consumer holds over a rebalance what it was told before
         for tp in set(kept) - set(assignment.committed):
-            self._r.refetcher.cancel(tp)
+            self._rooms.refetcher.cancel(tp)
         logger.info("worker.assigned generation=%d untaken=%d", assignment.generation, gone)
         self.changed()
 
     def _forget_dropped(self) -> None:
         """What was to be said of work that is let go of is not said."""
-        effects = (*self._effects, *self._r.flow.take_effects())
+        effects = (*self._effects, *self._rooms.flow.take_effects())
         self._effects = deque(effect for effect in effects if not _of_dropped(effect))
 
     @_breaking
@@ -169,7 +169,7 @@ class Worker:
         """Commands from the control topic, in log order."""
         now, wall_ms = self._clock(), now_ms()
         for command in commands:
-            self._r.flow.command(command, now, wall_ms)
+            self._rooms.flow.command(command, now, wall_ms)
         self.changed()
 
     @_breaking
@@ -180,17 +180,17 @@ class Worker:
             try:
                 read = self._read(tp, record)
             except RegistryUnavailable:  # it was readable before: it is asked for once more
-                again = partial(self._r.refetcher.request, tp, (record.offset,))
+                again = partial(self._rooms.refetcher.request, tp, (record.offset,))
                 asyncio.get_running_loop().call_later(REGISTRY_AGAIN_S, again)
                 continue
-            self._r.flow.fetched(key, read, _body(read, record), self._clock())
+            self._rooms.flow.fetched(key, read, _body(read, record), self._clock())
         self.changed()
 
     @_breaking
     def on_gone(self, tp: TP, offsets: list[int]) -> None:
         """Parked records that are not on their topic any more."""
         for offset in offsets:
-            self._r.flow.gone((*tp, offset), self._clock())
+            self._rooms.flow.gone((*tp, offset), self._clock())
         self.changed()
 
     # -- turns of the shell
@@ -218,7 +218,7 @@ class Worker:
         if self._broken:
             return
         took = self._take_some()
-        self._r.flow.step(self._clock())
+        self._rooms.flow.step(self._clock())
         more = self._carry_out()
         if took:
             self._apply_pauses()
@@ -228,44 +228,44 @@ class Worker:
     def _take_some(self) -> int:
         """Take some records, the more urgent topics first. Returns how many."""
         now = self._clock()
-        if now < self._registry_away_until or not self._r.flow.taking:
+        if now < self._registry_away_until or not self._rooms.flow.taking:
             return 0
         taken = 0
-        while taken < RECORDS_A_TURN and (place := self._inbox.first()) is not None:
-            batch = place.batch
-            if not place.announced:
-                place.announced = True
+        while taken < RECORDS_A_TURN and (pending := self._inbox.first()) is not None:
+            batch = pending.batch
+            if not pending.announced:
+                pending.announced = True
                 offsets = [record.offset for record in batch.records]
-                self._r.flow.delivered_range(place.tp, batch.start, batch.end, offsets)
-            records = batch.records[place.at : place.at + RECORDS_A_TURN - taken]
+                self._rooms.flow.delivered_range(pending.tp, batch.start, batch.end, offsets)
+            records = batch.records[pending.at : pending.at + RECORDS_A_TURN - taken]
             for record in records:
                 try:
-                    self._take(place.tp, record)
+                    self._take(pending.tp, record)
                 except RegistryUnavailable as error:
                     logger.warning("intake.registry_unavailable error=%s: intake waits", error)
                     self._registry_away_until = self._clock() + SLOW_TICK_S
                     return taken
-                place.at += 1
+                pending.at += 1
                 taken += 1
-            if place.at >= len(batch.records):
-                self._inbox.done(place)
+            if pending.at >= len(batch.records):
+                self._inbox.done(pending)
         return taken
 
     def _take(self, tp: TP, record: Delivered) -> None:
         read = self._read(tp, record)
-        self._r.flow.arrived(
+        self._rooms.flow.arrived(
             tp, record.offset, read, record.value or b"", record.headers, record.key, self._clock(), now_ms()
         )
 
     def _read(self, tp: TP, record: Delivered | RawMessage) -> Any:
         """Raises RegistryUnavailable."""
-        return self._r.intake.read(
+        return self._rooms.intake.read(
             tp[0], tp[1], record.offset, record.timestamp_ms, record.headers, record.value, record.key
         )
 
     def _carry_out(self) -> bool:
         """Do what the flow asks, and what it asks because of that. True when something is left for the next turn."""
-        flow, queue, carry = self._r.flow, self._effects, self._carry
+        flow, queue, handlers = self._rooms.flow, self._effects, self._handlers
         queue.extend(flow.take_effects())
         for _ in range(EFFECTS_A_TURN):
             if not queue:
@@ -274,12 +274,12 @@ class Worker:
                 if not queue:
                     return False
             effect = queue.popleft()
-            carry[type(effect)](effect)
+            handlers[type(effect)](effect)
             queue.extend(flow.take_effects())
         return True
 
     def _apply_pauses(self) -> None:
-        wanted = self._r.flow.pauses()
+        wanted = self._rooms.flow.pauses()
         if wanted != self._held:
             self._held = wanted
             self._hold(wanted)
@@ -288,77 +288,77 @@ class Worker:
 
     def _start(self, effect: ask.Start) -> None:
         work = effect.work
-        self._r.journal.started(work.key, work.request_id)
-        if not self._r.flow.lanes[work.lane].inline:
-            self._r.journal.flush()  # an engine that runs elsewhere can take the worker with it
-        self._r.execution.start(effect)
+        self._rooms.journal.started(work.key, work.request_id)
+        if not self._rooms.flow.lanes[work.lane].inline:
+            self._rooms.journal.flush()  # an engine that runs elsewhere can take the worker with it
+        self._rooms.execution.start(effect)
 
     def _chunk(self, effect: ask.Chunk) -> None:
-        faults = self._r.faults
+        faults = self._rooms.faults
         acknowledged = (lambda: faults.hit("mid_stream")) if faults.armed("mid_stream") else None
-        if not self._r.outcomes.chunk(effect, acknowledged):
-            self._r.flow.chunk_refused(effect.work, self._clock())
+        if not self._rooms.outcomes.chunk(effect, acknowledged):
+            self._rooms.flow.chunk_refused(effect.work, self._clock())
 
     def _terminal(self, effect: ask.Terminal) -> None:
-        self._r.faults.hit("before_terminal")
-        self._r.outcomes.terminal(effect, lambda status: self._delivered(effect, status))
+        self._rooms.faults.hit("before_terminal")
+        self._rooms.outcomes.terminal(effect, lambda status: self._delivered(effect, status))
 
     @_breaking
     def _delivered(self, effect: ask.Terminal, status: str) -> None:
         work, run = effect.work, effect.work.run
-        self._r.faults.hit("before_commit")
+        self._rooms.faults.hit("before_commit")
         if work.stage is not Stage.SETTLING:  # it was let go of meanwhile: its new owner counts it
             return
         ran_s = None if run is None or run.run_at is None else effect.at - run.run_at
         started = work.started_at if work.started_at is not None else effect.at
-        self._r.metrics.outcome(work.task, status, waited_s=started - work.arrived_at, ran_s=ran_s)
-        self._r.flow.delivered(work, status)
+        self._rooms.metrics.outcome(work.task, status, waited_s=started - work.arrived_at, ran_s=ran_s)
+        self._rooms.flow.delivered(work, status)
         self.changed()
 
     def _letter(self, effect: ask.Letter) -> None:
-        self._r.metrics.dead_letters.labels(effect.error.code).inc()
-        self._r.outcomes.letter(effect, lambda: self._lettered(effect.work))
+        self._rooms.metrics.dead_letters.labels(effect.error.code).inc()
+        self._rooms.outcomes.letter(effect, lambda: self._lettered(effect.work))
 
     @_breaking
     def _lettered(self, work: Work) -> None:
-        self._r.flow.lettered(work, self._clock())
+        self._rooms.flow.lettered(work, self._clock())
         self.changed()
 
-    def _send_home(self, effect: ask.SendHome) -> None:
+    def _republish(self, effect: ask.Republish) -> None:
         try:
-            self._r.outcomes.send_home(
+            self._rooms.outcomes.republish(
                 effect, lambda: self._moved(effect.work), lambda error: self._cannot_move(effect.work, error)
             )
         except BadAvro as error:
             self._cannot_move(effect.work, error)
 
     def _cannot_move(self, work: Work, error: PenstockError) -> None:
-        self._r.flow.cannot_move(work, error)
+        self._rooms.flow.cannot_move(work, error)
         self.changed()
 
     @_breaking
     def _moved(self, work: Work) -> None:
-        self._r.flow.moved(work)
+        self._rooms.flow.moved(work)
         self.changed()
 
     def _ended(self, effect: ask.Ended) -> None:
         if not effect.dropped:
-            self._r.journal.finished(effect.key, effect.request_id)
+            self._rooms.journal.finished(effect.key, effect.request_id)
         elif not self._broken:  # what ran when this worker broke may be what broke it
-            self._r.journal.dropped(effect.key, effect.request_id)
+            self._rooms.journal.dropped(effect.key, effect.request_id)
 
     # -- time
 
     async def tick_forever(self) -> None:
         """The one ticker: does everything that is due by time, for all requests."""
         next_slow = next_positions = 0.0
-        flow = self._r.flow
+        flow = self._rooms.flow
         while True:
             await asyncio.sleep(self._until_next_tick())
             now = self._clock()
-            self._r.publisher.tick()
+            self._rooms.publisher.tick()
             flow.tick(now, now_ms())
-            self._r.journal.flush()
+            self._rooms.journal.flush()
             if now >= next_slow:
                 next_slow = now + SLOW_TICK_S
                 flow.check_timeouts(now)
@@ -369,8 +369,8 @@ class Worker:
             self.changed()
 
     def _until_next_tick(self) -> float:
-        due = self._r.flow.next_due()
-        longest = TICK_S if self._r.flow.works or self._inbox else IDLE_TICK_S
+        due = self._rooms.flow.next_due()
+        longest = TICK_S if self._rooms.flow.works or self._inbox else IDLE_TICK_S
         return longest if due is None else min(longest, max(0.001, due - self._clock()))
 
     # -- stopping and looking
@@ -378,18 +378,18 @@ class Worker:
     def stop_taking(self) -> None:
         """From here on nothing is taken or started. What is queued is handed back, and nothing is published of that."""
         self._inbox.clear()
-        self._r.flow.stop_taking()
+        self._rooms.flow.stop_taking()
         self.changed()
 
     def hand_back(self) -> None:
         """Let go of what still runs. It stays uncommitted, so another worker begins it anew."""
-        self._r.flow.hand_back()
+        self._rooms.flow.hand_back()
         self.changed()
 
     @property
     def has_room(self) -> bool:
         """Whether intake would take more: the stall watchdog counts only then."""
-        return self._r.flow.taking and not self.registry_waits
+        return self._rooms.flow.taking and not self.registry_waits
 
     @property
     def broken(self) -> bool:

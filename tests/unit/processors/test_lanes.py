@@ -222,9 +222,9 @@ async def test_the_catalog_is_the_models(shell: Shell) -> None:
 async def test_events_name_the_device_and_its_memory_while_there_is_an_engine(shell: Shell) -> None:
     work = shell.submit("r")
     assert work is not None
-    assert shell.lanes.told(work) == (None, None)
+    assert shell.lanes.engine_facts(work) == (None, None)
     shell.served.engines["m"] = ScriptedEngine()
-    assert shell.lanes.told(work) == ("cpu:7", 42)
+    assert shell.lanes.engine_facts(work) == ("cpu:7", 42)
     assert shell.lanes.engine("m") is shell.served.engines["m"]
     assert shell.lanes.engine("other") is None
 

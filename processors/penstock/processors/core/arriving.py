@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.processors.core.arrivals import Poison, Taken
-from penstock.processors.core.effects import SendHome
+from penstock.processors.core.effects import Republish
 from penstock.processors.core.gate import Arrival
 from penstock.processors.core.loads import Loads
 from penstock.processors.core.states import Stage
@@ -52,8 +52,8 @@ class Arriving(Loads):
         body = Body(read.request, value, headers, record_key, read.size_bytes)
         work = self._hold(key, read, body, now, wall_ms)
         if read.belongs_on is not None:
-            self._go(work, "arrive_elsewhere", Stage.MOVING)
-            self._emit(SendHome(work, read.belongs_on, read.origin))
+            self._transition(work, "arrive_elsewhere", Stage.MOVING)
+            self._emit(Republish(work, read.belongs_on, read.origin))
             return work
         self._subjects[(work.tenant, work.request_id)] = work
         error = read.error or self._unfit(work, read, wall_ms)
@@ -167,18 +167,18 @@ class Arriving(Loads):
 
     def _enqueue(self, work: Work, now: float) -> None:
         lane = self.lane(work.lane)
-        work.counted = True
-        self.budget.fact(work.tp)
-        if self.budget.body(work.klass, work.lane, work.size_bytes):
-            self._go(work, "arrive", Stage.QUEUED)
+        work.in_budget = True
+        self.budget.count_fact(work.tp)
+        if self.budget.try_keep_body(work.klass, work.lane, work.size_bytes):
+            self._transition(work, "arrive", Stage.QUEUED)
         else:
             work.body = None
             lane.parked[work.klass] += 1
-            self._go(work, "arrive", Stage.PARKED)
+            self._transition(work, "arrive", Stage.PARKED)
         work.position = self.scheduler.up_to(work.klass)
         self.scheduler.add(work)
         self.statuses.say(work, "queued", now)
-        self._touch(lane)
+        self._mark_changed(lane)
 
     def fetched(self, key: WorkKey, read: Taken | Poison, body: Body, now: float) -> None:
         """The record of a parked request was read again; another request in its place means that it is gone."""
@@ -193,8 +193,8 @@ class Arriving(Loads):
         if work.end_with is not None:
             self._end_unrun(work, "fetched_to_end", work.end_with, now)
             return
-        self._go(work, "fetched", Stage.QUEUED)
-        self._touch(self.lane(work.lane))
+        self._transition(work, "fetched", Stage.QUEUED)
+        self._mark_changed(self.lane(work.lane))
 
     def gone(self, key: WorkKey, now: float) -> None:
         """The record of a parked request is not there any more."""

@@ -88,7 +88,7 @@ class Board:
             self.budget,
             self.statuses,
             self._emit,
-            self._go,
+            self._transition,
             lambda: self.generation,
             max_execution_s=settings.max_execution_s,
         )
@@ -120,7 +120,7 @@ class Board:
         effects, self._effects = self._effects, []
         return effects
 
-    def _go(self, work: Work, event: str, after: Stage) -> None:
+    def _transition(self, work: Work, event: str, after: Stage) -> None:
         """The one place where a request changes its state. Raises IllegalTransition."""
         before = work.stage
         states.check(before, event, after)
@@ -140,7 +140,7 @@ class Board:
             self.budget.register(name)
         return lane
 
-    def _touch(self, lane: Lane) -> None:
+    def _mark_changed(self, lane: Lane) -> None:
         """Something changed on the lane: the next `step` looks at it."""
         self._dirty[lane.name] = lane
 

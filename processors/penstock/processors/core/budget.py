@@ -61,7 +61,7 @@ class Budget:
             self._lanes.add(lane)
             self._pair_share = self._bodies_limit // (CLASSES_OF_A_LANE * len(self._lanes))
 
-    def body(self, klass: str, lane: str, size: int) -> bool:
+    def try_keep_body(self, klass: str, lane: str, size: int) -> bool:
         """Whether the bytes of this record may stay; if so they are counted until `drop_body`."""
         self.register(lane)
         pair = (klass, lane)
@@ -112,7 +112,7 @@ class Budget:
     def _share(self, tp: TP) -> int:
         return self._partition_share if tp in self._partitions else 0
 
-    def fact(self, tp: TP) -> None:
+    def count_fact(self, tp: TP) -> None:
         """A request is parked or works. It is counted even when the partition is full: it was fetched already."""
         count = self._facts.get(tp, 0)
         if count >= self._share(tp):

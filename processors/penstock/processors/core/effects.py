@@ -117,7 +117,7 @@ class Letter:
 
 
 @dataclass(slots=True, frozen=True)
-class SendHome:
+class Republish:
     """Put the record on the partition of its conversation, with its id and origin. → moved, or poison"""
 
     work: Work
@@ -175,7 +175,7 @@ Effect = (
     | Chunk
     | Terminal
     | Letter
-    | SendHome
+    | Republish
     | Load
     | Fetch
     | Ended

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.processors.core.board import Board
 from penstock.processors.core.effects import CancelRun, Ended, Fetch, Keep, Letter, LookUp, Status, Terminal
 from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
-from penstock.processors.core.suspects import acquit
+from penstock.processors.core.suspects import clear_suspicion
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import InternalError, PenstockError
 from penstock.schemas.topics import CLASSES
@@ -44,7 +44,7 @@ class Endings(Board):
     def moved(self, work: Work) -> None:
         """Its record stands on the partition of its conversation."""
         if work.stage is Stage.MOVING:
-            self._go(work, "moved", Stage.DONE)
+            self._transition(work, "moved", Stage.DONE)
             self._complete(work)
 
     def cannot_move(self, work: Work, error: PenstockError) -> None:
@@ -60,7 +60,7 @@ class Endings(Board):
             status = status_of(work.end_with) if work.end_with is not None else "dead_lettered"
             self._settle(work, "lettered", now, error=work.error, status=status)
         else:
-            self._go(work, "lettered", Stage.DONE)
+            self._transition(work, "lettered", Stage.DONE)
             self._complete(work)
 
     def delivered(self, work: Work, status: str) -> None:
@@ -70,7 +70,7 @@ class Endings(Board):
         if work.twins:
             self._emit(replace(work.outcome, origin=work.twins.pop(0)))
             return
-        self._go(work, "delivered", Stage.DONE)
+        self._transition(work, "delivered", Stage.DONE)
         if work.started_at is not None:
             self._emit(Ended(work.key, work.request_id, dropped=False))
         self._complete(work)
@@ -85,7 +85,7 @@ class Endings(Board):
 
     def _completed(self, work: Work, event: str, finished: Any, now: float, *, append: bool, large: bool) -> None:
         if append or large:
-            self._go(work, event, Stage.KEEPING)
+            self._transition(work, event, Stage.KEEPING)
             self._emit(Keep(work, finished, append))
         else:
             self._settle(work, event, now, finished=finished)
@@ -103,14 +103,14 @@ class Endings(Board):
     ) -> None:
         """Its outcome goes to the broker, once."""
         status = status or ("completed" if error is None else status_of(error))
-        self._go(work, event, Stage.SETTLING)
+        self._transition(work, event, Stage.SETTLING)
         work.pending_status = status
         work.outcome = Terminal(work, status, now, error, finished, artifact)
         self._emit(work.outcome)
 
     def _letter(self, work: Work, event: str, error: PenstockError) -> None:
         work.error = error
-        self._go(work, event, Stage.LETTERING)
+        self._transition(work, event, Stage.LETTERING)
         self._emit(Letter(work, error, nameless=not work.request_id))
 
     def _end_unrun(self, work: Work, event: str, error: PenstockError, now: float) -> None:
@@ -119,7 +119,7 @@ class Endings(Board):
             self._settle(work, event, now, error=error)
         else:
             work.end_with = error
-            self._go(work, event, Stage.LOOKING)
+            self._transition(work, event, Stage.LOOKING)
             self._emit(LookUp(work))
 
     def _end_waiting(self, work: Work, event: str, error: PenstockError, now: float) -> None:
@@ -131,7 +131,7 @@ class Endings(Board):
             work.end_with = error
             self._unqueue(work)
             self.lane(work.lane).parked[work.klass] -= 1
-            self._go(work, "fetch", Stage.FETCHING)
+            self._transition(work, "fetch", Stage.FETCHING)
             self._emit(Fetch(work.tp, (work.key[2],), len(CLASSES)))
         elif work.stage is Stage.RETRYING:
             self._settle(work, event, now, error=error)
@@ -155,7 +155,7 @@ class Endings(Board):
         journaled = work.started_at is not None
         self._stop_run(work)
         self._leave_waiting(work)
-        self._go(work, "drop", Stage.DROPPED)
+        self._transition(work, "drop", Stage.DROPPED)
         if journaled:
             self._emit(Ended(work.key, work.request_id, dropped=True))
         self._forget(work)
@@ -171,11 +171,11 @@ class Endings(Board):
         subject = (work.tenant, work.request_id)
         if self._subjects.get(subject) is work:
             del self._subjects[subject]
-        if work.counted:
+        if work.in_budget:
             self.budget.drop_fact(work.tp)
             if work.body is not None:
                 self.budget.drop_body(work.klass, work.lane, work.size_bytes)
-        acquit(work)
+        clear_suspicion(work)
         if work.line is not None and work.holds_line:
             self.scheduler.release_line(work.line)
             self._all_dirty()  # the next turn may be for another model
@@ -217,7 +217,7 @@ class Endings(Board):
         if work.lane:
             lane = self.lane(work.lane)
             if self.starter.leave(lane, work):
-                self._touch(lane)
+                self._mark_changed(lane)
 
 
 def status_of(error: PenstockError) -> str:

@@ -89,7 +89,7 @@ class Flow(Arriving):
             parked[work.klass] -= 1
             parked[klass] += 1
         if self.scheduler.reprioritize(work, klass, priority):
-            self._touch(self.lane(work.lane))
+            self._mark_changed(self.lane(work.lane))
 
     # -- time
 
@@ -99,7 +99,7 @@ class Flow(Arriving):
         while self._dirty and self.taking:
             name, lane = next(iter(self._dirty.items()))
             del self._dirty[name]
-            self._look(lane, now)
+            self._fill_or_load(lane, now)
 
     def tick(self, now: float, wall_ms: int) -> None:
         """What is due by time. Call it every 10 ms or so while there is work, and at `next_due`."""

@@ -42,8 +42,8 @@ class Item(Protocol):
 ItemT = TypeVar("ItemT", bound=Item)
 
 
-class Place(Generic[ItemT]):
-    """A queued item's place: `entry` among the eligible of its class, `aged_entry` among the aged of it."""
+class QueuedItem(Generic[ItemT]):
+    """An item and where it is queued: `entry` among the eligible of its class, `aged_entry` among the aged of it."""
 
     __slots__ = ("aged", "aged_entry", "entry", "item", "klass", "returned", "seq", "ticket", "turn")
 
@@ -66,52 +66,52 @@ class Place(Generic[ItemT]):
 class ByTime(Generic[ItemT]):
     """Places by a time of theirs. Those that left the queue stay until they stand first or are the most."""
 
-    __slots__ = ("_heap", "_places")
+    __slots__ = ("_heap", "_queued_items")
 
-    def __init__(self, places: Mapping[int, Place[ItemT]]) -> None:
-        self._places = places  # all that are queued, by ticket
+    def __init__(self, queued_items: Mapping[int, QueuedItem[ItemT]]) -> None:
+        self._queued_items = queued_items  # all that are queued, by ticket
         self._heap: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, time: float, place: Place[ItemT], queued_at_most: int) -> None:
+    def add(self, time: float, queued: QueuedItem[ItemT], queued_at_most: int) -> None:
         """`queued_at_most`: no more than so many of those within are queued still."""
         if len(self._heap) > 2 * queued_at_most + 64:
-            self._heap = [entry for entry in self._heap if entry[1] in self._places]
+            self._heap = [entry for entry in self._heap if entry[1] in self._queued_items]
             heapify(self._heap)
-        heappush(self._heap, (time, place.ticket))
+        heappush(self._heap, (time, queued.ticket))
 
     def first(self) -> float | None:
         heap = self._heap
-        while heap and heap[0][1] not in self._places:
+        while heap and heap[0][1] not in self._queued_items:
             heappop(heap)
         return heap[0][0] if heap else None
 
-    def pop_before(self, time: float) -> Iterator[Place[ItemT]]:
+    def pop_before(self, time: float) -> Iterator[QueuedItem[ItemT]]:
         while (first := self.first()) is not None and first < time:
-            yield self._places[heappop(self._heap)[1]]
+            yield self._queued_items[heappop(self._heap)[1]]
 
-    def up_to(self, time: float, at_most: int) -> list[Place[ItemT]]:
+    def up_to(self, time: float, at_most: int) -> list[QueuedItem[ItemT]]:
         """The first whose time has come, in the order of the times; they stay."""
         due: list[tuple[float, int]] = []
         while len(due) < at_most and (first := self.first()) is not None and first <= time:
             due.append(heappop(self._heap))
         for entry in due:
             heappush(self._heap, entry)
-        return [self._places[ticket] for _, ticket in due]
+        return [self._queued_items[ticket] for _, ticket in due]
 
 
-class Lane(Generic[ItemT]):
+class LaneQueues(Generic[ItemT]):
     """What is queued for one engine."""
 
     __slots__ = ("aged", "arrivals", "depths", "queues", "since_aged")
 
-    def __init__(self, places: Mapping[int, Place[ItemT]]) -> None:
-        self.queues: dict[str, FairQueue[Place[ItemT]]] = {klass: FairQueue() for klass in CLASSES}
-        self.aged: dict[str, FairQueue[Place[ItemT]]] = {klass: FairQueue() for klass in CLASSES[1:]}
+    def __init__(self, queued_items: Mapping[int, QueuedItem[ItemT]]) -> None:
+        self.queues: dict[str, FairQueue[QueuedItem[ItemT]]] = {klass: FairQueue() for klass in CLASSES}
+        self.aged: dict[str, FairQueue[QueuedItem[ItemT]]] = {klass: FairQueue() for klass in CLASSES[1:]}
         self.arrivals: dict[str, ByTime[ItemT]] = {
-            klass: ByTime(places) for klass in CLASSES[1:]
+            klass: ByTime(queued_items) for klass in CLASSES[1:]
         }  # of what is not aged yet
         self.depths = dict.fromkeys(CLASSES, 0)
         self.since_aged = 0  # starts since the last one that was an aged item's turn
@@ -123,42 +123,42 @@ class Lane(Generic[ItemT]):
                 return klass
         return None
 
-    def admit(self, place: Place[ItemT], *, refund: bool = False) -> None:
+    def admit(self, queued: QueuedItem[ItemT], *, refund: bool = False) -> None:
         """The item becomes eligible. `refund`: its tenant paid for it before, and gets that back."""
-        item = place.item
+        item = queued.item
         deadline = inf if item.deadline is None else item.deadline
-        place.entry = (item.priority, deadline, place.seq, place.ticket, place)
+        queued.entry = (item.priority, deadline, queued.seq, queued.ticket, queued)
         if refund:
-            self.queues[place.klass].put_back(item.tenant, place.entry, item.cost)
+            self.queues[queued.klass].put_back(item.tenant, queued.entry, item.cost)
         else:
-            self.queues[place.klass].add(item.tenant, place.entry)
-        if place.aged:
-            self.admit_aged(place)
+            self.queues[queued.klass].add(item.tenant, queued.entry)
+        if queued.aged:
+            self.admit_aged(queued)
 
-    def admit_aged(self, place: Place[ItemT]) -> None:
-        place.aged_entry = (place.item.arrived_at, place.seq, place.ticket, place)
-        self.aged[place.klass].add(place.item.tenant, place.aged_entry)
+    def admit_aged(self, queued: QueuedItem[ItemT]) -> None:
+        queued.aged_entry = (queued.item.arrived_at, queued.seq, queued.ticket, queued)
+        self.aged[queued.klass].add(queued.item.tenant, queued.aged_entry)
 
-    def withdraw(self, place: Place[ItemT]) -> None:
+    def withdraw(self, queued: QueuedItem[ItemT]) -> None:
         """The item is not eligible any more, and was not started."""
-        if place.entry is not None:
-            self.queues[place.klass].remove(place.item.tenant, place.entry)
-        if place.aged_entry is not None:
-            self.aged[place.klass].remove(place.item.tenant, place.aged_entry)
-        place.entry = place.aged_entry = None
+        if queued.entry is not None:
+            self.queues[queued.klass].remove(queued.item.tenant, queued.entry)
+        if queued.aged_entry is not None:
+            self.aged[queued.klass].remove(queued.item.tenant, queued.aged_entry)
+        queued.entry = queued.aged_entry = None
 
-    def take(self, place: Place[ItemT], entry: Entry) -> None:
+    def take(self, queued: QueuedItem[ItemT], entry: Entry) -> None:
         """The item starts."""
-        item = place.item
-        self.queues[place.klass].take(item.tenant, entry, item.cost)
-        if place.aged_entry is not None:
-            self.aged[place.klass].take(item.tenant, place.aged_entry, item.cost)
-        place.entry = place.aged_entry = None
+        item = queued.item
+        self.queues[queued.klass].take(item.tenant, entry, item.cost)
+        if queued.aged_entry is not None:
+            self.aged[queued.klass].take(item.tenant, queued.aged_entry, item.cost)
+        queued.entry = queued.aged_entry = None
 
     def grow_old(self, before: float) -> None:
         """What arrived before a time is aged from now on."""
         for arrivals in self.arrivals.values():
-            for place in arrivals.pop_before(before):
-                place.aged = True
-                if place.entry is not None:
-                    self.admit_aged(place)
+            for queued in arrivals.pop_before(before):
+                queued.aged = True
+                if queued.entry is not None:
+                    self.admit_aged(queued)

@@ -8,7 +8,7 @@ from penstock.processors.core.effects import Load
 from penstock.processors.core.lane import Lane, LaneState
 from penstock.processors.core.runs import Runs
 from penstock.processors.core.states import Stage
-from penstock.processors.core.suspects import accuse
+from penstock.processors.core.suspects import suspect_all
 from penstock.schemas.errors import EngineFailed
 
 TOLD_WAITING = 64
@@ -30,13 +30,13 @@ class Loads(Runs):
         """Load the lane's model, whether somebody waits for it or not."""
         lane = self.lane(name)
         lane.wanted = True
-        self._touch(lane)
+        self._mark_changed(lane)
 
     def lane_up(self, name: str, slots: int, tokens: int | None, now: float, *, inline: bool) -> None:
         """The lane's model is loaded: it runs so many at once, in so many tokens of cache (None: no such limit)."""
         lane = self.lane(name)
         lane.up(slots, tokens, inline=inline, now=now)
-        self._touch(lane)
+        self._mark_changed(lane)
 
     def lane_down(self, name: str, now: float) -> None:
         """The lane's engine died, or was unloaded. What ran on it runs again; who killed it is found by halves."""
@@ -44,7 +44,7 @@ class Loads(Runs):
         victims = [work for work in lane.holders if work.stage is Stage.RUNNING]
         victims += [work for work in lane.ahead if work.stage is Stage.PREPARING]
         lane.down(now, with_work=bool(victims))
-        culprit = accuse(victims)
+        culprit = suspect_all(victims)
         if now - lane.stopped_at <= AFTERMATH_S:
             culprit = None  # what was stopped a moment ago may be to blame: it runs again by itself
         lane.exclusive = None
@@ -56,7 +56,7 @@ class Loads(Runs):
             error = EngineFailed("the engine's process died while it ran")
             self._failed(culprit, "lane_down", error, now, again=True)
         self._unset_alone(name)
-        self._touch(lane)
+        self._mark_changed(lane)
 
     def lane_unloaded(self, name: str, now: float) -> None:
         """The lane's model was taken away on purpose: nobody is to blame."""
@@ -66,7 +66,7 @@ class Loads(Runs):
         for work in [*lane.holders, *lane.ahead]:
             self._requeue(work, "lane_down", now)
         self._unset_alone(name)
-        self._touch(lane)
+        self._mark_changed(lane)
 
     def lane_busy(self, name: str, seconds: float, now: float) -> None:
         """The lane's engine takes nothing new for so long."""
@@ -81,7 +81,7 @@ class Loads(Runs):
             lane.fail_error, lane.fail_through = known, next(self._seq)
             lane.wanted = False
         self._unset_alone(name)
-        self._touch(lane)
+        self._mark_changed(lane)
 
     def _unset_alone(self, lane: str) -> None:
         alone = self.starter.alone
@@ -102,7 +102,7 @@ class Loads(Runs):
             lane.fail_error = None
         return bool(waiting)
 
-    def _look(self, lane: Lane, now: float) -> None:
+    def _fill_or_load(self, lane: Lane, now: float) -> None:
         if lane.fail_error is not None and self._fail_waiting(lane, now):
             self._touch_later(lane)
         if self._ends_under_way >= ENDINGS_IN_ALL:

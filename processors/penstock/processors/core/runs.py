@@ -9,7 +9,7 @@ from penstock.processors.core.effects import Ended, Retried
 from penstock.processors.core.endings import Endings
 from penstock.processors.core.retries import DeadLetter, Retry, decide
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
-from penstock.processors.core.suspects import acquit
+from penstock.processors.core.suspects import clear_suspicion
 from penstock.processors.core.work import Run, Work
 from penstock.schemas.errors import Expired, InsufficientCapacity, PenstockError
 
@@ -32,8 +32,8 @@ class Runs(Endings):
             self._failed(work, "refused", InsufficientCapacity(message, details=details), now, again=False)
             return
         run.need_tokens, run.prepared, run.mark = need_tokens, prepared, mark
-        self._go(work, "prepared", Stage.READY)
-        self._touch(lane)
+        self._transition(work, "prepared", Stage.READY)
+        self._mark_changed(lane)
 
     def answer_stands(self, work: Work, run_id: str, finished: Any, now: float, *, large: bool) -> None:
         """The conversation holds its answer already (a worker died after appending it): it is the outcome."""
@@ -73,7 +73,7 @@ class Runs(Endings):
         lane = self.lane(work.lane)
         lane.survived()
         self._give_back(work)
-        acquit(work)
+        clear_suspicion(work)
         append = work.line is not None and work.task == "text_generation"
         self._completed(work, "finished", finished, now, append=append, large=large)
 
@@ -97,12 +97,12 @@ class Runs(Endings):
             work.attempt += 1
             work.spent += 1
             work.run = None
-            self._go(work, event, Stage.QUEUED)
+            self._transition(work, event, Stage.QUEUED)
             return
         self._hold_line(work)
         self._give_back(work)
         if isinstance(decision, Retry):
-            self._go(work, event, Stage.RETRYING)
+            self._transition(work, event, Stage.RETRYING)
             self.statuses.say_at_once(work, "retrying", error.code)
             work.attempt += 1  # after that was said: readers hear `running` of the next attempt as news
             work.spent += 1
@@ -128,14 +128,14 @@ class Runs(Endings):
         if work.stage in ON_LANE:
             self.scheduler.put_back(work)
         told = work.published_status == "running"
-        self._go(work, event, Stage.QUEUED)
+        self._transition(work, event, Stage.QUEUED)
         if told:
             self.statuses.say_at_once(work, "retrying", "engine_failed")
         else:
             self.statuses.say(work, "queued", now)  # that it runs, which nobody has heard yet, is not so any more
         if told or (run is not None and run.sent_pieces):
             work.attempt += 1  # readers must be able to tell the new words and statuses from those that were published
-        self._touch(self.lane(work.lane))
+        self._mark_changed(self.lane(work.lane))
 
     def _retry_due(self, now: float) -> None:
         for _ in range(RETRIES_AT_ONCE):
@@ -148,8 +148,8 @@ class Runs(Endings):
                 self._end_waiting(work, "expire", Expired("its deadline passed while it waited to run"), now)
             else:
                 self.scheduler.put_back(work)
-                self._go(work, "due", Stage.QUEUED)
-                self._touch(self.lane(work.lane))
+                self._transition(work, "due", Stage.QUEUED)
+                self._mark_changed(self.lane(work.lane))
 
     def _current(self, work: Work, run_id: str, stage: Stage) -> Run | None:
         """The run that an answer speaks of; None when it is over."""

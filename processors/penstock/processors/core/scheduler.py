@@ -12,7 +12,7 @@ from heapq import merge
 from itertools import islice
 from typing import Generic
 
-from penstock.processors.core.lane_queues import CLASSES, ByTime, Item, ItemT, Lane, Place
+from penstock.processors.core.lane_queues import CLASSES, ByTime, Item, ItemT, LaneQueues, QueuedItem
 from penstock.processors.core.lines import Line
 
 __all__ = ["CLASSES", "Item", "Scheduler"]
@@ -30,25 +30,25 @@ class Scheduler(Generic[ItemT]):
             raise ValueError("aged_share must be at least 2, or aged work would come before all other")
         self._aging_s = aging_s
         self._aged_share = aged_share
-        self._places: dict[int, Place[ItemT]] = {}  # by ticket
-        self._lanes: dict[str, Lane[ItemT]] = {}
-        self._lines: dict[str, Line[Place[ItemT]]] = {}
+        self._queued_items: dict[int, QueuedItem[ItemT]] = {}  # by ticket
+        self._lanes: dict[str, LaneQueues[ItemT]] = {}
+        self._lines: dict[str, Line[QueuedItem[ItemT]]] = {}
         self._depths = dict.fromkeys(CLASSES, 0)
-        self._by_arrival: dict[str, ByTime[ItemT]] = {klass: ByTime(self._places) for klass in CLASSES}
-        self._by_deadline: ByTime[ItemT] = ByTime(self._places)
+        self._by_arrival: dict[str, ByTime[ItemT]] = {klass: ByTime(self._queued_items) for klass in CLASSES}
+        self._by_deadline: ByTime[ItemT] = ByTime(self._queued_items)
         self._with_deadline = 0
         self._tickets = 0
         self._changes = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._queued_items)
 
     def __contains__(self, item: ItemT) -> bool:
-        return self._place(item) is not None
+        return self._queued_of(item) is not None
 
-    def _place(self, item: ItemT) -> Place[ItemT] | None:
-        place = self._places.get(item.ticket)
-        return place if place is not None and place.item is item else None
+    def _queued_of(self, item: ItemT) -> QueuedItem[ItemT] | None:
+        queued = self._queued_items.get(item.ticket)
+        return queued if queued is not None and queued.item is item else None
 
     # -- changes
 
@@ -66,51 +66,51 @@ class Scheduler(Generic[ItemT]):
         self._changes += 1
         self._tickets += 1
         item.ticket = self._tickets
-        place = self._places[item.ticket] = Place(item, item.ticket, returned=returned)
+        queued = self._queued_items[item.ticket] = QueuedItem(item, item.ticket, returned=returned)
         lane = self._lanes.get(item.lane)
         if lane is None:
-            lane = self._lanes[item.lane] = Lane(self._places)
-        self._count(place, lane, item)
+            lane = self._lanes[item.lane] = LaneQueues(self._queued_items)
+        self._count(queued, lane, item)
         if item.line is None:
-            lane.admit(place, refund=refund)
+            lane.admit(queued, refund=refund)
             return
         line = self._lines.get(item.line)
         if line is None:
-            line = self._lines[item.line] = Line(self._places)
+            line = self._lines[item.line] = Line(self._queued_items)
         if returned:
-            line.held, line.returned = True, place
-            lane.admit(place, refund=refund)
+            line.held, line.returned = True, queued
+            lane.admit(queued, refund=refund)
         else:
-            line.add(place)
-            self._update_front(line, place.klass)
+            line.add(queued)
+            self._update_front(line, queued.klass)
 
-    def _count(self, place: Place[ItemT], lane: Lane[ItemT], item: ItemT) -> None:
-        klass = place.klass
+    def _count(self, queued: QueuedItem[ItemT], lane: LaneQueues[ItemT], item: ItemT) -> None:
+        klass = queued.klass
         self._depths[klass] += 1
         lane.depths[klass] += 1
-        self._by_arrival[klass].add(item.arrived_at, place, self._depths[klass])
+        self._by_arrival[klass].add(item.arrived_at, queued, self._depths[klass])
         if klass in lane.arrivals:
-            lane.arrivals[klass].add(item.arrived_at, place, lane.depths[klass])
+            lane.arrivals[klass].add(item.arrived_at, queued, lane.depths[klass])
         if item.deadline is not None:
             self._with_deadline += 1
-            self._by_deadline.add(item.deadline, place, self._with_deadline)
+            self._by_deadline.add(item.deadline, queued, self._with_deadline)
 
     def remove(self, item: ItemT) -> bool:
         """Take an item out that will not start; False when it is not queued. One that held its line lets go of it."""
-        place = self._place(item)
-        if place is None:
+        queued = self._queued_of(item)
+        if queued is None:
             return False
-        self._lanes[item.lane].withdraw(place)
-        self._leave(place)
-        if place.returned and item.line is not None:
+        self._lanes[item.lane].withdraw(queued)
+        self._leave(queued)
+        if queued.returned and item.line is not None:
             self.release_line(item.line)
         return True
 
-    def _leave(self, place: Place[ItemT]) -> None:
+    def _leave(self, queued: QueuedItem[ItemT]) -> None:
         """The item is not queued any more; its lane has let it go already."""
         self._changes += 1
-        item, klass = place.item, place.klass
-        del self._places[place.ticket]
+        item, klass = queued.item, queued.klass
+        del self._queued_items[queued.ticket]
         item.ticket = 0
         self._depths[klass] -= 1
         self._lanes[item.lane].depths[klass] -= 1
@@ -119,16 +119,16 @@ class Scheduler(Generic[ItemT]):
         if item.line is None:
             return
         line = self._lines[item.line]
-        if place.returned:
+        if queued.returned:
             line.returned = None
             return
         line.left(klass)
-        if line.fronts.get(klass) is place:
+        if line.fronts.get(klass) is queued:
             del line.fronts[klass]
         self._update_front(line, klass)
         self._forget_line(item.line)
 
-    def _update_front(self, line: Line[Place[ItemT]], klass: str) -> None:
+    def _update_front(self, line: Line[QueuedItem[ItemT]], klass: str) -> None:
         """Of each class the first turn is eligible, none while the line is held."""
         before, now = line.fronts.get(klass), line.front(klass)
         if before is now:
@@ -147,54 +147,54 @@ class Scheduler(Generic[ItemT]):
 
     def reprioritize(self, item: ItemT, klass: str, priority: int) -> bool:
         """Move an item to another class or priority, in the place of its arrival there; False when it is not queued."""
-        place = self._place(item)
-        if place is None:
+        queued = self._queued_of(item)
+        if queued is None:
             return False
-        returned = place.returned
+        returned = queued.returned
         if returned and item.line is not None:
             self._lines[item.line].returned = None
         lane = self._lanes[item.lane]
-        lane.withdraw(place)
-        self._leave(place)
+        lane.withdraw(queued)
+        self._leave(queued)
         item.klass, item.priority = klass, priority
         self._queue(item, returned=returned)
         return True
 
     def start(self, item: ItemT, now: float) -> None:
         """An eligible item starts: it leaves the queue, its tenant pays, its line is held until `release_line`."""
-        place = self._eligible_place(item)
+        queued = self._eligible(item)
         lane = self._lanes[item.lane]
         strict = lane.strict()
-        aged = now - item.arrived_at > self._aging_s and strict is not None and RANKS[place.klass] > RANKS[strict]
+        aged = now - item.arrived_at > self._aging_s and strict is not None and RANKS[queued.klass] > RANKS[strict]
         if aged and self._is_turn_of_aged(lane):
             lane.since_aged = 0
         else:
             lane.since_aged = min(lane.since_aged + 1, self._aged_share)
-        self._take(place, lane)
+        self._take(queued, lane)
 
     def hold(self, item: ItemT) -> None:
         """An eligible item leaves the queue without having started, to be put back later: its line is held."""
-        self._take(self._eligible_place(item), self._lanes[item.lane])
+        self._take(self._eligible(item), self._lanes[item.lane])
 
-    def _eligible_place(self, item: ItemT) -> Place[ItemT]:
-        place = self._place(item)
-        if place is None or place.entry is None:
+    def _eligible(self, item: ItemT) -> QueuedItem[ItemT]:
+        queued = self._queued_of(item)
+        if queued is None or queued.entry is None:
             raise ValueError("the item is not eligible")
-        return place
+        return queued
 
-    def _take(self, place: Place[ItemT], lane: Lane[ItemT]) -> None:
-        item = place.item
-        assert place.entry is not None
-        lane.take(place, place.entry)
+    def _take(self, queued: QueuedItem[ItemT], lane: LaneQueues[ItemT]) -> None:
+        item = queued.item
+        assert queued.entry is not None
+        lane.take(queued, queued.entry)
         if item.line is not None:
             line = self._lines[item.line]
             line.held = True
             for klass in list(line.fronts):
-                if line.fronts[klass] is not place:
+                if line.fronts[klass] is not queued:
                     self._update_front(line, klass)
-        self._leave(place)
+        self._leave(queued)
 
-    def _is_turn_of_aged(self, lane: Lane[ItemT]) -> bool:
+    def _is_turn_of_aged(self, lane: LaneQueues[ItemT]) -> bool:
         return lane.since_aged >= self._aged_share - 1
 
     def release_line(self, name: str) -> None:
@@ -204,11 +204,11 @@ class Scheduler(Generic[ItemT]):
             return
         self._changes += 1
         line.held = False
-        if (place := line.returned) is not None:  # it waits like the others from now on
+        if (queued := line.returned) is not None:  # it waits like the others from now on
             line.returned = None
-            place.returned = False
-            self._lanes[place.item.lane].withdraw(place)
-            line.add(place)
+            queued.returned = False
+            self._lanes[queued.item.lane].withdraw(queued)
+            line.add(queued)
         for klass in list(line.classes()):
             self._update_front(line, klass)
         self._forget_line(name)
@@ -223,46 +223,46 @@ class Scheduler(Generic[ItemT]):
         known.grow_old(now - self._aging_s)
         return self._candidates(known, self._changes)
 
-    def _candidates(self, lane: Lane[ItemT], changes: int) -> Iterator[ItemT]:
+    def _candidates(self, lane: LaneQueues[ItemT], changes: int) -> Iterator[ItemT]:
         if self._changes != changes:
             return
         offered: set[int] = set()
         if self._is_turn_of_aged(lane) and (strict := lane.strict()) is not None:
             lower = [iter(lane.aged[klass]) for klass in CLASSES[RANKS[strict] + 1 :] if lane.aged[klass]]
-            for place in islice(merge(*lower, key=lambda one: one.item.arrived_at), AGED_TRIED):
-                offered.add(place.ticket)
-                yield place.item
+            for queued in islice(merge(*lower, key=lambda one: one.item.arrived_at), AGED_TRIED):
+                offered.add(queued.ticket)
+                yield queued.item
                 if self._changes != changes:
                     return
         for klass in CLASSES:
-            for place in lane.queues[klass]:
-                if place.ticket not in offered:
-                    yield place.item
+            for queued in lane.queues[klass]:
+                if queued.ticket not in offered:
+                    yield queued.item
                     if self._changes != changes:
                         return
 
     def ahead(self, lane: str, klass: str, count: int) -> list[ItemT]:
         """The first eligible items of a class on a lane."""
         known = self._lanes.get(lane)
-        return [] if known is None else [place.item for place in islice(known.queues[klass], count)]
+        return [] if known is None else [queued.item for queued in islice(known.queues[klass], count)]
 
     def front(self, count: int) -> list[ItemT]:
         """The first eligible items of all lanes by class; lanes are merged by arrival, each keeps its order."""
         items: list[ItemT] = []
         for klass in CLASSES:
             queues = (iter(lane.queues[klass]) for lane in self._lanes.values())
-            merged = merge(*queues, key=lambda place: place.item.arrived_at)
-            items += (place.item for place in islice(merged, count - len(items)))
+            merged = merge(*queues, key=lambda queued: queued.item.arrived_at)
+            items += (queued.item for queued in islice(merged, count - len(items)))
         return items
 
     def expired(self, now: float, at_most: int = 1 << 30) -> list[ItemT]:
         """The first queued items whose deadline has passed; they stay until `remove`."""
-        return [place.item for place in self._by_deadline.up_to(now, at_most)]
+        return [queued.item for queued in self._by_deadline.up_to(now, at_most)]
 
     def eligible(self, item: ItemT) -> bool:
         """Whether it is queued and no other turn of its conversation stands before it."""
-        place = self._place(item)
-        return place is not None and place.entry is not None
+        queued = self._queued_of(item)
+        return queued is not None and queued.entry is not None
 
     def lanes(self) -> list[str]:
         """Lanes that have eligible items."""
@@ -291,7 +291,7 @@ class Scheduler(Generic[ItemT]):
         depths = self._depths
         if klass == "high":
             return depths["high"]
-        return depths["high"] + depths["medium"] if klass == "medium" else len(self._places)
+        return depths["high"] + depths["medium"] if klass == "medium" else len(self._queued_items)
 
     def oldest_age(self, now: float) -> dict[str, float]:
         """Seconds that the longest waiting item of each class has waited; 0 for an empty one."""

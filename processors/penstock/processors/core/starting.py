@@ -66,7 +66,7 @@ class Starter:
         self._budget = budget
         self._statuses = statuses
         self._emit = emit
-        self._go = go
+        self._transition = go
         self._epoch = epoch
         self._max_execution_s = max_execution_s
         self._ids = itertools.count(1)
@@ -191,7 +191,7 @@ class Starter:
             if not may_prepare:
                 return False
             self._prepare(lane, work, now)
-        if work.run is None or now - work.run.counted_at < PREPARE_PATIENCE_S:
+        if work.run is None or now - work.run.preparing_since < PREPARE_PATIENCE_S:
             room.set_aside(work.cost)
         return False
 
@@ -199,13 +199,13 @@ class Starter:
         """Have its prompt counted."""
         self._new_run(work, now)
         lane.ahead[work] = None
-        self._go(work, "prepare", Stage.PREPARING)
+        self._transition(work, "prepare", Stage.PREPARING)
         assert work.run is not None
         self._emit(Prepare(work, work.run.run_id))
 
     def _new_run(self, work: Work, now: float) -> Run:
         work.epoch = self._epoch()
-        work.run = Run(run_id=f"{work.request_id}#{work.epoch}.{work.attempt}.{next(self._ids)}", counted_at=now)
+        work.run = Run(run_id=f"{work.request_id}#{work.epoch}.{work.attempt}.{next(self._ids)}", preparing_since=now)
         return work.run
 
     def _fetch_ahead(self, lane: Lane) -> None:
@@ -226,7 +226,7 @@ class Starter:
             room -= work.size_bytes
             if room < 0 and (wanted or not at_least_one):
                 break
-            self._go(work, "fetch", Stage.FETCHING)
+            self._transition(work, "fetch", Stage.FETCHING)
             lane.parked[klass] -= 1
             wanted.setdefault(work.tp, []).append(work.key[2])
         for tp, offsets in wanted.items():
@@ -246,7 +246,7 @@ class Starter:
             work.started_at = now
             work.load_ms = lane.loading_ms(work.arrived_at, now)
         if work.line is not None:
-            self._go(work, "grant", Stage.BEGINNING)
+            self._transition(work, "grant", Stage.BEGINNING)
             self._emit(Begin(work, run.run_id))
         else:
             check(work.stage, "grant", Stage.RUNNING)
@@ -256,7 +256,7 @@ class Starter:
         """It goes to its engine."""
         run.run_at = now
         run.timeout_at = now + self.time_limit_s(work)
-        self._go(work, event, Stage.RUNNING)
+        self._transition(work, event, Stage.RUNNING)
         self._statuses.say(work, "running", now)
         self._emit(Start(work, run.run_id))
 

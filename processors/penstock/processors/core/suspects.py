@@ -22,13 +22,13 @@ class Group:
         return len(self.members)
 
 
-def accuse(victims: Sequence[Any]) -> Any | None:
+def suspect_all(victims: Sequence[Any]) -> Any | None:
     """The culprit, when there was only one victim; else None, and each victim is in the half in which it runs next.
 
     A victim leaves the group that it was in: what of that group was not running stays suspected by itself.
     """
     for victim in victims:
-        acquit(victim)
+        clear_suspicion(victim)
         victim.deaths += 1
     if not victims:
         return None
@@ -42,7 +42,7 @@ def accuse(victims: Sequence[Any]) -> Any | None:
     return None
 
 
-def acquit(work: Any) -> None:
+def clear_suspicion(work: Any) -> None:
     """It has ended, or is suspected in another group from now on."""
     if work.group is not None:
         work.group.members.discard(work)

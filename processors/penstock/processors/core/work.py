@@ -38,7 +38,7 @@ class Run:
     spec: Any = None
     mark: Any = None
     """What the conversation's log looked like when it was read."""
-    counted_at: float = 0.0
+    preparing_since: float = 0.0
     """When it began to be prepared."""
     granted_at: float | None = None
     run_at: float | None = None
@@ -62,7 +62,6 @@ class Work:
         "blocked_at",
         "body",
         "cost",
-        "counted",
         "deadline",
         "deadline_ms",
         "deaths",
@@ -72,6 +71,7 @@ class Work:
         "first_place",
         "group",
         "holds_line",
+        "in_budget",
         "key",
         "klass",
         "lane",
@@ -137,7 +137,7 @@ class Work:
         self.ticket = 0
         self.holds_line = False
         """Its conversation waits for it: it was granted once."""
-        self.counted = False
+        self.in_budget = False
         """Whether the budget counts it."""
         self.stage = Stage.NEW
         self.attempt = attempt

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[str, int, int]
 """(topic, partition, offset)"""
-Place = tuple[Key, str]
+RecordId = tuple[Key, str]
 """The same record of the same topic: its key and its request_id."""
 
 _COMPACT_AT_BYTES = 8 << 20
@@ -31,11 +31,11 @@ class CrashJournal:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._deaths: dict[Place, int] = {}
+        self._deaths: dict[RecordId, int] = {}
         if path.exists():
             self._fold(path.read_text(errors="replace"))
-        self._running: set[Place] = set()
-        self._unwritten_starts: dict[Place, None] = {}
+        self._running: set[RecordId] = set()
+        self._unwritten_starts: dict[RecordId, None] = {}
         self._lines: list[str] = []
         self._unwritten = b""
         self._written_bytes = 0
@@ -48,30 +48,30 @@ class CrashJournal:
         return self._deaths.get((key, request_id), 0) if self._deaths else 0
 
     def started(self, key: Key, request_id: str) -> None:
-        place = (key, request_id)
-        self._running.add(place)
-        self._unwritten_starts[place] = None
+        record = (key, request_id)
+        self._running.add(record)
+        self._unwritten_starts[record] = None
 
     def finished(self, key: Key, request_id: str) -> None:
         """It ended with an outcome: its earlier deaths are forgotten."""
-        place = (key, request_id)
-        if place in self._running:
-            self._end(place)
-            if self._deaths and self._deaths.pop(place, None) is not None:
-                self._lines.append(_line("F", place))
+        record = (key, request_id)
+        if record in self._running:
+            self._end(record)
+            if self._deaths and self._deaths.pop(record, None) is not None:
+                self._lines.append(_line("F", record))
 
     def dropped(self, key: Key, request_id: str) -> None:
         """It runs here no more, without an outcome: no death, but earlier ones still count."""
-        place = (key, request_id)
-        if place in self._running:
-            self._end(place)
-            if place in self._deaths:
-                self._lines.append(_deaths_line(place, self._deaths[place]))
+        record = (key, request_id)
+        if record in self._running:
+            self._end(record)
+            if record in self._deaths:
+                self._lines.append(_deaths_line(record, self._deaths[record]))
 
     def flush(self) -> None:
         """Write what has gathered. A disk that refuses costs the journal's lines, never the worker."""
         if self._unwritten_starts:
-            self._lines += [_line("S", place) for place in self._unwritten_starts]
+            self._lines += [_line("S", record) for record in self._unwritten_starts]
             self._unwritten_starts.clear()
         if self._lines:
             self._unwritten += "".join(self._lines).encode()
@@ -92,12 +92,12 @@ class CrashJournal:
         self.flush()
         os.close(self._file)
 
-    def _end(self, place: Place) -> None:
-        self._running.discard(place)
-        if place in self._unwritten_starts:
-            del self._unwritten_starts[place]
+    def _end(self, record: RecordId) -> None:
+        self._running.discard(record)
+        if record in self._unwritten_starts:
+            del self._unwritten_starts[record]
         else:
-            self._lines.append(_line("F", place))
+            self._lines.append(_line("F", record))
 
     def _write(self) -> None:
         try:
@@ -117,7 +117,7 @@ class CrashJournal:
                 self._written_bytes = _COMPACT_AT_BYTES  # so that all is written anew when the disk takes it again
 
     def _fold(self, text: str) -> None:
-        running: set[Place] = set()
+        running: set[RecordId] = set()
         for line in text.split("\n"):
             parts = line.split(" ", 4)
             try:
@@ -126,16 +126,16 @@ class CrashJournal:
                     count, _, request_id = rest.partition(" ")
                     self._deaths[((topic, int(partition), int(offset)), request_id)] = int(count)
                     continue
-                place = ((topic, int(partition), int(offset)), rest)
+                record = ((topic, int(partition), int(offset)), rest)
             except ValueError:
                 continue  # the last line of a life can be cut
             if kind == "S":
-                running.add(place)
+                running.add(record)
             elif kind == "F":
-                running.discard(place)
-                self._deaths.pop(place, None)
-        for place in running:
-            self._deaths[place] = self._deaths.get(place, 0) + 1
+                running.discard(record)
+                self._deaths.pop(record, None)
+        for record in running:
+            self._deaths[record] = self._deaths.get(record, 0) + 1
         if running:
             logger.warning("journal.died_running requests=%d", len(running))
         while len(self._deaths) > _REMEMBERED:
@@ -146,8 +146,8 @@ class CrashJournal:
         self._lines.clear()
         self._unwritten_starts.clear()
         self._unwritten = b""
-        lines = [_deaths_line(place, count) for place, count in self._deaths.items()]
-        lines += [_line("S", place) for place in self._running]
+        lines = [_deaths_line(record, count) for record, count in self._deaths.items()]
+        lines += [_line("S", record) for record in self._running]
         fresh = self._path.with_suffix(".new")
         fresh.write_text("".join(lines))
         if self._file >= 0:
@@ -157,11 +157,11 @@ class CrashJournal:
         self._written_bytes = 0
 
 
-def _line(kind: str, place: Place) -> str:
-    (topic, partition, offset), request_id = place
+def _line(kind: str, record: RecordId) -> str:
+    (topic, partition, offset), request_id = record
     return f"{kind} {topic} {partition} {offset} {request_id}\n"
 
 
-def _deaths_line(place: Place, deaths: int) -> str:
-    (topic, partition, offset), request_id = place
+def _deaths_line(record: RecordId, deaths: int) -> str:
+    (topic, partition, offset), request_id = record
     return f"D {topic} {partition} {offset} {deaths} {request_id}\n"

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from penstock.processors.core.effects import Chunk, Letter, SendHome, Status, Terminal
+from penstock.processors.core.effects import Chunk, Letter, Republish, Status, Terminal
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.intake import origin_header
@@ -18,18 +18,18 @@ from penstock.schemas.records import STATUS_RANKS, DeadLetter, ResultEvent, Stat
 
 logger = logging.getLogger(__name__)
 
-Told = Callable[[Work], tuple[str | None, int | None]]
+EngineFacts = Callable[[Work], tuple[str | None, int | None]]
 """Device and measured bytes of the engine that runs a work."""
 
 
 class Outcomes:
     """Builds the events of effects and hands them to the publisher."""
 
-    def __init__(self, publisher: Publisher, codec: Codec, *, worker_id: str, told: Told) -> None:
+    def __init__(self, publisher: Publisher, codec: Codec, *, worker_id: str, engine_facts: EngineFacts) -> None:
         self._publisher = publisher
         self._codec = codec
         self._worker_id = worker_id
-        self._told = told
+        self._engine_facts = engine_facts
 
     def status(self, effect: Status) -> None:
         work = effect.work
@@ -83,7 +83,7 @@ class Outcomes:
         output: dict[str, Any] = {}
         device = measured = None
         if finished is not None:
-            device, measured = self._told(work)
+            device, measured = self._engine_facts(work)
             if effect.artifact is None:
                 output[work.task] = dict(finished.output)
         event = ResultEvent(
@@ -136,7 +136,7 @@ class Outcomes:
         )
         self._publisher.dead_letter(letter, done)
 
-    def send_home(self, effect: SendHome, done: Callable[[], None], refused: Callable[[PenstockError], None]) -> None:
+    def republish(self, effect: Republish, done: Callable[[], None], refused: Callable[[PenstockError], None]) -> None:
         """Put a conversation's record on the partition of its line, with its id and origin. Raises BadAvro.
 
         `refused` is told when it is too large, as one at the limit can become by its origin.

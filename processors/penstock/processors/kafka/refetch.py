@@ -75,12 +75,12 @@ class _Active:
 
 @dataclass(slots=True)
 class _Handle:
-    """One consumer and the partitions that it reads; `parked` are assigned without a range, since then."""
+    """One consumer and the partitions that it reads; `idle` are assigned without a range, since then."""
 
     config: dict[str, Any]
     consumer: Consumer | None = None
     active: dict[TP, _Active] = field(default_factory=dict[TP, _Active])
-    parked: dict[TP, float] = field(default_factory=dict[TP, float])
+    idle: dict[TP, float] = field(default_factory=dict[TP, float])
     heard_at: float = 0.0
     bytes_read: int = 0
     bytes_read_before: int = 0
@@ -234,7 +234,7 @@ class Refetcher:
         self._hand_over()
 
     def _idle(self) -> None:
-        soon = self._sparse.parked or self._dense.parked or self._refused
+        soon = self._sparse.idle or self._dense.idle or self._refused
         with self._wake:
             self._wake.wait_for(lambda: bool(self._commands) or self._stopping, PARKED_S if soon else IDLE_S)
         for handle in (self._sparse, self._dense):
@@ -282,7 +282,7 @@ class Refetcher:
                 self._start_range(tp)
         for handle in (self._sparse, self._dense):
             for tp in [
-                tp for tp, since in handle.parked.items() if now - since >= PARKED_S or tp in self._other(handle).active
+                tp for tp, since in handle.idle.items() if now - since >= PARKED_S or tp in self._other(handle).active
             ]:
                 self._unassign(handle, tp)
 
@@ -300,12 +300,12 @@ class Refetcher:
         handle = self._dense if dense else self._sparse
         if not handle.active:
             handle.heard_at = time.monotonic()
-        parked = handle.parked.pop(tp, None) is not None
-        if parked and ahead is not None and ahead <= (sizes.max_gap() if dense else sizes.batch_records):
+        idle = handle.idle.pop(tp, None) is not None
+        if idle and ahead is not None and ahead <= (sizes.max_gap() if dense else sizes.batch_records):
             handle.active[tp] = _Active(chosen, reached, positioned=False)  # it is read on from where it stands
         else:
             handle.active[tp] = _Active(chosen, chosen.start)
-            self._position(handle, tp, chosen.start, assigned=parked)
+            self._position(handle, tp, chosen.start, assigned=idle)
 
     def _other(self, handle: _Handle) -> _Handle:
         return self._dense if handle is self._sparse else self._sparse
@@ -318,7 +318,7 @@ class Refetcher:
         consumer.incremental_assign([TopicPartition(*tp, offset)])
 
     def _unassign(self, handle: _Handle, tp: TP) -> None:
-        handle.parked.pop(tp, None)
+        handle.idle.pop(tp, None)
         if handle.consumer is None:
             return
         try:
@@ -392,12 +392,12 @@ class Refetcher:
             active.positioned = False
         if not active.rest:
             del handle.active[tp]
-            handle.parked[tp] = now
+            handle.idle[tp] = now
             self._reached[tp] = active.position
 
     def _keep_prefetched(self, handle: _Handle, tp: TP, messages: list[Message]) -> None:
         """What came behind the last range: it is kept, and nothing more is prefetched."""
-        if tp in handle.parked:
+        if tp in handle.idle:
             for message in messages:
                 if message.error() is None:
                     offset = message.offset() or 0
@@ -461,7 +461,7 @@ class Refetcher:
         """A new consumer; the ranges are chosen anew."""
         self._close(handle)
         handle.active.clear()
-        handle.parked.clear()
+        handle.idle.clear()
         self._reached.clear()
 
     def _close(self, handle: _Handle) -> None:

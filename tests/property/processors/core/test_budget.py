@@ -35,7 +35,7 @@ class BudgetMachine(RuleBasedStateMachine):
     @rule(pair=st.sampled_from(PAIRS), size=st.integers(1, 120) | st.integers(180, 900))
     def body(self, pair: tuple[str, str], size: int) -> None:
         used = self.of(pair)
-        room = self.budget.body(*pair, size)
+        room = self.budget.try_keep_body(*pair, size)
         if used + size <= 200:
             assert room, "a share that is guaranteed was refused"
         if room:
@@ -61,7 +61,7 @@ class BudgetMachine(RuleBasedStateMachine):
         for _ in range(count):
             if self.budget.full(tp):
                 break
-            self.budget.fact(tp)
+            self.budget.count_fact(tp)
             self.facts[tp] += 1
 
     @rule(tp=st.sampled_from(TPS), count=st.integers(1, 40))
@@ -110,12 +110,12 @@ def test_one_partition_alone_may_use_all_facts_and_leaves_the_others_theirs() ->
     budget = Budget(TOTAL, fact_bytes=FACT)
     budget.assign(TPS)
     while not budget.full(TPS[0]):
-        budget.fact(TPS[0])
+        budget.count_fact(TPS[0])
     assert budget.stats().facts == 60 + 15
     for tp in TPS[1:]:
         for _ in range(15):
             assert not budget.full(tp)
-            budget.fact(tp)
+            budget.count_fact(tp)
         assert budget.full(tp)
     assert budget.used_bytes == TOTAL // 2
 
@@ -123,12 +123,12 @@ def test_one_partition_alone_may_use_all_facts_and_leaves_the_others_theirs() ->
 def test_a_new_lane_waits_for_what_the_others_drop() -> None:
     budget = Budget(TOTAL)
     for klass in ("high", "medium", "low"):
-        assert budget.body(klass, "a", 400)
-    assert not budget.body("high", "b", 1)
+        assert budget.try_keep_body(klass, "a", 400)
+    assert not budget.try_keep_body("high", "b", 1)
     budget.drop_body("low", "a", 400)
-    assert budget.body("high", "b", 200)
-    assert budget.body("low", "a", 200)
-    assert not budget.body("low", "a", 1)
+    assert budget.try_keep_body("high", "b", 200)
+    assert budget.try_keep_body("low", "a", 200)
+    assert not budget.try_keep_body("low", "a", 1)
     assert budget.used_bytes <= TOTAL // 2
 
 
@@ -137,7 +137,7 @@ def test_facts_beyond_what_is_full_are_counted() -> None:
     budget = Budget(TOTAL, fact_bytes=FACT)
     budget.assign(TPS[:1])
     for _ in range(130):
-        budget.fact(TPS[0])
+        budget.count_fact(TPS[0])
     assert budget.full(TPS[0])
     for _ in range(11):
         assert budget.full(TPS[0])

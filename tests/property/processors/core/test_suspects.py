@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.core.suspects import Group, accuse, acquit
+from penstock.processors.core.suspects import Group, clear_suspicion, suspect_all
 
 
 class Victim:
@@ -21,7 +21,7 @@ class Victim:
 def test_the_culprit_is_found_by_halves(count: int, data: st.DataObject) -> None:
     works = [Victim(n) for n in range(count)]
     culprit = works[data.draw(st.integers(0, count - 1))]
-    accused = accuse(works)
+    accused = suspect_all(works)
     deaths = 1
     waiting = set(works)
     while accused is None:
@@ -30,10 +30,10 @@ def test_the_culprit_is_found_by_halves(count: int, data: st.DataObject) -> None
         members = list(group.members)
         if culprit in members:
             deaths += 1
-            accused = accuse(members)
+            accused = suspect_all(members)
         else:
             for member in members:
-                acquit(member)
+                clear_suspicion(member)
                 waiting.discard(member)
     assert accused is culprit
     assert deaths <= math.ceil(math.log2(count)) + 1
@@ -46,7 +46,7 @@ def test_each_victim_is_in_one_group_of_about_half(seqs: list[int]) -> None:
     old = Group(works)
     for work in works:
         work.group = old
-    accused = accuse(works)
+    accused = suspect_all(works)
     assert not old.members
     groups = {id(work.group): work.group for work in works if work.group is not None}
     assert sum(len(group) for group in groups.values()) == len(works)
