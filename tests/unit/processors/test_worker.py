@@ -145,7 +145,9 @@ class Shell:
                 flow=self.flow,
                 intake=self.intake,
                 execution=self.execution,
-                outcomes=Outcomes(self.publisher, default_codec(), worker_id="w", engine_facts=lambda work: (None, None)),
+                outcomes=Outcomes(
+                    self.publisher, default_codec(), worker_id="w", engine_facts=lambda work: (None, None)
+                ),
                 publisher=self.publisher,
                 refetcher=self.refetches,  # type: ignore[arg-type]
                 lanes=self.loads,  # type: ignore[arg-type]

@@ -137,10 +137,7 @@ class Endings(Board):
             self._settle(work, event, now, error=error)
         else:
             self._leave_waiting(work)
-            if event == "lane_failed":
-                self._settle(work, event, now, error=error)
-            else:
-                self._end_unrun(work, event, error, now)
+            self._end_unrun(work, event, error, now)
 
     def _end_running(self, work: Work, event: str, error: PenstockError, now: float) -> None:
         run = work.run

@@ -59,7 +59,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.QUEUED: {
         "prepare": (_S.PREPARING,),
         "grant": (_S.RUNNING,),  # an engine that prepares as it begins
-        "lane_failed": (_S.SETTLING,),
+        "lane_failed": (_S.SETTLING, _S.LOOKING),
         **_END_WAITING,
     },
     _S.PARKED: {

@@ -8,6 +8,7 @@ from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.admission import MemoryShort
 from penstock.processors.core.states import Stage
+from penstock.processors.engines.base import Finished
 from penstock.schemas.errors import BadAvro, EngineFailed, InvalidRequest, Overloaded
 
 
@@ -239,6 +240,24 @@ def test_a_failed_lane_touches_only_what_waits() -> None:
     world.release(ask.Letter)
     world.release(ask.LookUp)
     assert sorted(world.ended) == [("named", "dead_lettered"), ("turn", "cancelled")]
+
+
+def test_a_turn_on_a_failed_lane_ends_with_the_answer_that_stands_in_its_conversation() -> None:
+    """A worker that died before it published the outcome had appended the answer: *failed* would contradict the log."""
+    world = World()
+    world.hold_answers = {ask.LookUp}
+    turn = world.submit("turn", line="c")
+    world.submit("plain")
+    world.flow.load_failed("m", InvalidRequest("never"), world.now)
+    world.settle()
+    assert turn is not None
+    assert turn.stage is Stage.LOOKING
+    assert world.ended == [("plain", "failed")]
+    world.flow.looked_up(
+        turn, Finished(run_id="", output={"text": "it stands"}, finish_reason="stop"), world.now, large=False
+    )
+    world.settle()
+    assert ("turn", "completed") in world.ended
 
 
 @pytest.mark.parametrize("stage", ["queued", "preparing", "ready", "beginning", "running", "retrying", "keeping"])
