@@ -147,14 +147,14 @@ class World:
             self.settle()
         return work
 
-    def poison(self, reason: PenstockError, request_id: str | None = None) -> Work | None:
+    def poison(self, reason: PenstockError, request_id: str | None = None, value: bytes = b"bad") -> Work | None:
         tp = (MEDIUM, 0)
         offset = self.offsets.get(tp, 0)
         self.offsets[tp] = offset + 1
         origin = Origin(topic=MEDIUM, partition=0, offset=offset, append_time_ms=self.wall_ms)
         read = Poison(reason=reason, request_id=request_id, tenant=None, origin=origin, attempt=1)
         self.flow.delivered_range(tp, offset, offset + 1, [offset])
-        work = self.flow.arrived(tp, offset, read, b"bad", (), None, self.now, self.wall_ms)
+        work = self.flow.arrived(tp, offset, read, value, (), None, self.now, self.wall_ms)
         self.settle()
         return work
 

@@ -49,7 +49,7 @@ POSITIONS_TOLD = 64
 RECORDS_A_TURN = 128
 """So many records are taken before the flow looks what they change."""
 REGISTRY_AGAIN_S = 1.0
-EFFECTS_A_TURN = 2_000
+EFFECTS_A_TURN = 500
 """So many effects are carried out before the loop may serve others."""
 
 

@@ -98,6 +98,7 @@ class Board:
         self._seq = itertools.count(1)
         self._retries: list[tuple[float, int, Work]] = []
         self._endings: Counter[TP] = Counter()
+        self._ending_bytes: Counter[TP] = Counter()
         self._ends_under_way = 0
         self._paused: frozenset[TP] = frozenset()
         self._dirty: dict[str, Lane] = {}
@@ -130,6 +131,7 @@ class Board:
         if (after in ENDING) != (before in ENDING):
             change = 1 if after in ENDING else -1
             self._endings[work.tp] += change
+            self._ending_bytes[work.tp] += change * work.size_bytes
             self._ends_under_way += change
 
     def lane(self, name: str) -> Lane:

@@ -20,7 +20,10 @@ from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import TP, priority_class
 
 ENDINGS_PER_PARTITION = 512
-"""Ends under way to the broker at which a partition pauses: a flood of what ends at once must not fill memory."""
+ENDING_BYTES_PER_PARTITION = 8 * 2**20
+"""Ends under way to the broker at which a partition pauses, and bytes of their records: a flood of what ends at once,
+as of poison, must not fill memory. The budget counts only what waits.
+"""
 
 EXPIRED_AT_ONCE = 256
 """Requests that one tick ends by their deadlines: a flood of one age must not hold up the event loop."""
@@ -143,8 +146,10 @@ class Flow(Arriving):
         paused: set[TP] = set()
         for tp in self.gate.partitions():
             was = tp in self._paused
-            most = ENDINGS_PER_PARTITION // 2 if was else ENDINGS_PER_PARTITION
-            if self._endings[tp] >= most or self.gate.full(tp) or self.budget.full(tp):
+            share = 2 if was else 1
+            ending = self._endings[tp] * share >= ENDINGS_PER_PARTITION
+            heavy = self._ending_bytes[tp] * share >= ENDING_BYTES_PER_PARTITION
+            if ending or heavy or self.gate.full(tp) or self.budget.full(tp):
                 paused.add(tp)
         self._paused = frozenset(paused)
         return self._paused

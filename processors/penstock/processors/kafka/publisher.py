@@ -33,8 +33,6 @@ GATHERED_RECORDS = 64
 """So many leave together without waiting longer."""
 LETTER_WINDOW = 64
 """Dead letters under way at once."""
-LETTERS_FULL = 1024
-"""Dead letters that wait here, with their bytes, before intake should bring no more."""
 
 Done = Callable[[], None]
 Headers = Sequence[tuple[str, bytes | None]]
@@ -113,11 +111,6 @@ class Publisher:
     @property
     def backlog(self) -> int:
         return len(self._waiting) + len(self._gathered) + len(self._letters)
-
-    @property
-    def letters_full(self) -> bool:
-        """So many dead letters wait that intake should bring no more poison for now."""
-        return len(self._letters) >= LETTERS_FULL
 
     def chunk(self, event: ResultEvent, done: Done | None = None) -> None:
         """Publish a piece of a stream. Raises BadAvro, TooLarge for one that can never be published."""

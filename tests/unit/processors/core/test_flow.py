@@ -374,6 +374,16 @@ def test_a_flood_of_dead_letters_pauses_its_partition_alone() -> None:
     assert world.flow.pauses() == frozenset()
 
 
+def test_large_dead_letters_pause_their_partition_by_their_bytes() -> None:
+    world = World()
+    world.hold_answers = {ask.Letter}
+    for number in range(10):
+        world.poison(BadAvro("no"), value=b"x" * 2**20)
+        assert world.flow.pauses() == (frozenset() if number < 7 else {(MEDIUM, 0)})
+    world.release(ask.Letter)
+    assert world.flow.pauses() == frozenset()
+
+
 def test_what_two_workers_died_of_runs_alone() -> None:
     world = World()
     world.flow._deaths = lambda key, request_id: 2 if request_id == "bad" else 0
