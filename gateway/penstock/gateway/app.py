@@ -23,12 +23,14 @@ from penstock.gateway import (
     ticket_routes,
 )
 from penstock.gateway.auth import AuthPolicy, UnsafeBind, check_bind
-from penstock.gateway.connecting import ARTIFACT_BYTES, Connecting, WaitingMiddleware
+from penstock.gateway.bodies import BodyLimits
+from penstock.gateway.connecting import ARTIFACT_BYTES, Connecting
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
-from penstock.gateway.edge import EdgeLimits, install_edge
+from penstock.gateway.edge import EdgeParts, install_edge
 from penstock.gateway.keys import KeysFileError
-from penstock.gateway.limits import BodyLimits, RateLimiter
-from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.open_files import raise_open_files
+from penstock.gateway.protocols import Patience, protocols
+from penstock.gateway.settings import GatewaySettings, allowances_of
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +59,32 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         allowed_hosts=settings.auth.allowed_hosts,
     )
     conf = settings.gateway
-    context = GatewayContext(settings=settings, tickets=policy.tickets, limiter=RateLimiter())
+    context = GatewayContext(settings=settings, policy=policy, allowances=allowances_of(settings))
     put_context(app, context)
-    app.add_middleware(WaitingMiddleware)  # innermost: who may not come in hears nothing of our broker
-    body = BodyLimits(max_bytes=conf.max_body_bytes, by_prefix={"/v1/artifacts": ARTIFACT_BYTES})
-    install_edge(
-        app, policy, context.limiter, EdgeLimits(body=body, max_http=conf.max_http, max_sockets=conf.max_sockets)
+    bodies = BodyLimits(
+        max_bytes=conf.max_body_bytes, by_prefix={"/v1/artifacts": ARTIFACT_BYTES}, timeout_s=conf.body_timeout_s
     )
+    install_edge(
+        app,
+        EdgeParts(
+            policy=policy,
+            allowances=context.allowances,
+            connections=context.connections,
+            bodies=bodies,
+            awaited=context.awaited,
+        ),
+    )
+    hot_routes_first(app)
     return app
+
+
+HOT_ROUTES = ("/v1/requests", "/v1/chat/completions", "/v1/requests/{request_id}", "/v1/ws")
+
+
+def hot_routes_first(app: FastAPI) -> None:
+    """Routes are tried in their order, one after the other: those that are asked most stand in front."""
+    rank = {path: place for place, path in enumerate(HOT_ROUTES)}
+    app.router.routes.sort(key=lambda route: rank.get(getattr(route, "path", ""), len(rank)))
 
 
 @asynccontextmanager
@@ -73,13 +93,15 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     context = context_of_app(app)
     connecting = Connecting(context)
     task = asyncio.create_task(connecting.until_connected(), name="connect")
+    keys = asyncio.create_task(context.connections.watch(), name="keys")
     await asyncio.wait([task], timeout=CONNECT_FIRST_S)
     try:
         yield
     finally:
         # Who is left is told to come again; then nothing new is read, and what was read is written.
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        keys.cancel()
+        await asyncio.gather(task, keys, return_exceptions=True)
         context.prepare_stop()
         await connecting.close()
 
@@ -94,14 +116,16 @@ class _Server(uvicorn.Server):
 
 def server_config(app: FastAPI, host: str, port: int, *, drain_s: float, access_log: bool = False) -> uvicorn.Config:
     """How uvicorn serves the app."""
+    conf = context_of_app(app).settings.gateway
+    http, ws = protocols(Patience(head_s=conf.head_timeout_s, write_s=conf.write_timeout_s))
     return uvicorn.Config(
         app,
         host=host,
         port=port,
         log_config=None,
         access_log=access_log,
-        http="httptools",
-        ws="websockets-sansio",
+        http=http,
+        ws=ws,
         ws_max_size=sockets.MAX_FRAME_BYTES + 1024,
         ws_max_queue=16,
         ws_per_message_deflate=False,
@@ -121,6 +145,7 @@ async def run_gateway(settings: GatewaySettings) -> int:
         logger.error("gateway.cannot_start %s", error)
         return EXIT_FAILED
     context = context_of_app(app)
+    raise_open_files(conf.max_http + conf.max_sockets)
     server = _Server(server_config(app, conf.host, conf.port, drain_s=conf.drain_s, access_log=conf.access_log))
     loop = asyncio.get_running_loop()
     failures: list[str] = []

@@ -1,10 +1,8 @@
-"""Who may come in: Host and Origin checks, keys and tickets, as pure ASGI for HTTP and WebSocket alike.
-
-Middleware for HTTP alone would let every socket pass unchecked.
-"""
+"""Who may come in: Host and Origin checks, keys and tickets, for HTTP and WebSocket alike. The edge asks it."""
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import time
 from collections.abc import Callable, Iterable
@@ -14,15 +12,14 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from penstock.gateway.callers import ANYBODY, Caller, caller_of
-from penstock.gateway.errors import CLOSE_FORBIDDEN, CLOSE_UNAUTHENTICATED, refuse
 from penstock.gateway.keys import KeyRecord, KeyRing
 from penstock.gateway.tickets import TicketOffice
-from penstock.schemas.errors import Forbidden, PenstockError, Unauthenticated
+from penstock.schemas.errors import Forbidden, Unauthenticated
 
-__all__ = ["ANYBODY", "AuthMiddleware", "AuthPolicy", "Caller", "OriginMiddleware", "caller_of", "check_bind"]
+__all__ = ["ANYBODY", "AuthPolicy", "Caller", "caller_of", "check_bind"]
 
 PUBLIC_PATHS = frozenset({"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/metrics", "/favicon.ico"})
 PROBE_PATHS = frozenset({"/healthz", "/readyz"})
@@ -89,10 +86,11 @@ class AuthPolicy:
         if self.keys is None:
             return ANYBODY
         if ticket is not None:
-            caller = self.tickets.redeem(ticket)
-            if caller.key_id is None or not self.keys.holds(caller.key_id):
+            key_id = self.tickets.redeem(ticket).key_id
+            behind = None if key_id is None else self.keys.record(key_id)
+            if behind is None:
                 raise Unauthenticated("the key behind this ticket was revoked")
-            return caller
+            return caller_of_key(behind)
         secret = _bearer(headers.get("authorization")) or headers.get("x-api-key")
         if not secret:
             raise Unauthenticated("send a key: `Authorization: Bearer …` or `x-api-key: …`")
@@ -101,55 +99,20 @@ class AuthPolicy:
             raise Unauthenticated("this key is unknown or revoked")
         return caller_of_key(record)
 
-
-class OriginMiddleware:
-    """Refuses foreign hosts and origins: 403 over HTTP, close code 4403 on a WebSocket."""
-
-    def __init__(self, app: ASGIApp, policy: AuthPolicy) -> None:
-        self._app = app
-        self._policy = policy
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Probes come from orchestrators under any name, and say nothing worth stealing.
-        if scope["type"] in ("http", "websocket") and scope["path"] not in PROBE_PATHS:
-            headers = Headers(scope=scope)
-            try:
-                self._policy.check_host(headers.get("host", ""))
-                self._policy.check_origin(headers.get("origin"), headers.get("host", ""))
-            except PenstockError as error:
-                await refuse(error, scope, receive, send, close_code=CLOSE_FORBIDDEN)
-                return
-        await self._app(scope, receive, send)
-
-
-class AuthMiddleware:
-    """Puts the Caller in `scope["state"]["caller"]`, or refuses: 401/403 over HTTP, 4401/4403 on a WebSocket."""
-
-    def __init__(self, app: ASGIApp, policy: AuthPolicy) -> None:
-        self._app = app
-        self._policy = policy
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or is_public(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        try:
-            caller = self._policy.authenticate(Headers(scope=scope), _ticket(scope))
-            scope.setdefault("state", {})["caller"] = caller
-            needed = needed_scope(scope.get("method"), scope["path"])
-            if needed is not None:
-                caller.require(needed)
-        except PenstockError as error:
-            code = CLOSE_UNAUTHENTICATED if isinstance(error, Unauthenticated) else CLOSE_FORBIDDEN
-            await refuse(error, scope, receive, send, close_code=code)
-            return
-        await self._app(scope, receive, send)
+    def still_good(self, caller: Caller) -> bool:
+        """Whether the caller's key is still there, with the tenant and the scopes that it had."""
+        if self.keys is None or caller.key_id is None:
+            return True
+        record = self.keys.record(caller.key_id)
+        return record is not None and (record.tenant, frozenset(record.scopes)) == (caller.tenant, caller.scopes)
 
 
 def needed_scope(method: str | None, path: str) -> str | None:
     """The scope that a route asks for; a WebSocket (no method) asks for `read` and checks each frame itself."""
     if path == "/v1/tickets":
         return None
+    if path.startswith("/v1/admin/"):
+        return "admin"
     if method is None or method in ("GET", "HEAD", "OPTIONS"):
         return "read"
     if method == "DELETE" or path.endswith("/cancel"):
@@ -157,12 +120,13 @@ def needed_scope(method: str | None, path: str) -> str | None:
     return "submit"
 
 
+@lru_cache(maxsize=4096)
 def caller_of_key(record: KeyRecord) -> Caller:
     return Caller(
         tenant=record.tenant,
         scopes=frozenset(record.scopes),
         max_priority=record.max_priority,
-        rate=record.rate,
+        limits=record.limits if record.rate is None else dataclasses.replace(record.limits, requests_per_s=record.rate),
         key_id=record.key_id,
     )
 
@@ -190,7 +154,7 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-def _ticket(scope: Scope) -> str | None:
+def ticket_of(scope: Scope) -> str | None:
     if scope["type"] != "websocket":
         return None
     values = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("ticket")

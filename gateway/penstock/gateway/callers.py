@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
+from penstock.gateway.limits import NO_LIMITS, Limits
 from penstock.schemas.errors import Forbidden, Unauthenticated
 
 DEFAULT_PRIORITY = 5
@@ -19,8 +20,8 @@ class Caller:
     scopes: frozenset[str] = frozenset({"submit", "read", "cancel", "admin"})
     max_priority: int = 0
     """The most urgent priority allowed (0 is the most urgent)."""
-    rate: float | None = None
-    """Submissions per second; None is without limit."""
+    limits: Limits = NO_LIMITS
+    """What this key may have; its tenant's limits hold beside them."""
     key_id: str | None = None
 
     def allows(self, scope: str) -> bool:
@@ -50,7 +51,7 @@ ANYBODY = Caller()
 
 
 def caller_of(connection: HTTPConnection) -> Caller:
-    """The caller that AuthMiddleware found. Raises Unauthenticated if a route was reached around it."""
+    """The caller that the edge found. Raises Unauthenticated if a route was reached around it."""
     caller = connection.scope.get("state", {}).get("caller")
     if not isinstance(caller, Caller):
         raise Unauthenticated("no caller was established for this connection")

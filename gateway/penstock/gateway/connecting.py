@@ -7,12 +7,7 @@ import gc
 import logging
 from contextlib import AsyncExitStack
 
-from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from penstock.gateway.auth import is_public
-from penstock.gateway.context import GatewayContext, context_of
-from penstock.gateway.errors import CLOSE_OVERLOADED, refuse
+from penstock.gateway.context import GatewayContext
 from penstock.gateway.follower import Follower, missing_topics
 from penstock.gateway.hub import Hub
 from penstock.gateway.service import GatewayService
@@ -79,6 +74,7 @@ class Connecting:
                 on_outcome=self._context.metrics.on_outcome,
                 on_status=self._context.metrics.on_status,
                 codec=codec,
+                tenants=self._context.allowances.tenants,
             )
             follower = Follower(
                 kafka,
@@ -103,21 +99,3 @@ class Connecting:
     async def close(self) -> None:
         """Read nothing new, write what was read, send what was accepted."""
         await self._stack.aclose()
-
-
-class WaitingMiddleware:
-    """503 `broker_unavailable`, or close code 1013, while the app is not connected to its Kafka."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or is_public(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        context = context_of(HTTPConnection(scope))
-        if context.connected is not None:
-            await self._app(scope, receive, send)
-            return
-        error = BrokerUnavailable(f"the gateway waits for its broker: {context.waits_for}", retry_after_s=1)
-        await refuse(error, scope, receive, send, close_code=CLOSE_OVERLOADED)

@@ -10,7 +10,11 @@ from typing import cast
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 
-from penstock.gateway.limits import RateLimiter
+from penstock.gateway.allowances import Allowances
+from penstock.gateway.auth import AuthPolicy
+from penstock.gateway.callers import caller_of
+from penstock.gateway.connections import Connections
+from penstock.gateway.guarding import guarded
 from penstock.gateway.metrics import GatewayMetrics, Gauges
 from penstock.gateway.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
@@ -29,15 +33,27 @@ class GatewayContext:
     """`connected` is there once Kafka answered; `waits_for` says until then why it is not."""
 
     settings: GatewaySettings
-    tickets: TicketOffice
-    limiter: RateLimiter
+    policy: AuthPolicy
+    allowances: Allowances = field(default_factory=Allowances)
     on_failure: Callable[[str], None] = _log_failure
     connected: GatewayService | None = None
     waits_for: str = "the broker was not asked yet"
     metrics: GatewayMetrics = field(init=False)
+    connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = GatewayMetrics(self._gauges)
+        self.connections = Connections(self.policy.still_good)
+
+    @property
+    def tickets(self) -> TicketOffice:
+        return self.policy.tickets
+
+    def awaited(self) -> BrokerUnavailable | None:
+        """Why nobody can be served yet."""
+        if self.connected is not None:
+            return None
+        return BrokerUnavailable(f"the gateway waits for its broker: {self.waits_for}", retry_after_s=1)
 
     def _gauges(self) -> Gauges:
         return Gauges() if self.connected is None else self.connected.facts.gauges()
@@ -46,7 +62,7 @@ class GatewayContext:
     def service(self) -> GatewayService:
         """Raises BrokerUnavailable while the gateway is not connected."""
         if self.connected is None:
-            raise BrokerUnavailable(f"the gateway waits for its broker: {self.waits_for}", retry_after_s=1)
+            raise self.awaited() or BrokerUnavailable("the gateway waits for its broker", retry_after_s=1)
         return self.connected
 
     def prepare_stop(self) -> None:
@@ -69,5 +85,9 @@ def context_of(connection: HTTPConnection) -> GatewayContext:
 
 
 def service_of(connection: HTTPConnection) -> GatewayService:
-    """Raises BrokerUnavailable while the gateway is not connected."""
-    return context_of(connection).service
+    """The service as the caller of this connection may use it: what it submits and cancels is held against its limits.
+
+    Raises BrokerUnavailable while the gateway is not connected.
+    """
+    context = context_of(connection)
+    return guarded(context.service, context.allowances, caller_of(connection))

@@ -1,55 +1,323 @@
-"""The edge put together: every middleware in its order, error handlers and the edge's own state, on one app."""
+"""The edge: one ASGI class in front of the app. It asks who calls, what they may do now and how large their bodies are.
+
+Its order: Host and Origin, preflights, public routes, the key and its scope, rates, the broker, slots, the body.
+Whatever goes wrong behind it leaves in the one JSON shape.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import asyncio
+import json
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from starlette.datastructures import Headers
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.gateway.auth import AuthMiddleware, AuthPolicy, OriginMiddleware
-from penstock.gateway.errors import ErrorBoundary, install_error_handlers
-from penstock.gateway.limits import (
-    BodyLimitMiddleware,
-    BodyLimits,
-    ConcurrencyMiddleware,
-    RateLimiter,
-    RateMiddleware,
+from penstock.gateway.allowances import Allowances
+from penstock.gateway.auth import PROBE_PATHS, AuthPolicy, is_public, needed_scope, ticket_of
+from penstock.gateway.bodies import Body, BodyLimits, declared_length, discard_body, too_large
+from penstock.gateway.callers import Caller
+from penstock.gateway.connections import Connections
+from penstock.gateway.cors import Cors, RawHeaders
+from penstock.gateway.disconnects import ClientGone, unless_gone
+from penstock.gateway.errors import (
+    CLOSE_FORBIDDEN,
+    CLOSE_INTERNAL,
+    CLOSE_OVERLOADED,
+    CLOSE_UNAUTHENTICATED,
+    EdgeRefusal,
+    error_response,
+    install_error_handlers,
+    log_unexpected,
+    refuse,
 )
 from penstock.gateway.openapi import polish_openapi
 from penstock.gateway.tickets import mask_access_logs
+from penstock.schemas.errors import Forbidden, InternalError, PenstockError, TenantLimit, Unauthenticated, error_body
+
+PUBLIC_BODY_BYTES = 64 * 1024
+PUBLIC_BODY_S = 5.0
+_WAITING_POSTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/images/")
+
+
+def _nothing_awaited() -> PenstockError | None:
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EdgeLimits:
-    """Bodies in bytes; connections open at one time."""
+class EdgeParts:
+    """What the edge asks. `awaited` names why nobody can be served yet, or None."""
 
-    body: BodyLimits = field(
-        default_factory=lambda: BodyLimits(max_bytes=2_000_000, by_prefix={"/v1/artifacts": 64 * 1024 * 1024})
-    )
-    max_http: int = 4_096
-    max_sockets: int = 4_096
+    policy: AuthPolicy
+    allowances: Allowances
+    connections: Connections
+    bodies: BodyLimits
+    awaited: Callable[[], PenstockError | None] = _nothing_awaited
 
 
-def install_edge(app: FastAPI, policy: AuthPolicy, limiter: RateLimiter, limits: EdgeLimits | None = None) -> None:
-    """Set up middleware and error handlers. Call it once."""
-    limits = limits or EdgeLimits()
+def install_edge(app: FastAPI, parts: EdgeParts) -> None:
+    """Set up the edge and the error handlers of an app. Call it once."""
     install_error_handlers(app)
     polish_openapi(app)
     mask_access_logs()
-    # Starlette puts the last one added outermost: read this list from the route outwards.
-    app.add_middleware(RateMiddleware, limiter=limiter)
-    app.add_middleware(BodyLimitMiddleware, limits=limits.body)
-    app.add_middleware(AuthMiddleware, policy=policy)
-    if policy.allowed_origins:
-        # Outside of auth: a preflight carries no key. Inside of the Origin check: others get no answer at all.
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=sorted(policy.allowed_origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "idempotency-key", "last-event-id", "x-api-key"],
-            expose_headers=["x-request-id", "x-should-retry", "retry-after", "location", "idempotency-replayed"],
-        )
-    app.add_middleware(OriginMiddleware, policy=policy)
-    app.add_middleware(ConcurrencyMiddleware, max_http=limits.max_http, max_sockets=limits.max_sockets)
-    app.add_middleware(ErrorBoundary)
+
+    def stack() -> ASGIApp:
+        # The framework's own outer layers (errors, telemetry, body limits) are what the edge does itself.
+        handlers = dict(app.exception_handlers)
+        return Edge(ExceptionMiddleware(AsyncExitStackMiddleware(app.router), handlers=handlers), parts)
+
+    app.build_middleware_stack = stack
+
+
+class Edge:
+    """Outermost: sees every HTTP exchange and every WebSocket."""
+
+    def __init__(self, app: ASGIApp, parts: EdgeParts) -> None:
+        self._app = app
+        self._parts = parts
+        self._policy = parts.policy
+        self._allowances = parts.allowances
+        self._cors = Cors(parts.policy.allowed_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    # -- HTTP
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        answer = Answer(send, self._cors.headers(headers))
+        try:
+            await self._serve(scope, headers, receive, answer)
+        except ClientGone:
+            return
+        except (PenstockError, EdgeRefusal) as raised:
+            error = raised.error if isinstance(raised, EdgeRefusal) else raised
+            if answer.started:
+                return  # the broken connection says it
+            if isinstance(error, TenantLimit):
+                await self._hold_back(scope)
+            await error_response(error)(scope, receive, answer)
+        except Exception as error:
+            incident = log_unexpected(error, scope["path"])
+            if not answer.started:
+                failure = InternalError("internal error", details={"incident": incident})
+                await error_response(failure)(scope, receive, answer)
+
+    async def _serve(self, scope: Scope, headers: Headers, receive: Receive, answer: Answer) -> None:
+        path: str = scope["path"]
+        if path in PROBE_PATHS:  # orchestrators ask under any name, and hear nothing worth stealing
+            await self._app(scope, receive, answer)
+            return
+        self._policy.check_host(headers.get("host", ""))
+        self._policy.check_origin(headers.get("origin"), headers.get("host", ""))
+        preflight = self._cors.preflight(scope["method"], headers)
+        if preflight is not None:
+            await preflight(scope, receive, answer)
+        elif is_public(path):
+            client = scope.get("client")
+            self._allowances.public_call(client[0] if client else "")
+            with _slot(self._allowances.open_public()):
+                await self._app(scope, await self._body(scope, receive, answer, public=True), answer)
+        else:
+            await self._serve_caller(scope, headers, receive, answer)
+
+    async def _serve_caller(self, scope: Scope, headers: Headers, receive: Receive, answer: Answer) -> None:
+        path: str = scope["path"]
+        caller = self._policy.authenticate(headers, None)
+        scope.setdefault("state", {})["caller"] = caller
+        needed = needed_scope(scope["method"], path)
+        if needed is not None:
+            caller.require(needed)
+        self._allowances.call(caller)
+        if needed == "submit":
+            answer.add_at_start(lambda: self._allowances.headers(caller))
+            self._allowances.submission(caller)
+        if (awaited := self._parts.awaited()) is not None:
+            raise awaited
+        with ExitStack() as open_while:
+            open_while.callback(self._allowances.open_http(caller))
+            body = await self._body(scope, receive, answer)
+            if not waits_for_an_outcome(scope):
+                await self._app(scope, body, answer)
+                return
+            open_while.callback(self._allowances.open_stream(caller))
+            revoked = open_while.enter_context(self._parts.connections.of(caller))
+            await self._serve_long(scope, body, answer, revoked)
+
+    async def _body(self, scope: Scope, receive: Receive, answer: Answer, *, public: bool = False) -> Receive:
+        """The app's `receive`. Raises TooLarge for a length that was declared."""
+        bodies = self._parts.bodies
+        limit = PUBLIC_BODY_BYTES if public else bodies.of(scope["path"])
+        declared = declared_length(scope)
+        if declared == 0:
+            return receive
+        if declared is not None and declared > limit:
+            if not public:
+                await discard_body(scope, receive)
+            raise too_large(limit)
+        answer.body = Body(receive, limit, PUBLIC_BODY_S if public else bodies.timeout_s)
+        return answer.body
+
+    async def _serve_long(self, scope: Scope, receive: Receive, answer: Answer, revoked: asyncio.Event) -> None:
+        """An exchange that may last: it ends with its client, and when its key is taken back."""
+
+        async def until_gone() -> Message:
+            if isinstance(receive, Body) and not receive.whole:
+                return await receive()
+            return await _unless_set(revoked, receive, {"type": "http.disconnect"})
+
+        if scope["method"] == "GET" and not scope["path"].endswith("/events"):
+            # A long poll listens to nothing but its outcome.
+            try:
+                await unless_gone(until_gone, self._app(scope, _empty_body(until_gone), answer))
+            except ClientGone:
+                if not revoked.is_set():
+                    raise
+        else:
+            await self._app(scope, until_gone, answer)
+        if revoked.is_set() and not answer.ended:
+            await answer.end_revoked(scope, receive)
+
+    async def _hold_back(self, scope: Scope) -> None:
+        """Refusals of one tenant go out at a pace: one that asks in a tight loop costs the others little."""
+        caller = scope.get("state", {}).get("caller")
+        wait_s = self._allowances.refusal_s(caller.tenant if isinstance(caller, Caller) else "")
+        if wait_s:
+            await asyncio.sleep(wait_s)
+
+    # -- WebSocket
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sent: set[str] = set()
+
+        async def watched_send(message: Message) -> None:
+            sent.add(message["type"])
+            await send(message)
+
+        try:
+            await self._serve_socket(scope, receive, watched_send)
+        except PenstockError as error:
+            if isinstance(error, TenantLimit):
+                await self._hold_back(scope)
+            await refuse(error, scope, receive, watched_send, close_code=_close_code(error))
+        except Exception as error:
+            incident = log_unexpected(error, scope["path"])
+            failure = InternalError("internal error", details={"incident": incident})
+            if "websocket.accept" not in sent and "websocket.close" not in sent:
+                await refuse(failure, scope, receive, watched_send, close_code=CLOSE_INTERNAL)
+            elif "websocket.close" not in sent:
+                await send({"type": "websocket.close", "code": CLOSE_INTERNAL, "reason": "internal error"})
+
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        self._policy.check_host(headers.get("host", ""))
+        self._policy.check_origin(headers.get("origin"), headers.get("host", ""))
+        caller = self._policy.authenticate(headers, ticket_of(scope))
+        scope.setdefault("state", {})["caller"] = caller
+        caller.require("read")
+        self._allowances.call(caller)
+        if (awaited := self._parts.awaited()) is not None:
+            raise awaited
+        with _slot(self._allowances.open_socket(caller)), self._parts.connections.of(caller) as revoked:
+            scope["state"]["revoked"] = revoked
+            await self._app(scope, receive, send)
+
+
+class Answer:
+    """The `send` of one exchange: adds the headers of the edge, and knows how far the answer has come."""
+
+    def __init__(self, send: Send, headers: RawHeaders) -> None:
+        self._send = send
+        self._headers = headers
+        self._more: Callable[[], RawHeaders] | None = None
+        self._streams_events = False
+        self.started = self.ended = False
+        self.body: Body | None = None
+
+    def add_at_start(self, headers: Callable[[], RawHeaders]) -> None:
+        """Headers that are asked for when the answer begins."""
+        self._more = headers
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            headers: RawHeaders = [*message.get("headers", ()), *self._headers]
+            self._streams_events = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
+            if self._more is not None:
+                headers += self._more()
+            if self.body is not None and self.body.late:
+                headers.append((b"connection", b"close"))
+            message = {**message, "headers": headers}
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.ended = True
+        await self._send(message)
+
+    async def end_revoked(self, scope: Scope, receive: Receive) -> None:
+        """Say that the key was taken back, as far as the answer still can."""
+        error = Unauthenticated("this key was revoked")
+        if not self.started:
+            await error_response(error)(scope, receive, self)
+            return
+        last = b""
+        if self._streams_events:
+            last = b"event: error\ndata: " + json.dumps(error_body(error)).encode() + b"\n\n"
+        await self({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def waits_for_an_outcome(scope: Scope) -> bool:
+    """Whether an exchange may last as long as a request runs: event streams, long polls and the OpenAI routes."""
+    path: str = scope["path"]
+    if scope["method"] == "GET":
+        return path.startswith("/v1/requests/") and (path.endswith("/events") or b"wait=" in scope["query_string"])
+    return scope["method"] == "POST" and path.startswith(_WAITING_POSTS)
+
+
+def _close_code(error: PenstockError) -> int:
+    if isinstance(error, Unauthenticated):
+        return CLOSE_UNAUTHENTICATED
+    return CLOSE_FORBIDDEN if isinstance(error, Forbidden) else CLOSE_OVERLOADED
+
+
+@contextmanager
+def _slot(give_back: Callable[[], None]) -> Generator[None]:
+    try:
+        yield
+    finally:
+        give_back()
+
+
+def _empty_body(then: Receive) -> Receive:
+    """A `receive` that has no body and then waits for the client's going."""
+    told = False
+
+    async def receive() -> Message:
+        nonlocal told
+        if told:
+            return await then()
+        told = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    return receive
+
+
+async def _unless_set(event: asyncio.Event, receive: Receive, instead: Message) -> Message:
+    """What is received, or `instead` once the event is set."""
+    received = asyncio.ensure_future(receive())
+    waited = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({received, waited}, return_when=asyncio.FIRST_COMPLETED)
+        return received.result() if received.done() else instead
+    finally:
+        for task in (received, waited):
+            task.cancel()

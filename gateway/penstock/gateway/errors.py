@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from penstock.schemas.errors import (
     ERRORS_BY_CODE,
@@ -115,7 +115,7 @@ def error_headers(error: PenstockError, *, request_id: str | None = None, final:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Every exception that a route lets out gets the one shape. ErrorBoundary catches what none of these names."""
+    """Every exception that a route lets out gets the one shape. The edge catches what none of these names."""
     app.add_exception_handler(PenstockError, _on_penstock_error)
     app.add_exception_handler(FinalFailure, _on_final_failure)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -123,40 +123,11 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http_exception)
 
 
-class ErrorBoundary:
-    """The outermost middleware: an unknown exception becomes `internal` 500, or 1011 on a WebSocket.
+def log_unexpected(error: BaseException, path: str) -> str:
+    """Log where an unknown exception came from and return the incident id that the caller is told.
 
     The log gets its type and place but not its text, which may quote a prompt.
     """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        seen: set[str] = set()
-
-        async def watched_send(message: Message) -> None:
-            seen.add(message["type"])
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched_send)
-        except Exception as error:
-            incident = log_unexpected(error, scope["path"])
-            failure = InternalError("internal error", details={"incident": incident})
-            if scope["type"] == "http" and "http.response.start" not in seen:
-                await error_response(failure)(scope, receive, send)
-            elif scope["type"] == "websocket" and "websocket.accept" in seen and "websocket.close" not in seen:
-                await send({"type": "websocket.close", "code": CLOSE_INTERNAL, "reason": "internal error"})
-            elif scope["type"] == "websocket" and "websocket.close" not in seen:
-                await refuse(failure, scope, receive, send, close_code=CLOSE_INTERNAL)
-
-
-def log_unexpected(error: BaseException, path: str) -> str:
-    """Log where an unknown exception came from and return the incident id that the caller is told."""
     incident = uuid.uuid4().hex[:12]
     places = "".join(traceback.format_tb(error.__traceback__))
     logger.error("edge.unexpected incident=%s path=%s type=%s\n%s", incident, path, type(error).__name__, places)

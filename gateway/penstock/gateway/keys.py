@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from penstock.gateway.limits import NO_LIMITS, Limits
 from penstock.schemas.ids import check_tenant
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class KeyRecord:
     """The most urgent priority that the key may use; 0 is the most urgent of all."""
     rate: float | None = None
     """Submissions per second, on average; None is without limit."""
+    limits: Limits = NO_LIMITS
+    """What else the key may have; the limits of its tenant hold beside them."""
     name: str | None = None
     created_at: int = 0
     """Seconds since the epoch."""
@@ -54,6 +57,7 @@ class KeyRecord:
             "scopes": list(self.scopes),
             "max_priority": self.max_priority,
             "rate": self.rate,
+            **({"limits": self.limits.to_dict()} if self.limits != NO_LIMITS else {}),
             "name": self.name,
             "created_at": self.created_at,
         }
@@ -68,6 +72,7 @@ class KeyRecord:
             scopes=_checked_scopes([str(scope) for scope in entry.get("scopes", DEFAULT_SCOPES)]),
             max_priority=int(entry.get("max_priority", 0)),
             rate=None if rate is None else float(rate),
+            limits=Limits.from_dict(cast("Mapping[str, Any]", entry.get("limits") or {})),
             name=entry.get("name"),
             created_at=int(entry.get("created_at", 0)),
         )
@@ -80,6 +85,7 @@ def create_key(
     scopes: Sequence[str] = DEFAULT_SCOPES,
     max_priority: int = 0,
     rate: float | None = None,
+    limits: Limits = NO_LIMITS,
     name: str | None = None,
 ) -> str:
     """Add a key to the file (made if missing) and return its secret, which is shown this once and kept nowhere.
@@ -98,6 +104,7 @@ def create_key(
         scopes=_checked_scopes(scopes),
         max_priority=max_priority,
         rate=rate,
+        limits=limits,
         name=name,
         created_at=int(time.time()),
     )
@@ -140,10 +147,10 @@ class KeyRing:
         expected = record.digest if record is not None else _digest("")
         return record if hmac.compare_digest(expected, _digest(secret)) else None
 
-    def holds(self, key_id: str) -> bool:
-        """Whether a key of this id is (still) in the file."""
+    def record(self, key_id: str) -> KeyRecord | None:
+        """The key of this id, if it is (still) in the file."""
         self._refresh()
-        return key_id in self._records
+        return self._records.get(key_id)
 
     def _look(self) -> tuple[int, int, int] | None:
         try:

@@ -1,30 +1,100 @@
-"""Limits of the edge: body size, submissions per key and open connections, refused before memory grows."""
+"""What a tenant, or one of its keys, may have: the limits as a value, and buckets of permits that refill. Pure."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+_COUNTS = (
+    "max_priority",
+    "outstanding",
+    "tokens_per_minute",
+    "sockets",
+    "streams",
+    "conversations",
+    "artifact_bytes",
+    "max_vram_bytes",
+    "max_cpu_memory_bytes",
+)
+_RATES = ("requests_per_s", "calls_per_s", "cancels_per_s")
+_NAMES = ("models", "pools")
 
-from penstock.gateway.auth import needed_scope
-from penstock.gateway.callers import Caller
-from penstock.gateway.errors import CLOSE_OVERLOADED, EdgeRefusal, refuse
-from penstock.schemas.errors import Overloaded, PenstockError, TenantLimit, TooLarge
 
-logger = logging.getLogger(__name__)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one holder may have; None is without limit. A tenant's hold for all its keys together."""
 
-_UNLIMITED_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-_DRAIN_BYTES = 64 * 1024 * 1024
-_DRAIN_S = 10.0
+    requests_per_s: float | None = None
+    """Submissions, on average; one second's worth may come at once."""
+    calls_per_s: float | None = None
+    """HTTP requests and frames of sockets of any kind, likewise."""
+    cancels_per_s: float | None = None
+    """Requests whose end is asked for, likewise."""
+    tokens_per_minute: int | None = None
+    """Tokens of prompts and answers, counted when a request ends."""
+    outstanding: int | None = None
+    """Requests accepted and not done."""
+    sockets: int | None = None
+    """Open WebSockets."""
+    streams: int | None = None
+    """Open HTTP exchanges that wait for an outcome: event streams, OpenAI calls, long polls."""
+    conversations: int | None = None
+    """Conversations that exist."""
+    artifact_bytes: int | None = None
+    """Bytes of all artifacts that are kept."""
+    models: tuple[str, ...] | None = None
+    """The only models that may be asked for, by id or alias."""
+    pools: tuple[str, ...] | None = None
+    """The only pools that may be asked for."""
+    max_priority: int = 0
+    """The most urgent priority; 0 is the most urgent of all."""
+    max_vram_bytes: int | None = None
+    """The largest `requirements.vram_bytes`."""
+    max_cpu_memory_bytes: int | None = None
+    """The largest `requirements.cpu_memory_bytes`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The limits that are set."""
+        found: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value != item.default:
+                found[item.name] = list(value) if isinstance(value, tuple) else value
+        return found
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Limits:
+        """Raises ValueError naming the limit that is unknown or impossible."""
+        known: dict[str, Any] = {}
+        for name, value in values.items():
+            if value is None:
+                continue
+            if name in _COUNTS:
+                good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            elif name in _RATES:
+                good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+            elif name in _NAMES:
+                good = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+                value = tuple(value) if good else value
+            else:
+                known_names = ", ".join(item.name for item in fields(cls))
+                raise ValueError(f"there is no limit {name!r}; limits are {known_names}")
+            if not good:
+                raise ValueError(f"the limit {name} cannot be {value!r}")
+            known[name] = value
+        return cls(**known)
+
+
+NO_LIMITS = Limits()
 
 
 class TokenBucket:
-    """Permits that refill at `rate` per second up to `burst`; time is passed in, in seconds."""
+    """Permits that refill at `rate` per second up to `burst`; time is passed in, in seconds.
+
+    What costs more than a burst waits for a full bucket and leaves a debt, which is paid before the next.
+    """
 
     __slots__ = ("_burst", "_level", "_rate", "_updated_at")
 
@@ -34,13 +104,37 @@ class TokenBucket:
         self._level = burst
         self._updated_at = now
 
-    def take(self, now: float) -> float:
-        """Take one permit: 0.0, or how many seconds until there is one (nothing is taken then)."""
+    @property
+    def burst(self) -> float:
+        return self._burst
+
+    def take(self, now: float, cost: float = 1.0) -> float:
+        """Take `cost` permits: 0.0, or how many seconds until it can be (nothing is taken then)."""
+        wait_s = self.wait_s(now, cost)
+        if wait_s == 0.0:
+            self._level -= cost
+        return wait_s
+
+    def wait_s(self, now: float, cost: float = 1.0) -> float:
+        """Seconds until `cost` permits could be taken."""
         self._refill(now)
-        if self._level >= 1:
-            self._level -= 1
-            return 0.0
-        return (1 - self._level) / self._rate
+        missing = min(cost, self._burst) - self._level
+        return 0.0 if missing <= 0 else missing / self._rate
+
+    def charge(self, now: float, cost: float) -> None:
+        """Take what has been used already, into debt if need be."""
+        self._refill(now)
+        self._level -= cost
+
+    def remaining(self, now: float) -> int:
+        """Whole permits that are there."""
+        self._refill(now)
+        return max(0, math.floor(self._level))
+
+    def reset_s(self, now: float) -> float:
+        """Seconds until the bucket is full."""
+        self._refill(now)
+        return max(0.0, (self._burst - self._level) / self._rate)
 
     def is_full(self, now: float) -> bool:
         self._refill(now)
@@ -52,163 +146,32 @@ class TokenBucket:
         self._level = min(self._burst, self._level + passed * self._rate)
 
 
-class RateLimiter:
-    """One bucket per key. A burst is one second's worth, at least one request."""
+class Buckets:
+    """One bucket for each (holder, rate), made when it is first asked for; a full one is the same as none."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, max_keys: int = 10_000) -> None:
-        self._clock = clock
-        self._max_keys = max_keys
-        self._buckets: dict[tuple[str | None, float], TokenBucket] = {}
+    def __init__(self, *, window_s: float = 1.0, max_holders: int = 10_000) -> None:
+        """A burst is `window_s` worth of the rate, at least one permit."""
+        self._window_s = window_s
+        self._max_holders = max_holders
+        self._buckets: dict[tuple[str, float], TokenBucket] = {}
 
-    def charge(self, caller: Caller) -> None:
-        """Count one submission; a socket calls this per submit frame. Raises TenantLimit with the wait."""
-        if caller.rate is None:
-            return
-        now = self._clock()
-        # The rate is part of the key, so that a changed keys file takes effect at once.
-        key = (caller.key_id, caller.rate)
-        bucket = self._buckets.get(key)
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def of(self, holder: str, rate: float, now: float) -> TokenBucket:
+        # The rate is part of the key, so that a changed limit takes effect at once.
+        bucket = self._buckets.get((holder, rate))
         if bucket is None:
-            self._forget_idle(now)
-            bucket = self._buckets[key] = TokenBucket(caller.rate, max(1.0, caller.rate), now)
-        wait_s = bucket.take(now)
-        if wait_s > 0:
-            raise TenantLimit(f"this key may submit {caller.rate:g} requests per second", retry_after_s=wait_s)
-
-    def _forget_idle(self, now: float) -> None:
-        # A full bucket is the same as none.
-        if len(self._buckets) >= self._max_keys:
-            self._buckets = {key: bucket for key, bucket in self._buckets.items() if not bucket.is_full(now)}
+            if len(self._buckets) >= self._max_holders:
+                self._buckets = {key: one for key, one in self._buckets.items() if not one.is_full(now)}
+            bucket = self._buckets[(holder, rate)] = TokenBucket(rate, max(1.0, rate * self._window_s), now)
+        return bucket
 
 
-class RateMiddleware:
-    """Charges each submission of a caller with a rate. Stands behind AuthMiddleware."""
-
-    def __init__(self, app: ASGIApp, limiter: RateLimiter) -> None:
-        self._app = app
-        self._limiter = limiter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = scope.get("state", {}).get("caller")
-        submits = scope["type"] == "http" and needed_scope(scope["method"], scope["path"]) == "submit"
-        if submits and isinstance(caller, Caller):
-            try:
-                self._limiter.charge(caller)
-            except PenstockError as error:
-                await refuse(error, scope, receive, send, close_code=CLOSE_OVERLOADED)
-                return
-        await self._app(scope, receive, send)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BodyLimits:
-    """The largest body in bytes, and exceptions by path prefix (artifacts are larger than requests)."""
-
-    max_bytes: int
-    by_prefix: Mapping[str, int]
-
-    def of(self, path: str) -> int:
-        return next((limit for prefix, limit in self.by_prefix.items() if path.startswith(prefix)), self.max_bytes)
-
-
-class BodyLimitMiddleware:
-    """413 for a body over its limit: at once by its content-length, else as soon as the bytes that came exceed it."""
-
-    def __init__(self, app: ASGIApp, limits: BodyLimits) -> None:
-        self._app = app
-        self._limits = limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        limit = self._limits.of(scope["path"])
-        error = TooLarge(f"the body is larger than {limit} bytes", details={"limit_bytes": limit})
-        declared = _declared_length(scope)
-        if declared is not None and declared <= limit:
-            await self._app(scope, receive, send)  # the server reads no more than was declared
-            return
-        if declared is not None:
-            await _discard_body(scope, receive)
-            await refuse(error, scope, receive, send, close_code=CLOSE_OVERLOADED)
-            return
-        counted, started = 0, False
-
-        async def limited_receive() -> Message:
-            nonlocal counted
-            message = await receive()
-            counted += len(message.get("body", b""))
-            if counted > limit:
-                raise EdgeRefusal(error)
-            return message
-
-        async def watched_send(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, limited_receive, watched_send)
-        except EdgeRefusal:
-            if started:
-                raise
-            await refuse(error, scope, receive, send, close_code=CLOSE_OVERLOADED)
-
-
-class ConcurrencyMiddleware:
-    """Sheds load: beyond so many open HTTP exchanges or sockets a newcomer gets 503 `overloaded`, or 1013."""
-
-    def __init__(self, app: ASGIApp, *, max_http: int, max_sockets: int) -> None:
-        self._app = app
-        self._limits = {"http": max_http, "websocket": max_sockets}
-        self._open = {"http": 0, "websocket": 0}
-
-    @property
-    def open_http(self) -> int:
-        return self._open["http"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = scope["type"]
-        if kind not in self._open or scope["path"] in _UNLIMITED_PATHS:
-            await self._app(scope, receive, send)
-            return
-        if self._open[kind] >= self._limits[kind]:
-            logger.warning("edge.shed kind=%s open=%d", kind, self._open[kind])
-            error = Overloaded("the gateway has too many connections open", retry_after_s=1)
-            await refuse(error, scope, receive, send, close_code=CLOSE_OVERLOADED)
-            return
-        self._open[kind] += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._open[kind] -= 1
-
-
-def _declared_length(scope: Scope) -> int | None:
-    """Bytes that follow, if the request says so. With a transfer-encoding it does not, whatever else it says."""
-    found: int | None = None
-    for name, value in scope["headers"]:
-        if name == b"transfer-encoding":
-            return None
-        if name == b"content-length" and value.isdigit():
-            found = int(value)
-    return 0 if found is None and scope["method"] in ("GET", "HEAD") else found
-
-
-async def _discard_body(scope: Scope, receive: Receive) -> None:
-    """Read the body away, within limits, keeping nothing: most clients look for an answer only when they have sent all.
-
-    Without this they see a reset connection where the 413 should be.
-    """
-    if "expect" in Headers(scope=scope):
-        return
-    discarded = 0
-    try:
-        async with asyncio.timeout(_DRAIN_S):
-            while discarded < _DRAIN_BYTES:
-                message = await receive()
-                discarded += len(message.get("body", b""))
-                if message["type"] != "http.request" or not message.get("more_body", False):
-                    return
-    except TimeoutError:
-        return
+def duration_text(seconds: float) -> str:
+    """A duration as OpenAI's headers tell it: `20ms`, `1.5s`, `6m0s`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    if seconds < 60:
+        return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
+    return f"{int(seconds // 60)}m{math.ceil(seconds % 60)}s"

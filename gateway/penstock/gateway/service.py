@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.gateway.control import Control
+from penstock.gateway.entries import Entry
 from penstock.gateway.facts import Facts
 from penstock.gateway.follower import Follower
 from penstock.gateway.hub import Hub
 from penstock.gateway.lookups import Lookups
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.submitting import Submitter
+from penstock.gateway.submitting import Accepted, Submitter
 from penstock.gateway.subscriptions import Subscriptions
 from penstock.gateway.view import View
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import Codec
+from penstock.schemas.records import InferenceRequest
+
+
+class Submits(Protocol):
+    """What routes ask of `Submitter`."""
+
+    async def submit(self, request: InferenceRequest, *, idempotency_key: str | None = None) -> Accepted: ...
+
+
+class Controls(Protocol):
+    """What routes ask of `Control`."""
+
+    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> Entry: ...
+    async def cancel_ids(self, tenant: str, request_ids: Sequence[str]) -> list[str]: ...
+    async def cancel_where(self, tenant: str, *, status: str | None, conversation_id: str | None) -> list[str]: ...
+    async def erase(self, tenant: str, request_id: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +47,10 @@ class GatewayService:
     artifacts: ArtifactStore
     codec: Codec
     facts: Facts
-    submitting: Submitter
+    submitting: Submits
     lookups: Lookups
     subscriptions: Subscriptions
-    control: Control
+    control: Controls
 
     @classmethod
     def compose(

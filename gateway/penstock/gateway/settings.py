@@ -7,6 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from penstock.gateway.allowances import Allowances, Totals
+from penstock.gateway.limit_settings import LimitsSection
+from penstock.gateway.limits import Limits
 from penstock.producers.configuration import KafkaSection, ProcessSettings, RegistrySection, Section, SharedSection
 from penstock.producers.settings import KafkaSettings
 
@@ -32,6 +35,14 @@ class GatewaySection(Section):
     """HTTP exchanges open at once; more are refused with 503."""
     max_sockets: int = Field(4_096, ge=1)
     """WebSockets open at once; more are closed with 1013."""
+    limits: LimitsSection = Field(default_factory=LimitsSection)
+    """What each tenant may have."""
+    body_timeout_s: float = Field(30.0, gt=0)
+    """Seconds that a body has to come; what has come lengthens them, by a second for each 256 KiB."""
+    head_timeout_s: float = Field(30.0, gt=0)
+    """Seconds that the head of an HTTP request has to come."""
+    write_timeout_s: float = Field(30.0, gt=0)
+    """Seconds after which a client that reads nothing of what it is sent is cut off."""
     horizon_h: float = Field(24.0, gt=0)
     """The view keeps requests of the last two horizons, in hours, and a new gateway begins there."""
     rediscover_s: float = Field(10.0, gt=0)
@@ -75,3 +86,25 @@ class GatewaySettings(ProcessSettings):
 
     def kafka_settings(self) -> KafkaSettings:
         return self.kafka.clients("gateway")
+
+
+def allowances_of(settings: GatewaySettings) -> Allowances:
+    """The limits in force. Without keys there is one tenant, and nobody to hold anything back for."""
+    conf, section = settings.gateway, settings.gateway.limits
+    keyless = settings.auth.keys_file is None
+    chosen = section.model_dump(exclude={"reserve", "tenants"}, exclude_unset=keyless)
+    by_tenant = {
+        tenant: Limits.from_dict({**chosen, **own.model_dump(exclude_unset=True)})
+        for tenant, own in section.tenants.items()
+    }
+    return Allowances(
+        defaults=Limits.from_dict(chosen),
+        by_tenant=by_tenant,
+        totals=Totals(
+            max_http=conf.max_http,
+            max_sockets=conf.max_sockets,
+            max_live=conf.max_live,
+            max_pending_submits=conf.max_pending_submits,
+            reserve=0.0 if keyless else section.reserve,
+        ),
+    )

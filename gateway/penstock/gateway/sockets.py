@@ -12,15 +12,17 @@ from typing import Any, ClassVar
 from fastapi import APIRouter, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
+from penstock.gateway.allowances import Allowances
 from penstock.gateway.callers import Caller, caller_of
-from penstock.gateway.context import context_of
+from penstock.gateway.context import context_of, service_of
+from penstock.gateway.errors import CLOSE_UNAUTHENTICATED
 from penstock.gateway.frames import Frame, ResultFrame
 from penstock.gateway.hub import Gone
 from penstock.gateway.native import native_request
 from penstock.gateway.service import GatewayService
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, error_body
-from penstock.schemas.ids import check_conversation_id
+from penstock.schemas.ids import check_conversation_id, idempotent_request_id
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +35,17 @@ MAX_SUBSCRIPTIONS = 1_000
 MAX_RUNNING = 64
 """Frames of one socket that are worked on at once; further ones wait unread."""
 CLOSE_TIMEOUT_S = 5.0
+MAX_HELD = 256
+"""Frames of one request that are held back for its `accepted`; with more they go first."""
 
 
 @router.websocket("/v1/ws")
 async def websocket(socket: WebSocket) -> None:
     """One session. Auth and Origin were checked by the middleware, before the handshake is answered."""
     offered = socket.scope.get("subprotocols") or []
+    service = service_of(socket)
     await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-    service = context_of(socket).service
-    session = Session(socket, service, caller_of(socket))
+    session = Session(socket, service, caller_of(socket), context_of(socket).allowances)
     service.facts.sockets += 1
     try:
         await session.run()
@@ -61,22 +65,61 @@ class Reply(Frame):
         return self.content
 
 
+@dataclass(kw_only=True, slots=True)
+class Told(Frame):
+    """Never sent: stands in the queue behind the reply to a submit, so that news of the request may follow."""
+
+    type: ClassVar[str] = "told"
+
+
+class NewsOfOwn:
+    """Holds back what a conversation tells of a request that this socket submits, until its `accepted` is sent.
+
+    The topic may tell of a request before the broker has answered the one who put it there.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[int, list[Frame]]] = {}
+        """By request: submits of it under way, and what came meanwhile."""
+
+    def hold(self, request_id: str) -> None:
+        count, frames = self._held.get(request_id, (0, []))
+        self._held[request_id] = (count + 1, frames)
+
+    def in_order(self, frame: Frame) -> list[Frame]:
+        """The frames to send now that this one was taken from the queue."""
+        if isinstance(frame, Reply) or frame.request_id not in self._held:
+            return [] if isinstance(frame, Told) else [frame]
+        count, frames = self._held[frame.request_id]
+        if not isinstance(frame, Told):
+            frames.append(frame)
+            if len(frames) <= MAX_HELD:
+                return []
+        elif count > 1:
+            self._held[frame.request_id] = (count - 1, frames)
+            return []
+        del self._held[frame.request_id]
+        return frames
+
+
 class Session:
     """One client's socket: a reader of its frames, and a writer of ours. Whatever ends first ends both."""
 
-    def __init__(self, socket: WebSocket, service: GatewayService, caller: Caller) -> None:
+    def __init__(self, socket: WebSocket, service: GatewayService, caller: Caller, allowances: Allowances) -> None:
         self._socket = socket
         self._service = service
         self._caller = caller
+        self._allowances = allowances
         self._subscription = service.subscriptions.open()
         self._followed: set[str] = set()
         self._running: set[asyncio.Task[None]] = set()
         self._sent = asyncio.Event()
         self._close_code = 1000
+        self._news = NewsOfOwn()
 
     async def run(self) -> None:
         # A send that does not end (nobody reads) must not hide that this client was let go: hence the third.
-        parts = (self._read(), self._write(), self._subscription.gone())
+        parts = (self._read(), self._write(), self._subscription.gone(), self._revoked())
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -90,6 +133,12 @@ class Session:
             self._subscription.close()
             await self._close(code or self._close_code)
 
+    async def _revoked(self) -> None:
+        """Until the key is taken back."""
+        event = self._socket.scope.get("state", {}).get("revoked") or asyncio.Event()
+        await event.wait()
+        self._close_code = CLOSE_UNAUTHENTICATED
+
     async def _close(self, code: int) -> None:
         if self._socket.client_state is WebSocketState.CONNECTED:
             try:
@@ -101,12 +150,13 @@ class Session:
 
     async def _write(self) -> None:
         """Frames in their order. A client that does not read fills its queue and is let go."""
-        while (frame := await self._subscription.next_frame()) is not None:
-            await self._socket.send_text(frame.encoded())
-            self._sent.set()
-            if isinstance(frame, ResultFrame):
-                self._followed.discard(frame.request_id)
-                self._service.subscriptions.unfollow(self._subscription, self._caller.tenant, frame.request_id)
+        while (news := await self._subscription.next_frame()) is not None:
+            for frame in self._news.in_order(news):
+                await self._socket.send_text(frame.encoded())
+                self._sent.set()
+                if isinstance(frame, ResultFrame):
+                    self._followed.discard(frame.request_id)
+                    self._service.subscriptions.unfollow(self._subscription, self._caller.tenant, frame.request_id)
 
     def _reply(self, body: dict[str, Any]) -> None:
         self._subscription.push([Reply(request_id="", cursor=None, content=body)])
@@ -123,6 +173,9 @@ class Session:
                 self._close_code = CLOSE_TOO_BIG if text is not None else CLOSE_UNSUPPORTED
                 return
             await self._room_for_replies()
+            # Who sends faster than it may is read more slowly; nothing is refused.
+            if wait_s := self._allowances.frame_s(self._caller):
+                await asyncio.sleep(wait_s)
             await self._on_text(text)
 
     async def _room_for_replies(self) -> None:
@@ -179,19 +232,24 @@ class Session:
 
     async def _submit(self, frame: dict[str, Any]) -> None:
         self._caller.require("submit")
-        context_of(self._socket).limiter.charge(self._caller)
+        self._allowances.submission(self._caller)
         asked = native_request(frame.get("request"), self._caller)
         self._room_for_one_more()
         key = frame.get("idempotency_key")
         if key is not None and not isinstance(key, str):
             raise InvalidRequest("idempotency_key must be text", param="idempotency_key")
-        accepted = await self._service.submitting.submit(asked, idempotency_key=key)
-        reply: dict[str, Any] = {"type": "accepted", "request_id": accepted.request_id}
-        if accepted.replayed:
-            reply["replayed"] = True
-        if "id" in frame:
-            reply["id"] = frame["id"]
-        self._reply(reply)
+        request_id = asked.request_id if key is None else idempotent_request_id(self._caller.tenant, key)
+        self._news.hold(request_id)
+        try:
+            accepted = await self._service.submitting.submit(asked, idempotency_key=key)
+            reply: dict[str, Any] = {"type": "accepted", "request_id": accepted.request_id}
+            if accepted.replayed:
+                reply["replayed"] = True
+            if "id" in frame:
+                reply["id"] = frame["id"]
+            self._reply(reply)
+        finally:
+            self._subscription.push([Told(request_id=request_id, cursor=None)])
         self._followed.add(accepted.request_id)
         self._service.subscriptions.follow_new(self._subscription, self._caller.tenant, accepted.request_id)
 

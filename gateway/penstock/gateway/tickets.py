@@ -38,7 +38,6 @@ class TicketOffice:
             "t": caller.tenant,
             "s": sorted(caller.scopes),
             "p": caller.max_priority,
-            "r": caller.rate,
             "k": caller.key_id,
             "e": expires_at,
             "n": secrets.token_urlsafe(12),
@@ -64,7 +63,6 @@ class TicketOffice:
             tenant=claims["t"],
             scopes=frozenset(claims["s"]),
             max_priority=claims["p"],
-            rate=claims["r"],
             key_id=claims["k"],
         )
 

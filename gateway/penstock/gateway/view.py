@@ -17,6 +17,7 @@ from penstock.gateway.frames import Frame, ResultFrame
 from penstock.gateway.hub import Hub
 from penstock.gateway.rates import Rate
 from penstock.gateway.store import TP, Batch, Store
+from penstock.gateway.tenants import Tenants
 from penstock.producers.clock import now_ms
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, default_codec
@@ -53,8 +54,11 @@ class View:
         on_outcome: Callable[[ResultEvent], None] = lambda _: None,
         on_status: Callable[[StatusEvent], None] = lambda _: None,
         codec: Codec | None = None,
+        tenants: Tenants | None = None,
     ) -> None:
         self._store = store
+        self.tenants = tenants or Tenants()
+        self.tenants.clear()
         self._hub = hub
         self._names = names
         self._partitions = result_partitions
@@ -74,6 +78,7 @@ class View:
         at_ms = now_ms()
         for entry in self._live.values():
             entry.updated_ms = at_ms
+            self.tenants.began(entry.tenant)
 
     # -- looking up
 
@@ -102,6 +107,7 @@ class View:
 
     def _new(self, key: Key) -> Entry:
         made = self._live[key] = Entry(key[0], key[1], partition_for(key[1].encode(), self._partitions))
+        self.tenants.began(made.tenant)
         return made
 
     def queue_depths(self, now_ms: int) -> tuple[dict[str, int], dict[str, float]]:
@@ -196,7 +202,10 @@ class View:
 
     def _on_request(self, entry: Entry, request: InferenceRequest, origin: Origin | None) -> None:
         introduced = entry.conversation_id is None
+        known = bool(entry.content)
         entry.on_request(request, origin)
+        if not known:
+            self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms)
         self._touch(entry)
         if introduced and entry.conversation_id is not None:
             # Results may be read before the request that says whose they are.
@@ -219,6 +228,8 @@ class View:
             status = event.status or "unknown"
             self.outcomes[status] = self.outcomes.get(status, 0) + 1
             self.endings.count(message.timestamp_ms)
+            used = 0 if event.usage is None else event.usage.prompt_tokens + event.usage.completion_tokens
+            self.tenants.on_outcome(entry.tenant, status, used, message.timestamp_ms)
         self._tell(entry, frames)
         if entry.done and entry.erased:
             self._blank(entry)
@@ -295,7 +306,8 @@ class View:
             self._end(entry)
 
     def _end(self, entry: Entry) -> None:
-        self._live.pop(entry.key, None)
+        if self._live.pop(entry.key, None) is not None:
+            self.tenants.ended(entry.tenant)
         self._recent[entry.key] = entry
         while len(self._recent) > RECENT:
             self._recent.popitem(last=False)
@@ -329,6 +341,7 @@ class View:
         """Forget what nothing was heard of since; `Store.prune` does the same to the file."""
         for key in [key for key, entry in self._live.items() if entry.updated_ms < before_ms]:
             del self._live[key]
+            self.tenants.ended(key[0])
 
     def forget_stale_workers(self, older_than_s: float) -> None:
         limit = (time.time() - older_than_s) * 1000

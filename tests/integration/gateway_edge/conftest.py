@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +16,16 @@ from fastapi import FastAPI, WebSocket
 
 from penstock.cli.paths import free_port
 from penstock.gateway import health, openai_routes, registry_routes, ticket_routes
+from penstock.gateway.app import server_config
 from penstock.gateway.auth import AuthPolicy
+from penstock.gateway.bodies import BodyLimits
 from penstock.gateway.callers import caller_of
-from penstock.gateway.context import GatewayContext, put_context
-from penstock.gateway.edge import EdgeLimits, install_edge
+from penstock.gateway.context import GatewayContext, context_of_app, put_context
+from penstock.gateway.edge import EdgeParts, install_edge
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
-from penstock.gateway.limits import RateLimiter
 from penstock.gateway.metrics import Gauges
 from penstock.gateway.service import GatewayService
-from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, Overloaded, PenstockError, error_body
 from penstock.schemas.records import InferenceRequest, ModelInfo
@@ -203,11 +205,15 @@ class Server:
     url: str
     service: FakeService
     app: FastAPI
+    running: uvicorn.Server
 
 
-def make_app(service: FakeService, policy: AuthPolicy, limits: EdgeLimits | None = None) -> FastAPI:
-    app = FastAPI()
-    context = GatewayContext(settings=GatewaySettings(), tickets=policy.tickets, limiter=RateLimiter())
+def make_app(service: FakeService, policy: AuthPolicy, **conf: Any) -> FastAPI:
+    """`conf`: keys of the gateway's section."""
+    app = FastAPI(lifespan=watching)
+    keys_file = None if policy.keys is None else Path("keys.json")
+    settings = GatewaySettings(gateway=GatewaySection(**conf), auth=AuthSection(keys_file=keys_file))
+    context = GatewayContext(settings=settings, policy=policy, allowances=allowances_of(settings))
     context.connected = service.parts
     put_context(app, context)
     for part in (openai_routes, registry_routes, health, ticket_routes):
@@ -217,24 +223,41 @@ def make_app(service: FakeService, policy: AuthPolicy, limits: EdgeLimits | None
     async def _ws(socket: WebSocket) -> None:  # pyright: ignore[reportUnusedFunction]
         await socket.accept("penstock.v1")
         await socket.send_text(caller_of(socket).tenant)
+        if "stay" in socket.query_params:
+            await socket.scope["state"]["revoked"].wait()
+            await socket.close(4401)
         await socket.close()
 
-    install_edge(app, policy, context.limiter, limits)
+    @app.get("/v1/requests/{request_id}")
+    async def _poll(request_id: str, wait: float) -> str:  # pyright: ignore[reportUnusedFunction]
+        await asyncio.sleep(wait)
+        return request_id
+
+    section = settings.gateway
+    bodies = BodyLimits(max_bytes=section.max_body_bytes, by_prefix={}, timeout_s=section.body_timeout_s)
+    parts = EdgeParts(policy=policy, allowances=context.allowances, connections=context.connections, bodies=bodies)
+    install_edge(app, parts)
     return app
+
+
+@asynccontextmanager
+async def watching(app: FastAPI) -> AsyncIterator[None]:
+    """The keys file is looked at, as by a whole gateway."""
+    task = asyncio.create_task(context_of_app(app).connections.watch())
+    yield
+    task.cancel()
 
 
 @contextmanager
 def serving(app: FastAPI, service: FakeService) -> Iterator[Server]:
     """The app on a uvicorn of its own, in a thread."""
     port = free_port()
-    server = uvicorn.Server(
-        uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", ws="websockets-sansio")
-    )
+    server = uvicorn.Server(server_config(app, "127.0.0.1", port, drain_s=2))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started, describe="uvicorn is up")
     try:
-        yield Server(f"http://127.0.0.1:{port}", service, app)
+        yield Server(f"http://127.0.0.1:{port}", service, app, server)
     finally:
         server.should_exit = True
         thread.join(15)
@@ -251,9 +274,9 @@ def server() -> Iterator[Server]:
 def serve_with_keys() -> Callable[[Any], Any]:
     """A server with a keys file and one page on the list."""
 
-    def serve(keys_file: Any) -> Any:
+    def serve(keys_file: Any, **conf: Any) -> Any:
         service = FakeService()
         policy = AuthPolicy.build(keys_file=keys_file, allowed_origins=["https://app.example"])
-        return serving(make_app(service, policy), service)
+        return serving(make_app(service, policy, **conf), service)
 
     return serve

@@ -12,19 +12,17 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from penstock.gateway.auth import (
-    AuthMiddleware,
     AuthPolicy,
-    OriginMiddleware,
     UnsafeBind,
     caller_of,
     check_bind,
     needed_scope,
 )
+from penstock.gateway.bodies import BodyLimits
 from penstock.gateway.callers import Caller
 from penstock.gateway.context import GatewayContext, put_context
-from penstock.gateway.errors import install_error_handlers
+from penstock.gateway.edge import EdgeParts, install_edge
 from penstock.gateway.keys import create_key, list_keys, revoke_key
-from penstock.gateway.limits import RateLimiter
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.ticket_routes import router as tickets_router
 from penstock.schemas.errors import Forbidden
@@ -34,9 +32,9 @@ HERE = "http://127.0.0.1:8000"
 
 def make_app(policy: AuthPolicy) -> FastAPI:
     app = FastAPI()
-    put_context(app, GatewayContext(settings=GatewaySettings(), tickets=policy.tickets, limiter=RateLimiter()))
+    context = GatewayContext(settings=GatewaySettings(), policy=policy)
+    put_context(app, context)
     app.include_router(tickets_router)
-    install_error_handlers(app)
 
     @app.api_route("/v1/whoami", methods=["GET", "POST", "DELETE"])
     async def _whoami(request: Request) -> str:  # pyright: ignore[reportUnusedFunction]
@@ -52,8 +50,9 @@ def make_app(policy: AuthPolicy) -> FastAPI:
         await socket.send_text(caller_of(socket).tenant)
         await socket.close()
 
-    app.add_middleware(AuthMiddleware, policy=policy)
-    app.add_middleware(OriginMiddleware, policy=policy)
+    bodies = BodyLimits(by_prefix={})
+    parts = EdgeParts(policy=policy, allowances=context.allowances, connections=context.connections, bodies=bodies)
+    install_edge(app, parts)
     return app
 
 
@@ -133,6 +132,7 @@ async def test_scopes_narrow_what_a_key_does(policy: AuthPolicy, keys_file: Path
         ("POST", "/v1/requests/cancel", "cancel"),
         ("DELETE", "/v1/conversations/x", "cancel"),
         ("POST", "/v1/tickets", None),
+        ("GET", "/v1/admin/stats", "admin"),
         (None, "/v1/ws", "read"),
     ],
 )

@@ -9,11 +9,14 @@ import pytest
 from fastapi import FastAPI, Query
 from starlette.types import Message, Receive, Scope, Send
 
+from penstock.gateway.allowances import Allowances
+from penstock.gateway.auth import AuthPolicy
+from penstock.gateway.bodies import BodyLimits
+from penstock.gateway.connections import Connections
+from penstock.gateway.edge import Edge, EdgeParts, install_edge
 from penstock.gateway.errors import (
-    ErrorBoundary,
     FinalFailure,
     error_headers,
-    install_error_handlers,
     outcome_error,
     refuse,
 )
@@ -27,13 +30,19 @@ from penstock.schemas.errors import (
     Unauthenticated,
 )
 
+
+def edge_parts() -> EdgeParts:
+    policy = AuthPolicy.build()
+    connections = Connections(policy.still_good)
+    return EdgeParts(policy=policy, allowances=Allowances(), connections=connections, bodies=BodyLimits(by_prefix={}))
+
+
 FIELDS = {"message", "type", "code", "param", "request_id", "retryable", "details"}
 
 
 def app_raising(error: Exception) -> FastAPI:
     app = FastAPI()
-    install_error_handlers(app)
-    app.add_middleware(ErrorBoundary)
+    install_edge(app, edge_parts())
 
     @app.get("/")
     async def _fail(number: int = Query(1, ge=1)) -> None:  # pyright: ignore[reportUnusedFunction]
@@ -132,7 +141,8 @@ async def test_a_socket_that_fails_is_closed_with_1011(before: list[str], expect
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await ErrorBoundary(app)({"type": "websocket", "path": "/v1/ws", "headers": []}, receive, send)
+    scope: Scope = {"type": "websocket", "path": "/v1/ws", "headers": [(b"host", b"localhost")]}
+    await Edge(app, edge_parts())(scope, receive, send)
     assert [message["type"] for message in sent] == expected
     assert sent[-1]["code"] == 1011
 

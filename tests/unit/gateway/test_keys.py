@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.keys import KeyRing, KeysFileError, create_key, list_keys, revoke_key
+from penstock.gateway.limits import Limits
 from penstock.schemas.errors import InvalidRequest
 
 
@@ -51,7 +52,7 @@ def test_a_revoked_key_is_gone_at_the_next_look(path: Path) -> None:
     assert revoke_key(path, record.key_id)
     assert not revoke_key(path, record.key_id)
     assert ring.find(lost) is None
-    assert not ring.holds(record.key_id)
+    assert ring.record(record.key_id) is None
     assert ring.find(kept) is not None
 
 
@@ -94,3 +95,12 @@ def test_writers_do_not_lose_each_others_keys(path: Path) -> None:
         thread.join()
     assert {record.name for record in list_keys(path)} == {str(n) for n in range(12)}
     assert json.loads(path.read_text())["version"] == 1
+
+
+def test_limits_of_a_key_stand_in_the_file_and_a_bad_one_is_named(path: Path) -> None:
+    create_key(path, limits=Limits(outstanding=5, models=("a",)))
+    (record,) = list_keys(path)
+    assert record.limits == Limits(outstanding=5, models=("a",))
+    path.write_text(path.read_text().replace("outstanding", "outstandig"))
+    with pytest.raises(KeysFileError, match="outstandig"):
+        list_keys(path)

@@ -1,32 +1,28 @@
-"""Limits: the bucket never gives more than its rate, bodies stop at their limit, newcomers are shed."""
+"""Limits: buckets never give more than their rate, slots hold back a share, and what a key may ask for."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-
-import httpx
 import pytest
-from fastapi import FastAPI, Request
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.types import Message, Receive, Scope, Send
 
+from penstock.gateway.allowances import Allowances, Totals
 from penstock.gateway.callers import Caller
-from penstock.gateway.errors import install_error_handlers
-from penstock.gateway.limits import (
-    BodyLimitMiddleware,
-    BodyLimits,
-    ConcurrencyMiddleware,
-    RateLimiter,
-    RateMiddleware,
-    TokenBucket,
-)
-from penstock.schemas.errors import TenantLimit
-from support import wait_until_async
+from penstock.gateway.limits import Buckets, Limits, TokenBucket, duration_text
+from penstock.gateway.limit_settings import LimitsSection
+from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
+from penstock.gateway.slots import Slots, share_of
+from penstock.schemas.errors import Forbidden, Overloaded, TenantLimit
+from penstock.schemas.records import InferenceRequest, Requirements
+
+GAPS = st.lists(st.floats(0, 5, allow_nan=False), min_size=1, max_size=60)
 
 
-@given(st.floats(0.1, 100), st.integers(1, 20), st.lists(st.floats(0, 5, allow_nan=False), min_size=1, max_size=60))
+def no_model() -> str | None:
+    return None
+
+
+@given(st.floats(0.1, 100), st.integers(1, 20), GAPS)
 def test_the_bucket_gives_no_more_than_burst_and_rate(rate: float, burst: int, gaps: list[float]) -> None:
     bucket, now, given_out = TokenBucket(rate, burst, 0.0), 0.0, 0
     for gap in gaps:
@@ -40,125 +36,199 @@ def test_the_bucket_gives_no_more_than_burst_and_rate(rate: float, burst: int, g
             now += wait + 1e-9
 
 
-def test_a_key_over_its_rate_is_told_how_long_to_wait() -> None:
-    now = [0.0]
-    limiter = RateLimiter(lambda: now[0])
-    slow, other = Caller(key_id="a", rate=0.5), Caller(key_id="b", rate=0.5)
-    limiter.charge(slow)
-    with pytest.raises(TenantLimit) as caught:
-        limiter.charge(slow)
-    assert caught.value.retry_after_s == pytest.approx(2.0)
-    limiter.charge(other)
-    for _ in range(100):
-        limiter.charge(Caller())
-    now[0] = 2.0
-    limiter.charge(slow)
+@given(st.floats(0.5, 100), st.lists(st.tuples(st.floats(0, 5), st.floats(0, 500)), min_size=1, max_size=40))
+def test_what_was_used_is_paid_before_more_is_given(rate: float, uses: list[tuple[float, float]]) -> None:
+    bucket, now, used = TokenBucket(rate, 10, 0.0), 0.0, 0.0
+    for gap, cost in uses:
+        now += gap
+        if bucket.wait_s(now) == 0.0:
+            assert used <= 10 + rate * now + 1e-6, "no more is begun before the debt is paid"
+            bucket.charge(now, cost)
+            used += cost
+        assert bucket.remaining(now) >= 0
+        assert bucket.reset_s(now) >= 0
 
 
-def test_idle_keys_are_forgotten() -> None:
-    now = [0.0]
-    limiter = RateLimiter(lambda: now[0], max_keys=10)
+def test_idle_holders_are_forgotten() -> None:
+    buckets = Buckets(max_holders=10)
     for n in range(100):
-        now[0] += 10
-        limiter.charge(Caller(key_id=str(n), rate=1.0))
-    assert len(limiter._buckets) <= 11  # pyright: ignore[reportPrivateUsage]
+        buckets.of(str(n), 1.0, 10.0 * n).take(10.0 * n)
+    assert len(buckets) <= 11
 
 
-def body_app() -> FastAPI:
-    app = FastAPI()
-    install_error_handlers(app)
-
-    @app.post("/json")
-    async def _json(body: dict[str, str]) -> int:  # pyright: ignore[reportUnusedFunction]
-        return len(body)
-
-    @app.post("/artifacts/raw")
-    async def _raw(request: Request) -> int:  # pyright: ignore[reportUnusedFunction]
-        return len(await request.body())
-
-    app.add_middleware(BodyLimitMiddleware, limits=BodyLimits(max_bytes=100, by_prefix={"/artifacts": 1000}))
-    return app
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0ms"), (0.02, "20ms"), (1.5, "1.5s"), (1.0, "1s"), (360.0, "6m0s"), (61.2, "1m2s")]
+)
+def test_durations_as_openai_tells_them(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
 
 
-def client(app: FastAPI) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+@given(
+    st.integers(1, 30),
+    st.floats(0, 0.9),
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=200),
+)
+def test_slots_keep_a_share_for_the_others(total: int, reserve: float, steps: list[tuple[str, bool]]) -> None:
+    slots, share = Slots("streams", total), share_of(total, reserve)
+    held: dict[str, list[object]] = {"a": [], "b": [], "c": []}
+    for tenant, takes in steps:
+        if takes:
+            try:
+                held[tenant].append(slots.take([(tenant, share)]))
+            except TenantLimit:
+                assert len(held[tenant]) == share
+            except Overloaded:
+                assert sum(map(len, held.values())) == total
+        elif held[tenant]:
+            give_back = held[tenant].pop()
+            assert callable(give_back)
+            give_back()
+        assert slots.open == sum(map(len, held.values())) <= total
+        assert all(slots.held(one) == len(held[one]) <= share for one in held)
 
 
-async def drip(total: int) -> AsyncIterator[bytes]:
-    yield b'{"a": "'
-    for _ in range(total // 10):
-        yield b"x" * 10
-    yield b'"}'
+def test_a_key_over_its_rate_is_told_how_long_to_wait_and_others_go_on() -> None:
+    now = [0.0]
+    allowances = Allowances(clock=lambda: now[0])
+    slow, other = (Caller(key_id=one, limits=Limits(requests_per_s=0.5)) for one in "ab")
+    allowances.submission(slow)
+    with pytest.raises(TenantLimit, match="the key a") as caught:
+        allowances.submission(slow)
+    assert caught.value.retry_after_s == pytest.approx(2.0)
+    allowances.submission(other)
+    now[0] = 2.0
+    allowances.submission(slow)
 
 
-async def test_bodies_stop_at_their_limit() -> None:
-    async with client(body_app()) as http:
-        assert (await http.post("/json", json={"a": "b"})).status_code == 200
-        declared = await http.post("/json", json={"a": "x" * 200})
-        streamed = await http.post("/json", content=drip(200), headers={"content-type": "application/json"})
-        for answer in (declared, streamed):
-            assert answer.status_code == 413
-            assert answer.json()["error"]["code"] == "too_large"
-            assert answer.json()["error"]["details"] == {"limit_bytes": 100}
-            assert answer.headers["x-should-retry"] == "false"
-        assert (await http.post("/artifacts/raw", content=b"x" * 1000)).json() == 1000
-        assert (await http.post("/artifacts/raw", content=drip(1100))).status_code == 413
+def test_a_tenants_rate_holds_for_all_its_keys() -> None:
+    allowances = Allowances(
+        defaults=Limits(requests_per_s=2), by_tenant={"big": Limits(requests_per_s=100)}, clock=lambda: 0.0
+    )
+    for key in "ab":
+        allowances.submission(Caller(tenant="acme", key_id=key))
+    with pytest.raises(TenantLimit, match="the tenant acme"):
+        allowances.submission(Caller(tenant="acme", key_id="c"))
+    for _ in range(100):
+        allowances.submission(Caller(tenant="big", key_id="d"))
 
 
-async def test_the_middleware_charges_submissions_only() -> None:
-    caller = Caller(key_id="a", rate=1.0)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-    limited = RateMiddleware(app, RateLimiter(lambda: 0.0))
-
-    async def with_caller(scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["caller"] = caller
-        await limited(scope, receive, send)
-
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(with_caller), base_url="http://x") as http:
-        assert (await http.post("/")).status_code == 200
-        refused = await http.post("/")
-        assert refused.status_code == 429
-        assert refused.json()["error"]["code"] == "tenant_limit"
-        assert refused.headers["retry-after"] == "1"
-        assert "x-should-retry" not in refused.headers
-        assert (await http.get("/")).status_code == 200
-        assert (await http.post("/v1/requests/r/cancel")).status_code == 200
+def test_what_the_tenant_refuses_costs_the_key_nothing() -> None:
+    allowances = Allowances(defaults=Limits(requests_per_s=1), clock=lambda: 0.0)
+    caller = Caller(key_id="a", limits=Limits(requests_per_s=3))
+    allowances.submission(caller)
+    for _ in range(5):
+        with pytest.raises(TenantLimit, match="tenant"):
+            allowances.submission(caller)
+    headers = dict(allowances.headers(caller))
+    assert headers[b"x-ratelimit-limit-requests"] == b"1"
+    assert headers[b"x-ratelimit-remaining-requests"] == b"0"
+    assert headers[b"x-ratelimit-reset-requests"] == b"1s"
 
 
-async def test_beyond_the_limit_newcomers_are_shed_and_probes_are_not() -> None:
-    release = asyncio.Event()
+def test_many_cancels_at_once_leave_a_debt() -> None:
+    now = [0.0]
+    allowances = Allowances(defaults=Limits(cancels_per_s=10), clock=lambda: now[0])
+    allowances.cancel(Caller())
+    allowances.cancelled_more(Caller(), 99)
+    with pytest.raises(TenantLimit) as caught:
+        allowances.cancel(Caller())
+    assert caught.value.retry_after_s == pytest.approx(9.1)
+    now[0] = 9.2
+    allowances.cancel(Caller())
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == "/slow":
-            await release.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
 
-    shed = ConcurrencyMiddleware(app, max_http=2, max_sockets=0)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(shed), base_url="http://x") as http:
-        slow = [asyncio.create_task(http.get("/slow")) for _ in range(2)]
-        await wait_until_async(lambda: shed.open_http == 2)
-        refused = await http.get("/other")
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] == "overloaded"
-        assert refused.headers["retry-after"] == "1"
-        assert (await http.get("/healthz")).status_code == 200
-        release.set()
-        assert [answer.status_code for answer in await asyncio.gather(*slow)] == [200, 200]
-        assert (await http.get("/other")).status_code == 200
+def test_refusals_go_out_at_a_pace() -> None:
+    now = [0.0]
+    allowances = Allowances(clock=lambda: now[0])
+    waits = [allowances.refusal_s("a") for _ in range(150)]
+    assert waits[0] == 0.0, "who is refused once hears of it at once"
+    assert waits[-1] == pytest.approx(0.5)
+    assert waits == sorted(waits)
+    assert allowances.refusal_s("b") == 0.0
 
-    sent: list[Message] = []
 
-    async def receive() -> Message:
-        return {"type": "websocket.connect"}
+def ask(**fields: object) -> InferenceRequest:
+    return InferenceRequest(request_id="r", task="text_generation", created_at=1, **fields)  # type: ignore[arg-type]
 
-    async def send(message: Message) -> None:
-        sent.append(message)
 
-    await shed({"type": "websocket", "path": "/v1/ws", "headers": []}, receive, send)
-    assert [m["type"] for m in sent] == ["websocket.accept", "websocket.close"]
-    assert sent[-1]["code"] == 1013
+@pytest.mark.parametrize(
+    ("limits", "fields", "param"),
+    [
+        (Limits(models=("a",)), {"model": "b"}, "model"),
+        (Limits(models=("a",)), {}, "model"),
+        (Limits(pools=("p",)), {"pool": "q"}, "pool"),
+        (Limits(max_priority=4), {"priority": 3}, "priority"),
+        (Limits(max_vram_bytes=9), {"requirements": Requirements(vram_bytes=10)}, "requirements.vram_bytes"),
+        (
+            Limits(max_cpu_memory_bytes=9),
+            {"requirements": Requirements(cpu_memory_bytes=10)},
+            "requirements.cpu_memory_bytes",
+        ),
+    ],
+)
+def test_what_a_tenant_or_key_may_not_ask_for_is_forbidden(
+    limits: Limits, fields: dict[str, object], param: str
+) -> None:
+    of_tenant, of_key = Caller(key_id="k"), Caller(key_id="k", limits=limits)
+    for allowances, caller in ((Allowances(defaults=limits), of_tenant), (Allowances(), of_key)):
+        with pytest.raises(Forbidden) as caught:
+            allowances.check(caller, ask(**fields), no_model)
+        assert caught.value.param == param
+
+
+def test_what_it_may_ask_for_passes() -> None:
+    limits = Limits(models=("a",), pools=("p",), max_priority=4, max_vram_bytes=9)
+    caller = Caller(key_id="k", limits=limits)
+    Allowances().check(caller, ask(model="a", pool="p", requirements=Requirements(vram_bytes=9)), no_model)
+    Allowances().check(caller, ask(model="alias"), lambda: "a")
+    Allowances().check(caller, ask(), lambda: "a")
+
+
+def test_artifacts_have_room_up_to_the_limit() -> None:
+    allowances = Allowances(defaults=Limits(artifact_bytes=100))
+    allowances.artifact_room(Caller(), 60, 40)
+    with pytest.raises(TenantLimit):
+        allowances.artifact_room(Caller(), 61, 40)
+
+
+def test_settings_hold_for_tenants_and_without_keys_only_what_is_set(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    section = LimitsSection(sockets=7, tenants={"big": {"sockets": 70}})  # type: ignore[dict-item]
+    keyless = allowances_of(GatewaySettings(gateway=GatewaySection(limits=section)))
+    assert (keyless.limits_of("x").sockets, keyless.limits_of("x").streams) == (7, None)
+    assert keyless.totals.reserve == 0
+    keyed = allowances_of(GatewaySettings(gateway=GatewaySection(limits=section), auth=AuthSection(keys_file=tmp_path)))
+    assert keyed.limits_of("x").sockets == 7
+    assert keyed.limits_of("x").streams == 1000
+    assert keyed.limits_of("big").sockets == 70
+    assert keyed.limits_of("big").streams == 1000
+    assert keyed.totals.reserve == 0.25
+
+
+@pytest.mark.parametrize(
+    "values", [{"socket": 1}, {"sockets": -1}, {"sockets": 1.5}, {"models": "a"}, {"calls_per_s": 0}]
+)
+def test_impossible_limits_are_named(values: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(values))):
+        Limits.from_dict(values)
+
+
+def test_limits_survive_the_keys_file() -> None:
+    limits = Limits(requests_per_s=1.5, models=("a", "b"), max_priority=3, outstanding=0)
+    assert Limits.from_dict(limits.to_dict()) == limits
+    assert Limits().to_dict() == {}
+
+
+def test_no_tenant_can_take_all_that_is_on_its_way() -> None:
+    allowances = Allowances(totals=Totals(max_live=8, max_pending_submits=4, reserve=0.5))
+    caller = Caller(tenant="acme")
+    with allowances.outstanding(caller), allowances.outstanding(caller):
+        with pytest.raises(TenantLimit), allowances.outstanding(caller):
+            pass
+        with allowances.outstanding(Caller(tenant="other")):
+            pass
+    for _ in range(4):
+        allowances.tenants.began("acme")
+    with pytest.raises(TenantLimit) as caught, allowances.outstanding(caller):
+        pass
+    assert caught.value.details == {"limit": "outstanding", "value": 4}
+    assert allowances.tenants.of("acme").reserved == 0

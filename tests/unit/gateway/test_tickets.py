@@ -10,7 +10,7 @@ from penstock.gateway.callers import Caller
 from penstock.gateway.tickets import TICKET_TTL_S, TicketMask, TicketOffice, mask_access_logs, mask_tickets
 from penstock.schemas.errors import Unauthenticated
 
-CALLER = Caller(tenant="acme", scopes=frozenset({"read"}), max_priority=3, rate=1.5, key_id="k1")
+CALLER = Caller(tenant="acme", scopes=frozenset({"read"}), max_priority=3, key_id="k1")
 
 
 class Clock:

@@ -1,0 +1,118 @@
+"""uvicorn's protocols with limits of time: for a request's head to come, and for a client to read what it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """Seconds that a client has to send a request's head, and to read more of what waits for it."""
+
+    head_s: float = 30.0
+    write_s: float = 30.0
+
+
+class Pace:
+    """One connection: since when its head is awaited, and since when nothing of its buffer was read."""
+
+    __slots__ = ("drained", "head_since", "size", "transport", "unread_since")
+
+    def __init__(self, transport: asyncio.Transport, now: float) -> None:
+        self.transport = transport
+        self.head_since: float | None = now
+        self.size = 0
+        self.unread_since = now
+        self.drained = False
+        """The buffer ran low since the last look."""
+
+    def is_stuck(self, now: float, patience: Patience) -> bool:
+        """Look at it once more; whether it is to be cut off."""
+        size = self.transport.get_write_buffer_size()
+        if size < self.size or size == 0 or self.size == 0 or self.drained:
+            self.unread_since = now
+        self.size, self.drained = size, False
+        late = self.head_since is not None and now - self.head_since >= patience.head_s
+        return late or (size > 0 and now - self.unread_since >= patience.write_s)
+
+
+class Warden:
+    """Looks at all connections of a server now and then: one timer for all of them, which stops with the last."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._look_s = min(patience.head_s, patience.write_s) / 4
+        self._timer: asyncio.TimerHandle | None = None
+        self._paces: dict[asyncio.Transport, Pace] = {}
+
+    def watch(self, transport: asyncio.Transport) -> Pace:
+        loop = asyncio.get_running_loop()
+        pace = self._paces[transport] = Pace(transport, loop.time())
+        if self._timer is None:
+            self._timer = loop.call_later(self._look_s, self._look)
+        return pace
+
+    def forget(self, transport: asyncio.Transport) -> None:
+        self._paces.pop(transport, None)
+
+    def stuck(self, now: float) -> Iterable[Pace]:
+        return [pace for pace in self._paces.values() if pace.is_stuck(now, self._patience)]
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        for pace in self.stuck(loop.time()):
+            logger.info("edge.cut_off unsent_bytes=%d", pace.size)
+            # A close would wait for the same reader.
+            pace.transport.abort()
+        self._timer = loop.call_later(self._look_s, self._look) if self._paces else None
+
+
+def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSocketsSansIOProtocol]]:
+    """(HTTP, WebSocket) for `uvicorn.Config`, both looked after by one warden."""
+    warden = Warden(patience)
+
+    class PatientHttp(HttpToolsProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._pace = warden.watch(transport)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._pace.head_since = self.loop.time()
+
+        def on_headers_complete(self) -> None:
+            self._pace.head_since = None
+            super().on_headers_complete()
+
+        def resume_writing(self) -> None:
+            self._pace.drained = True
+            super().resume_writing()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            warden.forget(self.transport)
+            super().connection_lost(exc)
+
+    class PatientSocket(WebSocketsSansIOProtocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._pace = warden.watch(transport)
+            self._pace.head_since = None  # the head came: it asked for the upgrade
+
+        def resume_writing(self) -> None:
+            self._pace.drained = True
+            super().resume_writing()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            warden.forget(self.transport)
+            super().connection_lost(exc)
+
+    return PatientHttp, PatientSocket

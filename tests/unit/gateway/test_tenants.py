@@ -1,0 +1,101 @@
+"""Counting tenants from the log: never below nothing, the same at every gateway, and a bounded overshoot of two."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.tenants import FORGET_MS, NEW_CONVERSATION_S, Tenants
+
+STEPS = st.lists(st.sampled_from(["ask 0", "ask 1", "follow 0", "follow 1", "end"]), max_size=300)
+
+
+@given(st.integers(0, 12), STEPS)
+def test_two_gateways_overshoot_by_no_more_than_they_have_not_read(limit: int, steps: list[str]) -> None:
+    """A log and two gateways that read it whenever they like. What is outstanding is never more than the limit and what
+    one of them has yet to read of the other's; so never more than twice the limit."""
+    log: list[tuple[str, int]] = []
+    gateways = [Tenants(), Tenants()]
+    read = [0, 0]
+    outstanding = 0
+
+    def follow(one: int) -> None:
+        for kind, by in log[read[one] :]:
+            if kind == "end":
+                gateways[one].ended("t")
+            elif by != one:  # its own it counted when the broker acknowledged them
+                gateways[one].began("t")
+        read[one] = len(log)
+
+    for step in steps:
+        name, _, of = step.partition(" ")
+        if name == "ask":
+            one = int(of)
+            unread = sum(1 for kind, by in log[read[one] :] if kind == "begin" and by != one)
+            if gateways[one].reserve("t", limit):
+                log.append(("begin", one))
+                gateways[one].began("t")
+                gateways[one].settle("t")
+                outstanding += 1
+                assert outstanding <= limit + unread
+            assert outstanding <= 2 * limit
+        elif name == "follow":
+            follow(int(of))
+        elif outstanding:
+            log.append(("end", -1))
+            outstanding -= 1
+    follow(0)
+    follow(1)
+    assert [one.of("t").outstanding for one in gateways] == [outstanding, outstanding]
+
+
+def test_a_submission_on_its_way_counts() -> None:
+    tenants = Tenants()
+    assert tenants.reserve("t", 1)
+    assert not tenants.reserve("t", 1)
+    assert tenants.reserve("other", 1)
+    tenants.settle("t")
+    assert tenants.reserve("t", 1)
+
+
+def test_tokens_are_charged_when_requests_end_whoever_took_them_in() -> None:
+    tenants = Tenants(lambda tenant: 600 if tenant == "t" else None)
+    bucket = tenants.tokens("t", 100.0)
+    assert bucket is not None
+    assert bucket.wait_s(100.0) == 0
+    tenants.on_outcome("t", "completed", 1_200, 100_000)
+    assert bucket.wait_s(100.0) == 60.1, "the debt of a minute, and one more"
+    assert bucket.wait_s(161.0) == 0
+    tenants.on_outcome("other", "completed", 10**9, 100_000)
+    assert tenants.tokens("other", 100.0) is None
+    assert tenants.of("t").outcomes == {"completed": 1}
+
+
+def test_conversations_are_those_that_exist_and_those_just_named() -> None:
+    tenants = Tenants()
+    tenants.on_conversations([("t", "a"), ("u", "x")], 0.0)
+    tenants.on_request("t", "b", 1_000)
+    assert tenants.may_begin_conversation("t", "a", 2)
+    assert tenants.may_begin_conversation("t", "b", 2)
+    assert not tenants.may_begin_conversation("t", "c", 2)
+    assert tenants.may_begin_conversation("u", "c", 2)
+    tenants.on_conversations([("t", "b")], 10.0)
+    assert tenants.of("t").conversations == {"b"}
+    assert tenants.may_begin_conversation("t", "c", 2)
+    tenants.conversation_began("t", "c", 10.0)
+    assert not tenants.may_begin_conversation("t", "d", 2)
+    tenants.conversation_gone("t", "b")
+    assert tenants.may_begin_conversation("t", "d", 2)
+    tenants.on_conversations([], 10.0 + NEW_CONVERSATION_S)
+    assert tenants.of("t").named == {}, "what was named and never made is forgotten"
+
+
+def test_tenants_without_anything_are_forgotten() -> None:
+    tenants = Tenants()
+    for number in range(10):
+        tenants.began(f"t{number}")
+        tenants.on_request(f"t{number}", None, 1_000)
+    tenants.ended("t1")
+    tenants.on_conversations([], FORGET_MS / 1000 + 2)
+    assert "t1" not in tenants.known()
+    assert len(tenants.known()) == 9
