@@ -166,7 +166,7 @@ class Edge:
             if not public:
                 await discard_body(scope, receive)
             raise too_large(limit)
-        answer.body = Body(receive, limit, PUBLIC_BODY_S if public else bodies.timeout_s)
+        answer.body = Body(receive, limit, min(PUBLIC_BODY_S, bodies.timeout_s) if public else bodies.timeout_s)
         return answer.body
 
     async def _serve_long(self, scope: Scope, receive: Receive, answer: Answer, revoked: asyncio.Event) -> None:

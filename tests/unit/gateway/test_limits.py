@@ -193,10 +193,11 @@ def test_artifacts_have_room_up_to_the_limit() -> None:
 
 def test_settings_hold_for_tenants_and_without_keys_only_what_is_set(tmp_path) -> None:  # type: ignore[no-untyped-def]
     section = LimitsSection(sockets=7, tenants={"big": {"sockets": 70}})  # type: ignore[dict-item]
-    keyless = allowances_of(GatewaySettings(gateway=GatewaySection(limits=section)))
+    conf = GatewaySection.model_validate({"limits": section})
+    keyless = allowances_of(GatewaySettings(gateway=conf))
     assert (keyless.limits_of("x").sockets, keyless.limits_of("x").streams) == (7, None)
     assert keyless.totals.reserve == 0
-    keyed = allowances_of(GatewaySettings(gateway=GatewaySection(limits=section), auth=AuthSection(keys_file=tmp_path)))
+    keyed = allowances_of(GatewaySettings(gateway=conf, auth=AuthSection(keys_file=tmp_path)))
     assert keyed.limits_of("x").sockets == 7
     assert keyed.limits_of("x").streams == 1000
     assert keyed.limits_of("big").sockets == 70

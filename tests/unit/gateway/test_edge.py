@@ -1,0 +1,209 @@
+"""The edge: limits and CORS on every answer, refusals of every layer included."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from penstock.gateway.allowances import Allowances, Totals
+from penstock.gateway.auth import AuthPolicy
+from penstock.gateway.bodies import BodyLimits
+from penstock.gateway.callers import ANYBODY, caller_of
+from penstock.gateway.connections import Connections
+from penstock.gateway.edge import EdgeParts, install_edge, waits_for_an_outcome
+from penstock.gateway.limits import Limits
+from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from support import wait_until_async
+
+PAGE = "https://app.example"
+STAINLESS = "authorization, content-type, x-stainless-arch, x-stainless-os, x-stainless-retry-count"
+    "authorization, content-type, x-stainless-arch, x-stainless-os, x-stainless-retry-count, x-stainless-timeout"
+)
+
+
+def make_app(
+    allowances: Allowances | None = None, awaited: Callable[[], PenstockError | None] = lambda: None
+) -> FastAPI:
+    app = FastAPI()
+    release = app.state.release = asyncio.Event()
+
+    @app.api_route("/v1/requests", methods=["GET", "POST"])
+    async def _requests(request: Request) -> str:  # pyright: ignore[reportUnusedFunction]
+        await request.body()
+        return caller_of(request).tenant
+
+    @app.post("/v1/chat/completions")
+    async def _chat() -> str:  # pyright: ignore[reportUnusedFunction]
+        await release.wait()
+        return "done"
+
+    @app.get("/v1/fails")
+    async def _fails() -> None:  # pyright: ignore[reportUnusedFunction]
+        raise RuntimeError("secret")
+
+    @app.get("/healthz")
+    async def _healthz() -> str:  # pyright: ignore[reportUnusedFunction]
+        return "ok"
+
+    policy = AuthPolicy.build(allowed_origins=[PAGE])
+    install_edge(
+        app,
+        EdgeParts(
+            policy=policy,
+            allowances=allowances or Allowances(),
+            connections=Connections(policy.still_good),
+            bodies=BodyLimits(max_bytes=100, by_prefix={"/v1/artifacts": 1000}),
+            awaited=awaited,
+        ),
+    )
+    return app
+
+
+def client(app: FastAPI, **headers: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", headers=headers)
+
+
+async def test_submissions_carry_the_limit_as_openai_tells_it() -> None:
+    allowances = Allowances(defaults=Limits(requests_per_s=2, tokens_per_minute=600), clock=lambda: 0.0)
+    async with client(make_app(allowances)) as http:
+        answers = [await http.post("/v1/requests") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
+        refused = answers[-1]
+        assert refused.json()["error"]["code"] == "tenant_limit"
+        assert refused.json()["error"]["details"] == {"limit": "requests_per_s", "value": 2}
+        assert refused.headers["retry-after"] == "1"
+        assert "x-should-retry" not in refused.headers
+        for answer in answers:
+            assert answer.headers["x-ratelimit-limit-requests"] == "2"
+            assert answer.headers["x-ratelimit-limit-tokens"] == "600"
+            assert answer.headers["x-ratelimit-remaining-tokens"] == "600"
+            assert answer.headers["x-ratelimit-reset-tokens"] == "0ms"
+        read = await http.get("/v1/requests")
+        assert read.status_code == 200
+        assert "x-ratelimit-limit-requests" not in read.headers
+
+
+async def test_calls_of_every_kind_count_and_probes_do_not() -> None:
+    async with client(make_app(Allowances(defaults=Limits(calls_per_s=2), clock=lambda: 0.0))) as http:
+        assert [(await http.get("/v1/requests")).status_code for _ in range(3)] == [200, 200, 429]
+        assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_waiting_exchanges_have_slots_of_their_own_and_others_go_on() -> None:
+    app = make_app(Allowances(defaults=Limits(streams=2), totals=Totals(max_http=4)))
+    async with client(app) as http:
+        waiting = [asyncio.create_task(http.post("/v1/chat/completions")) for _ in range(2)]
+        await asyncio.sleep(0)
+        await wait_until_async(lambda: open_streams(app) == 2)
+        refused = await http.post("/v1/chat/completions")
+        assert (refused.status_code, refused.json()["error"]["details"]["value"]) == (429, 2)
+        assert (await http.get("/v1/requests")).status_code == 200
+        app.state.release.set()
+        assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
+        assert (await http.post("/v1/chat/completions")).status_code == 200
+    assert open_streams(app) == 0
+
+
+def open_streams(app: FastAPI) -> int:
+    """Counted by the edge of this app."""
+    edge: Any = app.middleware_stack
+    return edge._allowances.streams.open
+
+
+async def test_beyond_the_limit_newcomers_are_shed_and_probes_are_not() -> None:
+    app = make_app(Allowances(totals=Totals(max_http=1)))
+    async with client(app) as http:
+        waiting = asyncio.create_task(http.post("/v1/chat/completions"))
+        await wait_until_async(lambda: app.middleware_stack is not None and open_streams(app) == 1)
+        refused = await http.get("/v1/requests")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert refused.headers["retry-after"] == "1"
+        assert (await http.get("/healthz")).status_code == 200
+        app.state.release.set()
+        assert (await waiting).status_code == 200
+
+
+async def drip(total: int) -> Any:
+    for _ in range(total // 10):
+        yield b"x" * 10
+
+
+async def test_bodies_stop_at_their_limit() -> None:
+    async with client(make_app()) as http:
+        assert (await http.post("/v1/requests", content=b"x" * 100)).status_code == 200
+        for answer in (
+            await http.post("/v1/requests", content=b"x" * 101),
+            await http.post("/v1/requests", content=drip(200)),
+        ):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+            assert answer.json()["error"]["details"] == {"limit_bytes": 100}
+            assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_while_the_broker_is_awaited_callers_hear_so() -> None:
+    async with client(make_app(awaited=lambda: BrokerUnavailable("not yet", retry_after_s=1))) as http:
+        refused = await http.get("/v1/requests")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "broker_unavailable")
+        assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_the_preflight_of_a_stock_client_passes() -> None:
+    asked = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": STAINLESS}
+    async with client(make_app()) as http:
+        answer = await http.options("/v1/chat/completions", headers=asked)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        allowed = {name.strip() for name in answer.headers["access-control-allow-headers"].split(",")}
+        assert {"x-stainless-arch", "authorization"} <= allowed
+        foreign = await http.options("/v1/chat/completions", headers={**asked, "origin": "https://evil.example"})
+        assert foreign.status_code == 403
+        assert "access-control-allow-origin" not in foreign.headers
+
+
+@pytest.mark.parametrize(
+    ("limits", "path", "headers", "status"),
+    [
+        (Limits(), "/v1/requests", {"host": "evil.example"}, 403),
+        (Limits(), "/v1/fails", {}, 500),
+        (Limits(streams=0), "/v1/requests/r?wait=1", {}, 429),
+        (Limits(), "/v1/nothing", {}, 404),
+    ],
+)
+async def test_refusals_of_every_layer_can_be_read_by_the_page(
+    limits: Limits, path: str, headers: dict[str, str], status: int
+) -> None:
+    async with client(make_app(Allowances(defaults=limits)), origin=PAGE) as http:
+        answer = await http.get(path, headers=headers)
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+
+
+async def test_a_gateway_that_waits_for_its_broker_can_be_read_by_the_page_too() -> None:
+    async with client(make_app(awaited=lambda: BrokerUnavailable("not yet")), origin=PAGE) as http:
+        answer = await http.get("/v1/requests")
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (503, PAGE)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "waits"),
+    [
+        ("GET", "/v1/requests/r/events", b"", True),
+        ("GET", "/v1/requests/r", b"wait=3", True),
+        ("GET", "/v1/requests/r", b"", False),
+        ("POST", "/v1/chat/completions", b"", True),
+        ("POST", "/v1/requests", b"", False),
+    ],
+)
+def test_what_may_last(method: str, path: str, query: bytes, waits: bool) -> None:
+    assert waits_for_an_outcome({"method": method, "path": path, "query_string": query}) is waits
+
+
+def test_nobody_is_limited_by_default() -> None:
+    assert ANYBODY.limits == Limits()
