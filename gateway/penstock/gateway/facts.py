@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.gateway.entries import rfc3339
+from penstock.gateway.entries import Entry, rfc3339
 from penstock.gateway.follower import Follower, Readiness
 from penstock.gateway.hub import Hub
+from penstock.gateway.liveness import Liveness, judge
 from penstock.gateway.metrics import Gauges
 from penstock.gateway.view import View
 from penstock.producers.clock import now_ms
-from penstock.schemas.records import ModelInfo
+from penstock.schemas.records import STATUS_RANKS, ModelInfo
+
+RUNNING_RANK = STATUS_RANKS["running"]
 
 
 class Facts:
     """Reads the view; changes nothing but the count of open sockets."""
 
-    def __init__(self, view: View, follower: Follower, hub: Hub) -> None:
+    def __init__(self, view: View, follower: Follower, hub: Hub, worker_late_s: float = 20.0) -> None:
+        self._worker_late_ms = int(worker_late_s * 1000)
         self._view = view
         self._follower = follower
         self._hub = hub
@@ -28,6 +32,26 @@ class Facts:
 
     def readiness(self) -> Readiness:
         return self._follower.readiness()
+
+    def liveness(self) -> Liveness:
+        """Which models no live worker moves, as of now."""
+        return judge(self._view.workers.values(), self.models(), now_ms(), self._worker_late_ms)
+
+    def request_json(self, entry: Entry) -> dict[str, Any]:
+        """A request as callers see it; one that waits for want of a worker says so."""
+        body = entry.to_json()
+        if not entry.done and not entry.erased and (entry.status is None or entry.status.rank < RUNNING_RANK):
+            reason = self.liveness().awaits_worker(entry.task, entry.model, entry.pool)
+            if reason is not None:
+                body["detail"] = reason
+                body["waiting_for"] = {
+                    "reason": "no_worker",
+                    "position": body["position"],
+                    "need_bytes": None,
+                    "free_bytes": None,
+                    "estimated_start_at": None,
+                }
+        return body
 
     def gauges(self) -> Gauges:
         depths, ages = self._view.queue_depths(now_ms())

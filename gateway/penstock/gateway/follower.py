@@ -33,6 +33,8 @@ class Readiness:
 
     ready: bool
     reason: str | None = None
+    starting: bool = False
+    """It was never ready yet."""
 
 
 def _always_read(names: TopicNames) -> tuple[str, ...]:
@@ -292,7 +294,7 @@ class Follower:
 
     def readiness(self) -> Readiness:
         if not self._caught_up:
-            return Readiness(False, "catching up with the topics")
+            return Readiness(False, "catching up with the topics", starting=True)
         if self._failed is not None:
             return Readiness(False, self._failed)
         if self._store.failure is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import JSONResponse
 
-from penstock.gateway.context import context_of
-from penstock.gateway.follower import Readiness
+from penstock.gateway.context import GatewayContext, context_of
 from penstock.gateway.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["health"])
@@ -20,14 +19,38 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz", summary="Caught up at start, and moving whenever there is lag", response_model=None)
-async def readyz(request: Request) -> Response:
-    context = context_of(request)
-    service = context.connected
-    readiness = Readiness(False, context.waits_for) if service is None else service.facts.readiness()
-    body: dict[str, Any] = {"status": "ready" if readiness.ready else "not_ready", "reason": readiness.reason}
-    return JSONResponse(body, 200 if readiness.ready else 503)
+async def readyz(
+    request: Request,
+    require: Annotated[
+        Literal["workers"] | None, Query(description="`workers`: 503 too while a model has no live worker.")
+    ] = None,
+) -> Response:
+    """200 `ready`, or `degraded`: requests are accepted, and some wait for a worker. 503 `starting`, `unavailable`."""
+    body = readiness_json(context_of(request))
+    ready = body["status"] == "ready" or (body["status"] == "degraded" and require is None)
+    return JSONResponse(body, 200 if ready else 503)
 
 
 @router.get("/metrics", summary="Prometheus metrics")
 async def metrics(request: Request) -> Response:
     return Response(context_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+# Load balancers probe with HEAD; the documentation has the GETs.
+for path, probe in (("/healthz", healthz), ("/readyz", readyz), ("/metrics", metrics)):
+    router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False, response_model=None)
+
+
+def readiness_json(context: GatewayContext) -> dict[str, Any]:
+    """{status, models_without_worker, reason}."""
+    service = context.connected
+    if service is None:
+        return {"status": "starting", "models_without_worker": [], "reason": context.waits_for}
+    readiness = service.facts.readiness()
+    liveness = service.facts.liveness()
+    without = liveness.names_without_worker
+    if not readiness.ready:
+        status = "starting" if readiness.starting else "unavailable"
+        return {"status": status, "models_without_worker": without, "reason": readiness.reason}
+    status = "ready" if liveness.degraded is None else "degraded"
+    return {"status": status, "models_without_worker": without, "reason": liveness.degraded}

@@ -10,7 +10,7 @@ from penstock.gateway.entries import Entry, Key
 from penstock.gateway.follower import Follower
 from penstock.gateway.hub import Gone, Hub
 from penstock.gateway.view import View
-from penstock.schemas.errors import BrokerUnavailable, NotFound
+from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound
 from penstock.schemas.errors import Gone as GoneError
 
 
@@ -59,8 +59,14 @@ class Lookups:
         return found
 
     async def page(self, tenant: str, **options: Any) -> list[Entry]:
-        """A page of the tenant's requests, as `Store.page` has it, with what has happened until now."""
+        """A page of the tenant's requests, as `Store.page` has it, with what has happened until now.
+
+        Raises InvalidRequest when `after` names no request (any more): the page behind it cannot be told.
+        """
         await self._written()
+        after = options.get("after")
+        if after is not None and self._view.find((tenant, after)) is None:
+            raise InvalidRequest(f"after names no request that is kept: {after}", param="after")
         found = await asyncio.to_thread(self._view.page, tenant, **options)
         return [self._view.find(entry.key) or entry for entry in found]
 

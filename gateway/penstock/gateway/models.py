@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from penstock.schemas.errors import ModelNotFound
@@ -28,13 +28,16 @@ def find_model(models: Iterable[ModelInfo], task: str, name: str | None, pool: s
     raise ModelNotFound(f"the model `{name}` does not exist", param="model")
 
 
-def public_models(models: Iterable[ModelInfo]) -> list[dict[str, Any]]:
-    """OpenAI's model objects with Penstock's facts beside, one per id, sorted by it."""
+def public_models(models: Iterable[ModelInfo], without_worker: Collection[str] = ()) -> list[dict[str, Any]]:
+    """OpenAI's model objects with Penstock's facts beside, one per id, sorted by it.
+
+    Models `without_worker` are not available: requests for them are accepted, and wait.
+    """
     newest: dict[str, ModelInfo] = {}
     for model in models:
         if model.model not in newest or model.updated_at >= newest[model.model].updated_at:
             newest[model.model] = model
-    return [_public(newest[name]) for name in sorted(newest)]
+    return [{**_public(newest[name]), "available": name not in without_worker} for name in sorted(newest)]
 
 
 def _public(model: ModelInfo) -> dict[str, Any]:

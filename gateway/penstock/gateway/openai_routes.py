@@ -52,13 +52,15 @@ async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Res
 
 @router.get("/models", summary="The models that workers offer")
 async def list_models(request: Request) -> dict[str, Any]:
-    models = public_models(service_of(request).facts.models())
+    facts = service_of(request).facts
+    models = public_models(facts.models(), facts.liveness().names_without_worker)
     return Page(models, has_more=False).to_json()
 
 
 @router.get("/models/{model_id:path}", summary="One model, by its id or an alias")
 async def retrieve_model(model_id: str, request: Request) -> dict[str, Any]:
-    for model in public_models(service_of(request).facts.models()):
+    facts = service_of(request).facts
+    for model in public_models(facts.models(), facts.liveness().names_without_worker):
         if model_id == model["id"] or model_id in model["aliases"]:
             return model
     raise ModelNotFound(f"the model `{model_id}` does not exist", param="model")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
@@ -49,6 +49,9 @@ class RegistryRoute(APIRoute):
         async def handle(request: Request) -> Response:
             try:
                 return await handler(request)
+            except RecursionError:
+                body = {"error_code": 42201, "message": "Invalid schema: it is nested too deeply"}
+                return JSONResponse(body, 422, media_type=MEDIA_TYPE)
             except RegistryError as error:
                 body = {"error_code": error.error_code, "message": str(error)}
                 return JSONResponse(body, int(str(error.error_code)[:3]), media_type=MEDIA_TYPE)
@@ -196,29 +199,43 @@ def _version(subject: str, version: str) -> Released:
 
 
 def _same_schema(subject: str, text: str) -> Released:
+    versions = _subject(subject)
     try:
-        asked = json.loads(text)
-    except ValueError:
+        asked = _canonical(json.loads(text))
+    except (ValueError, RecursionError):
         raise RegistryError(42201, "Invalid schema") from None
-    for released in _subject(subject):
-        if _canonical(json.loads(released.text)) == _canonical(asked):
+    for released in versions:
+        if _canonical(json.loads(released.text)) == asked:
             return released
     raise RegistryError(40403, "Schema not found")
 
 
-def _canonical(schema: Any) -> Any:
-    """The schema without what Avro's canonical form leaves out, and with full names, as clients may send either."""
+# What says how bytes are read. The rest is for people and for one language's objects (`avro.java.string`).
+_MEANS = frozenset(
+    {"type", "name", "namespace", "fields", "symbols", "items", "values", "size", "default", "logicalType"}
+)
+_MAX_DEPTH = 64
+
+
+def _canonical(schema: Any, depth: int = 0) -> Any:
+    """The schema with what it means alone, and with full names, as clients may send either. Raises ValueError."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("the schema is nested too deeply")
     if isinstance(schema, dict):
-        kept: dict[str, Any] = {
-            key: _canonical(value) for key, value in schema.items() if key not in ("doc", "aliases")
-        }  # pyright: ignore[reportUnknownVariableType]
+        given = cast("dict[str, Any]", schema)
+        kept = {
+            # A default is a value, not a schema: its keys are its own.
+            key: value if key == "default" else _canonical(value, depth + 1)
+            for key, value in given.items()
+            if key in _MEANS
+        }
         name = kept.get("name")
         if "namespace" in kept and isinstance(name, str):
             namespace = kept.pop("namespace")
             kept["name"] = name if "." in name else f"{namespace}.{name}"
-        return kept
+        return kept["type"] if set(kept) == {"type"} else kept
     if isinstance(schema, list):
-        return [_canonical(item) for item in schema]  # pyright: ignore[reportUnknownVariableType]
+        return [_canonical(item, depth + 1) for item in cast("list[Any]", schema)]
     return schema
 
 

@@ -64,7 +64,7 @@ class GatewayService:
         artifacts: ArtifactStore,
     ) -> GatewayService:
         kafka = settings.kafka_settings()
-        facts, lookups = Facts(view, follower, hub), Lookups(view, follower, hub)
+        facts, lookups = Facts(view, follower, hub, settings.gateway.worker_late_s), Lookups(view, follower, hub)
         return cls(
             settings=settings,
             kafka=kafka,

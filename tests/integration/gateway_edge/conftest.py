@@ -23,12 +23,13 @@ from penstock.gateway.callers import caller_of
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
 from penstock.gateway.edge import EdgeParts, install_edge
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
+from penstock.gateway.liveness import Liveness, judge
 from penstock.gateway.metrics import Gauges
 from penstock.gateway.service import GatewayService
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, Overloaded, PenstockError, error_body
-from penstock.schemas.records import InferenceRequest, ModelInfo
+from penstock.schemas.records import InferenceRequest, ModelInfo, WorkerState
 from support import wait_until
 
 MODELS = [
@@ -64,6 +65,7 @@ class Accepted:
 class Readiness:
     ready: bool
     reason: str | None = None
+    starting: bool = False
 
 
 class Script:
@@ -91,6 +93,7 @@ class FakeService:
     cancelled: list[str] = field(default_factory=list[str])
     open_subscriptions: int = 0
     ready: Readiness = field(default_factory=lambda: Readiness(True))
+    workers: list[WorkerState] = field(default_factory=list[WorkerState])
 
     @property
     def parts(self) -> GatewayService:
@@ -118,6 +121,9 @@ class FakeService:
 
     def readiness(self) -> Readiness:
         return self.ready
+
+    def liveness(self) -> Liveness:
+        return judge(self.workers, MODELS, 0, 1)
 
     async def submit(self, request: InferenceRequest, *, idempotency_key: str | None = None) -> Accepted:
         if self._words(request)[0] == "busy":

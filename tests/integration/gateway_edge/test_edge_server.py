@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from penstock.gateway.keys import create_key
+from penstock.schemas.records import ModelState, WorkerState
 
 if TYPE_CHECKING:
     from conftest import Server
@@ -62,7 +63,26 @@ def test_everything_else_has_the_one_shape(
 
 def test_health_and_metrics(server: Server) -> None:
     assert httpx.get(server.url + "/healthz").json() == {"status": "ok"}
-    assert httpx.get(server.url + "/readyz").status_code == 200
+    answer = httpx.get(server.url + "/readyz")
+    without = ["org/minilm", "smol"]
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"status": "degraded", "models_without_worker": without, "reason": "no worker is alive"},
+    )
+    assert httpx.get(server.url + "/readyz?require=workers").status_code == 503
+    assert httpx.get(server.url + "/readyz?require=nothing").status_code == 400
+    states = [ModelState(model="smol", state="ready")]
+    live = WorkerState(worker_id="w", state="running", started_at=0, updated_at=0, models=states)
+    server.service.workers.append(live)
+    assert httpx.get(server.url + "/readyz").json()["models_without_worker"] == ["org/minilm"]
+    available = {one["id"]: one["available"] for one in httpx.get(server.url + "/v1/models").json()["data"]}
+    assert available == {"smol": True, "org/minilm": False}
+    states.append(ModelState(model="org/minilm", state="ready"))
+    answer = httpx.get(server.url + "/readyz?require=workers")
+    assert (answer.status_code, answer.json()["status"], answer.json()["reason"]) == (200, "ready", None)
+    for path in ("/healthz", "/readyz", "/metrics"):
+        answer = httpx.head(server.url + path)
+        assert (answer.status_code, answer.content) == (200, b"")
     server.service.ready = type(server.service.ready)(False, "behind on the result topic")
     try:
         answer = httpx.get(server.url + "/readyz")
@@ -70,6 +90,7 @@ def test_health_and_metrics(server: Server) -> None:
         server.service.ready = type(server.service.ready)(True)
     assert answer.status_code == 503
     assert answer.json()["reason"] == "behind on the result topic"
+    assert answer.json()["status"] == "unavailable"
     text = httpx.get(server.url + "/metrics").text
     assert 'penstock_queue_depth{class="high"} 2.0' in text
     assert 'penstock_oldest_age_seconds{class="high"} 1.5' in text

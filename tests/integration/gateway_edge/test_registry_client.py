@@ -87,3 +87,43 @@ def test_all_ids_resolve(server: Server) -> None:
             assert answer.headers["content-type"].startswith("application/vnd.schemaregistry.v1+json")
             assert json.loads(answer.json()["schema"])["namespace"] == "penstock.v1"
     assert httpx.get(f"{server.url}/registry/schemas/types").json() == ["AVRO"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("[" * 100_000, 42201),
+        ("[" * 500 + "]" * 500, 42201),
+        ('{"type":' * 300 + '"string"' + "}" * 300, 42201),
+        ('{"type": "string"}', 40403),
+        ("not json", 42201),
+    ],
+)
+def test_odd_schemas_are_answered_as_a_registry_does(server: Server, text: str, code: int) -> None:
+    # Short of the limit of bodies without a key.
+    answer = httpx.post(f"{server.url}/registry/subjects/{SUBJECT}", json={"schema": text[:60_000]})
+    assert (answer.status_code, answer.json()["error_code"]) == (code // 100, code)
+
+
+def test_a_deep_body_is_no_500(server: Server) -> None:
+    answer = httpx.post(f"{server.url}/registry/subjects/{SUBJECT}", content=b"[" * 60_000)
+    assert answer.status_code in (400, 422)
+
+
+def test_a_schema_as_java_sends_it_is_the_same_schema(registry: SchemaRegistryClient) -> None:
+    """Java's clients write strings as objects with `avro.java.string`; that says how to hold them, not how to read."""
+
+    def in_java(schema: object) -> object:
+        if schema == "string":
+            return {"type": "string", "avro.java.string": "String"}
+        if isinstance(schema, list):
+            return [in_java(one) for one in schema]
+        if isinstance(schema, dict):
+            return {
+                key: in_java(value) if key in ("type", "fields", "items") else value for key, value in schema.items()
+            }
+        return schema
+
+    text = json.dumps(in_java(json.loads(schema_text("ConversationMessage"))))
+    assert "avro.java.string" in text
+    assert registry.lookup_schema(SUBJECT, Schema(text, "AVRO")).schema_id == SCHEMA_IDS["ConversationMessage"][-1]

@@ -22,8 +22,6 @@ from support import wait_until_async
 
 PAGE = "https://app.example"
 STAINLESS = "authorization, content-type, x-stainless-arch, x-stainless-os, x-stainless-retry-count"
-    "authorization, content-type, x-stainless-arch, x-stainless-os, x-stainless-retry-count, x-stainless-timeout"
-)
 
 
 def make_app(

@@ -1,0 +1,67 @@
+"""What is without a worker: silent workers, workers that start or stop, models that could not be loaded, pools."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.liveness import judge
+from penstock.schemas.records import ModelInfo, ModelState, WorkerState
+
+NOW, LATE = 100_000, 20_000
+
+
+def model(name: str, pool: str | None = None, *, task: str = "text_generation") -> ModelInfo:
+    return ModelInfo(
+        model=name, tasks=[task], aliases=["default"], pool=pool, engine="e", state="ready", updated_at=1, worker_id="w"
+    )
+
+
+def worker(
+    *models: str, state: str = "running", heard: int = NOW, pool: str | None = None, lost: tuple[str, ...] = ()
+) -> WorkerState:
+    states = [ModelState(model=one, state="failed" if one in lost else "ready") for one in models]
+    return WorkerState(worker_id="w", state=state, started_at=1, updated_at=heard, pool=pool, models=states)
+
+
+@pytest.mark.parametrize(
+    ("workers", "without", "reason"),
+    [
+        ([worker("a", "b")], [], None),
+        ([worker("a"), worker("b")], [], None),
+        ([], ["a", "b"], "no worker is alive"),
+        ([worker("a", "b", heard=NOW - LATE - 1)], ["a", "b"], "no worker is alive: w stopped reporting"),
+        ([worker("a", "b", heard=NOW - LATE)], [], None),
+        ([worker("a", "b", state="starting")], ["a", "b"], "no worker is alive"),
+        ([worker("a", "b", state="stopping")], ["a", "b"], "no worker is alive"),
+        ([worker("a")], ["b"], "no live worker has b"),
+        ([worker("a", "b", lost=("a",))], ["a"], "no live worker has a"),
+        ([worker("a", "b", pool="p"), worker()], ["a", "b"], "no live worker has a, b"),
+    ],
+)
+def test_what_is_without_a_worker(workers: list[WorkerState], without: list[str], reason: str | None) -> None:
+    judged = judge(workers, [model("a"), model("b")], NOW, LATE)
+    assert judged.names_without_worker == without
+    assert judged.degraded == reason
+
+
+def test_a_request_hears_of_its_own_model_only() -> None:
+    embeds = model("e", task="embedding")
+    judged = judge([worker("a", "b", lost=("b",))], [model("a"), model("b"), embeds], NOW, LATE)
+    assert judged.awaits_worker("text_generation", None, None) is None
+    assert judged.awaits_worker("text_generation", "a", None) is None
+    assert judged.awaits_worker("text_generation", "b", None) == "no live worker has b"
+    assert judged.awaits_worker("embedding", "default", None) == "no live worker has e"
+    assert judged.awaits_worker("text_generation", "unknown", None) is None
+    assert judged.awaits_worker("text_generation", "a", "pool") is None
+    nobody = judge([], [], NOW, LATE)
+    assert nobody.awaits_worker("embedding", None, None) == "no worker is alive"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["running", "starting"]), st.integers(0, 2 * LATE), st.booleans())))
+def test_it_is_degraded_exactly_when_a_model_is_without_a_worker(facts: list[tuple[str, int, bool]]) -> None:
+    workers = [worker("a", state=state, heard=NOW - ago, lost=("a",) if lost else ()) for state, ago, lost in facts]
+    judged = judge(workers, [model("a")], NOW, LATE)
+    served = any(state == "running" and ago <= LATE and not lost for state, ago, lost in facts)
+    assert (judged.degraded is None) == served == (judged.names_without_worker == [])
