@@ -125,7 +125,7 @@ def test_a_client_that_stops_reading_is_closed_with_4408_and_others_are_not_slow
             assert frames[-1]["status"] == "completed"
             assert time.monotonic() - began < 60
         # It does not read at all until the gateway has let it go; what the kernel holds then ends in the close frame.
-        stats = first.url + "/v1/stats"
+        stats = first.url + "/v1/admin/stats"
         wait_until(lambda: httpx.get(stats).json()["clients"]["dropped_slow"] > 0, 90, lambda: httpx.get(stats).text)
         closed = None
         while closed is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from penstock.gateway.callers import Caller
 from penstock.gateway.limits import NO_LIMITS, Buckets, Limits, TokenBucket, duration_text
 from penstock.gateway.slots import Holder, Slots, share_of
-from penstock.gateway.tenants import Tenants
+from penstock.gateway.tenants import ArtifactBytes, Tenants
 from penstock.schemas.errors import Forbidden, TenantLimit
 from penstock.schemas.records import InferenceRequest
 
@@ -57,6 +57,7 @@ class Allowances:
         self.tenants = Tenants(lambda tenant: self.limits_of(tenant).tokens_per_minute)
         self._submissions, self._calls, self._cancels = Buckets(), Buckets(), Buckets()
         self._public, self._refusals = Buckets(), Buckets()
+        self.artifacts = ArtifactBytes()
         self.http = Slots("HTTP requests", self.totals.max_http)
         self.streams = Slots("streams and waiting requests", self.totals.max_http)
         self.sockets = Slots("WebSockets", self.totals.max_sockets)
@@ -231,6 +232,9 @@ class Allowances:
         if self.totals.reserve:
             limits.append(share_of(self.totals.max_live, self.totals.reserve))
         return min(limits, default=None)
+
+    def limits_artifacts(self, caller: Caller) -> bool:
+        return any(limits.artifact_bytes is not None for _, limits in self._holders(caller))
 
     def artifact_room(self, caller: Caller, used_bytes: int, more_bytes: int) -> None:
         """Whether so many bytes may be kept beside those that are. Raises TenantLimit."""

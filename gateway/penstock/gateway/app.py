@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from starlette.responses import RedirectResponse
 
 from penstock.gateway import (
+    admin_routes,
     artifacts,
     conversations,
     health,
@@ -45,7 +46,17 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         summary="Durable, prioritised inference on Apache Kafka",
         lifespan=_lifespan,
     )
-    for part in (native, conversations, artifacts, openai_routes, registry_routes, ticket_routes, health, sockets):
+    for part in (
+        native,
+        conversations,
+        artifacts,
+        openai_routes,
+        registry_routes,
+        ticket_routes,
+        admin_routes,
+        health,
+        sockets,
+    ):
         app.include_router(part.router)
 
     @app.get("/", include_in_schema=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.gateway.callers import caller_of
-from penstock.gateway.context import service_of
+from penstock.gateway.context import context_of, service_of
 from penstock.producers.artifacts import Artifact, ArtifactStore
 from penstock.schemas.errors import InvalidRequest
 
@@ -43,6 +44,14 @@ async def upload(request: Request) -> dict[str, Any]:
     if not data:
         raise InvalidRequest("the body is empty: send the artifact's bytes")
     media_type = request.headers.get("content-type", "application/octet-stream").split(";")[0].strip()
+    allowances = context_of(request).allowances
+    if allowances.limits_artifacts(caller):
+        used = allowances.artifacts.known(caller.tenant, time.monotonic())
+        if used is None:
+            used = await asyncio.to_thread(_store(request).used_bytes, caller.tenant)
+            allowances.artifacts.measured(caller.tenant, used, time.monotonic())
+        allowances.artifact_room(caller, used, len(data))
+        allowances.artifacts.added(caller.tenant, len(data))
     return artifact_json(await asyncio.to_thread(_store(request).put, caller.tenant, data, media_type=media_type))
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from penstock.gateway.callers import caller_of
-from penstock.gateway.context import service_of
+from penstock.gateway.context import context_of, service_of
 from penstock.gateway.entries import rfc3339
 from penstock.gateway.native import read_json
 from penstock.gateway.paging import After, Limit, Order, page_of
@@ -41,7 +41,10 @@ async def create(request: Request) -> dict[str, Any]:
         if name != "id" and not (name == "metadata" and not body[name]):
             raise UnsupportedParameter(f"{name} is not supported", param=name)
     conversation_id = check_conversation_id(body.get("id") or f"conv_{uuid.uuid4().hex}")
+    allowances = context_of(request).allowances
+    allowances.check_conversation(caller, conversation_id)
     await asyncio.to_thread(_create, service_of(request).settings, caller.tenant, conversation_id)
+    allowances.tenants.conversation_began(caller.tenant, conversation_id, time.time())
     return conversation_json(conversation_id, time.time_ns() // 1_000_000)
 
 
@@ -88,6 +91,7 @@ async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
     if await asyncio.to_thread(admin.topic_id, kafka, topic) is None:
         raise NotFound("there is no such conversation")
     await asyncio.to_thread(admin.delete_topic, kafka, topic)
+    context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
     return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}
 
 

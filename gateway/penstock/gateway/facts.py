@@ -9,6 +9,7 @@ from penstock.gateway.follower import Follower, Readiness
 from penstock.gateway.hub import Hub
 from penstock.gateway.liveness import Liveness, judge
 from penstock.gateway.metrics import Gauges
+from penstock.gateway.tenants import TenantWork
 from penstock.gateway.view import View
 from penstock.producers.clock import now_ms
 from penstock.schemas.records import STATUS_RANKS, ModelInfo
@@ -74,8 +75,44 @@ class Facts:
             running=running,
         )
 
+    def tenant_stats(self, tenant: str) -> dict[str, Any]:
+        """What one tenant has under way, and how its requests go. Rates are means over the last minute."""
+        work, at_ms = self._view.tenants.known().get(tenant) or TenantWork(), now_ms()
+        return {
+            "object": "stats",
+            "tenant": tenant,
+            "inflight": work.outstanding,
+            "rates": {
+                "accepted_per_s": round(work.accepted.per_s(at_ms), 3),
+                "ended_per_s": round(work.ended.per_s(at_ms), 3),
+            },
+            "outcomes": dict(work.outcomes),
+            "conversations": len(work.conversations),
+        }
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Each device of each worker, as its last report has it, in bytes; null is what it does not tell."""
+        found: list[dict[str, Any]] = []
+        for worker in sorted(self._view.workers.values(), key=lambda state: state.worker_id):
+            holders = [{"model": one.model, "bytes": one.memory_bytes} for one in worker.models if one.memory_bytes]
+            found += [
+                {
+                    "worker_id": worker.worker_id,
+                    "device": device.device,
+                    "kind": device.kind,
+                    "limit_bytes": device.total_bytes,
+                    "reserved_bytes": device.reserved_bytes,
+                    "measured_bytes": device.used_bytes,
+                    "foreign_bytes": None,
+                    # A worker does not tell which of several devices a model is on.
+                    "holders": holders if len(worker.devices) == 1 else None,
+                }
+                for device in worker.devices
+            ]
+        return found
+
     def stats(self) -> dict[str, Any]:
-        """What operators look at first. Rates are means over the last minute."""
+        """What operators look at first, of all tenants. Rates are means over the last minute."""
         at_ms = now_ms()
         depths, ages = self._view.queue_depths(at_ms)
         workers = sorted(self._view.workers.values(), key=lambda state: state.worker_id)

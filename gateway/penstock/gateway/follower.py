@@ -123,6 +123,8 @@ class Follower:
         found = admin.partition_counts(self._settings)
         if missing := missing_topics(names, found):
             raise BrokerUnavailable(f"the topic {missing[0]} does not exist; `penstock topics create` makes it")
+        listed = [pair for topic in found if (pair := names.parse_conversation(topic)) is not None]
+        self._loop.call_soon_threadsafe(self._view.tenants.on_conversations, listed, time.time())
         return [*_always_read(names), *(topic for topic in found if names.is_request_topic(topic))]
 
     def _where_to_begin(self, topics: Iterable[str]) -> dict[TP, int]:

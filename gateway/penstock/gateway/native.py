@@ -182,9 +182,3 @@ async def erase(request: Request, request_id: str) -> dict[str, Any]:
     caller.require("cancel")
     await service_of(request).control.erase(caller.tenant, request_id)
     return {"object": "request.deleted", "request_id": request_id, "deleted": True}
-
-
-@router.get("/stats", summary="Queues, workers, models")
-async def stats(request: Request) -> dict[str, Any]:
-    caller_of(request).require("read")
-    return service_of(request).facts.stats()

@@ -96,6 +96,10 @@ class ArtifactStore:
             except FileNotFoundError:
                 continue
 
+    def used_bytes(self, tenant: str) -> int:
+        """Bytes of all that is kept under a tenant; lists it, so remember the answer for a while."""
+        return sum(int(item["size"]) for items in self._store.list(check_tenant(tenant)) for item in items)
+
     def _read(self, path: str, artifact_id: str) -> bytes:
         try:
             return bytes(self._store.get(path).bytes())

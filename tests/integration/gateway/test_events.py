@@ -124,7 +124,7 @@ def test_stopping_lets_streams_and_waiters_go(own_place: Any, sse: Sse) -> None:
     threads = [threading.Thread(target=follow), threading.Thread(target=wait)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: gateway.get("/v1/stats").json()["clients"]["connected"] == 2, describe="both follow")
+    wait_until(lambda: gateway.get("/v1/admin/stats").json()["clients"]["connected"] == 2, describe="both follow")
     wait_until(lambda: gateway.app.state.context.service.subscriptions.hub.subjects() == 2, describe="both follow")
     began = time.monotonic()
     gateway.stop()

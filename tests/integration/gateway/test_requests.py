@@ -309,7 +309,7 @@ def test_stats(gateway: Any, scribe: Any) -> None:
     scribe.request(priority=0).end("x")
     waiting = scribe.request(priority=1)
     gateway.wait_for(waiting.id, "accepted")
-    found = gateway.get("/v1/stats").json()
+    found = gateway.get("/v1/admin/stats").json()
     assert found["queues"]["high"]["depth"] >= 1
     assert found["inflight"] >= 1
     assert found["rates"]["accepted_per_s"] > 0
@@ -320,7 +320,7 @@ def test_no_more_than_may_be_on_their_way(own_place: Any) -> None:
     gateway = own_place.gateway(max_live=100)
     for _ in range(100):
         own_place.scribe.request()
-    wait_until(lambda: gateway.get("/v1/stats").json()["inflight"] >= 100, describe="the gateway holds them")
+    wait_until(lambda: gateway.get("/v1/admin/stats").json()["inflight"] >= 100, describe="the gateway holds them")
     refused = gateway.http.post("/v1/requests", json={"task": "text_generation", "payload": {"prompt": "p"}})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
     assert refused.headers["retry-after"]

@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="The workers and what they do.")
 def list_workers(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
     """Each worker with its models, queues and work. Example: penstock workers list --json"""
     with Gateway(url, key) as gateway:
-        found = gateway.call("GET", "/v1/stats").get("workers", [])
+        found = gateway.call("GET", "/v1/admin/stats").get("workers", [])
     if as_json:
         for worker in found:
             print_json(worker)
