@@ -28,6 +28,7 @@ from penstock.gateway.bodies import BodyLimits
 from penstock.gateway.connecting import ARTIFACT_BYTES, Connecting
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
 from penstock.gateway.edge import EdgeParts, install_edge
+from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.keys import KeysFileError
 from penstock.gateway.open_files import raise_open_files
 from penstock.gateway.protocols import Patience, protocols
@@ -84,18 +85,9 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             bodies=bodies,
             awaited=context.awaited,
         ),
+        first=HotRoutes,
     )
-    hot_routes_first(app)
     return app
-
-
-HOT_ROUTES = ("/v1/requests", "/v1/chat/completions", "/v1/requests/{request_id}", "/v1/ws")
-
-
-def hot_routes_first(app: FastAPI) -> None:
-    """Routes are tried in their order, one after the other: those that are asked most stand in front."""
-    rank = {path: place for place, path in enumerate(HOT_ROUTES)}
-    app.router.routes.sort(key=lambda route: rank.get(getattr(route, "path", ""), len(rank)))
 
 
 @asynccontextmanager

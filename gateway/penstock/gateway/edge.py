@@ -60,8 +60,8 @@ class EdgeParts:
     awaited: Callable[[], PenstockError | None] = _nothing_awaited
 
 
-def install_edge(app: FastAPI, parts: EdgeParts) -> None:
-    """Set up the edge and the error handlers of an app. Call it once."""
+def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGIApp] | None = None) -> None:
+    """Set up the edge and the error handlers of an app. Call it once. `first` is asked before the app's router."""
     install_error_handlers(app)
     polish_openapi(app)
     mask_access_logs()
@@ -69,7 +69,8 @@ def install_edge(app: FastAPI, parts: EdgeParts) -> None:
     def stack() -> ASGIApp:
         # The framework's own outer layers (errors, telemetry, body limits) are what the edge does itself.
         handlers = dict(app.exception_handlers)
-        return Edge(ExceptionMiddleware(AsyncExitStackMiddleware(app.router), handlers=handlers), parts)
+        router: ASGIApp = AsyncExitStackMiddleware(app.router)
+        return Edge(ExceptionMiddleware(router if first is None else first(router), handlers=handlers), parts)
 
     app.build_middleware_stack = stack
 

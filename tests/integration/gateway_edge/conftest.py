@@ -23,6 +23,7 @@ from penstock.gateway.callers import caller_of
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
 from penstock.gateway.edge import EdgeParts, install_edge
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
+from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.liveness import Liveness, judge
 from penstock.gateway.metrics import Gauges
 from penstock.gateway.service import GatewayService
@@ -242,7 +243,7 @@ def make_app(service: FakeService, policy: AuthPolicy, **conf: Any) -> FastAPI:
     section = settings.gateway
     bodies = BodyLimits(max_bytes=section.max_body_bytes, by_prefix={}, timeout_s=section.body_timeout_s)
     parts = EdgeParts(policy=policy, allowances=context.allowances, connections=context.connections, bodies=bodies)
-    install_edge(app, parts)
+    install_edge(app, parts, HotRoutes)
     return app
 
 

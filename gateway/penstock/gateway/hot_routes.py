@@ -1,0 +1,76 @@
+"""The routes that are called for every request, found by one look-up and called without the framework's solving.
+
+The framework has them too: for the documentation, and for all that is not plain (a query, another content type).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.gateway import native, openai_routes
+from penstock.gateway import openai_models as shapes
+from penstock.gateway.errors import invalid_from_validation
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+_ONE_REQUEST = "/v1/requests/"
+
+
+async def _submit(request: Request) -> Response:
+    return await native.submit(request, request.headers.get("idempotency-key"))
+
+
+async def _chat(request: Request) -> Response:
+    try:
+        body = shapes.ChatCompletionBody.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise invalid_from_validation(error) from None
+    return await openai_routes.create_chat_completion(body, request)
+
+
+async def _one_request(request: Request) -> Response:
+    return await native.get_request(request, request.scope["path"].removeprefix(_ONE_REQUEST), 0)
+
+
+_POSTS: dict[str, Endpoint] = {"/v1/requests": _submit, "/v1/chat/completions": _chat}
+
+
+class HotRoutes:
+    """In front of the app's router."""
+
+    def __init__(self, router: ASGIApp) -> None:
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = hot_endpoint(scope) if scope["type"] == "http" else None
+        if endpoint is None:
+            await self._router(scope, receive, send)
+            return
+        response = await endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+def hot_endpoint(scope: Scope) -> Endpoint | None:
+    """The endpoint of a plain call of a hot route."""
+    if scope["query_string"]:
+        return None
+    path: str = scope["path"]
+    if scope["method"] == "POST":
+        endpoint = _POSTS.get(path)
+        return endpoint if endpoint is not None and _is_json(scope) else None
+    if scope["method"] == "GET" and path.startswith(_ONE_REQUEST):
+        request_id = path[len(_ONE_REQUEST) :]
+        return _one_request if request_id and "/" not in request_id else None
+    return None
+
+
+def _is_json(scope: Scope) -> bool:
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            return value.split(b";")[0].strip().lower() == b"application/json"
+    return False
