@@ -23,7 +23,18 @@ READERS: dict[str, type[BaseSettings]] = {
     "worker": WorkerSettings,
     "gateway": GatewaySettings,
 }
-ORDER = ("kafka", "topics", "worker", "conversations", "memory", "models", "gateway", "auth", "schema_registry")
+ORDER = (
+    "kafka",
+    "topics",
+    "worker",
+    "conversations",
+    "memory",
+    "models",
+    "gateway",
+    "gateway.limits",
+    "auth",
+    "schema_registry",
+)
 
 INTRO = """\
 All processes read one TOML file: the one that `--config` names, else the variable `PENSTOCK_CONFIG`, else
@@ -63,6 +74,13 @@ MODELS = """\
 One table for each model of a worker. In the environment all of them are one variable, `PENSTOCK_MODELS`, a JSON list
 of objects. What `options` may hold stands in [engine options](engine-options.md)."""
 
+LIMITS = """\
+What each tenant may have at the gateway; `[gateway.limits.tenants.NAME]` holds what differs for one of them. A key may have
+`limits` of its own, of the same names, in the keys file: they hold beside its tenant's. Without keys there is one tenant,
+and only what is set holds. More: [limits](http.md#limits)."""
+
+NOTES = {"models": MODELS, "gateway.limits": LIMITS}
+
 OTHERS = [
     ["`PENSTOCK_CONFIG`", "all", "The TOML file."],
     ["`PENSTOCK_LOG_LEVEL`", "worker, gateway", "`DEBUG`, `INFO` (default), `WARNING` or `ERROR`."],
@@ -97,7 +115,7 @@ def page() -> str:
     for name in ORDER:
         readers, keys = section(name)
         heading = f"## [[{name}]]" if name == "models" else f"## [{name}]"
-        note = MODELS if name == "models" else f"Read by the {listed(readers)}."
+        note = NOTES.get(name, f"Read by the {listed(readers)}.")
         parts.append(f"{heading}\n\n{note}\n\n{keys_table(name, keys)}")
     others = table(["variable", "read by", "meaning"], OTHERS)
     return document("Settings", *parts, f"## Other variables\n\n{others}")
@@ -112,13 +130,18 @@ def section(name: str) -> tuple[list[str], list[Key]]:
     """Who reads a section, and its keys in the order of the sources."""
     readers: list[str] = []
     keys: dict[str, Key] = {}
+    outer, _, inner = name.partition(".")
     for reader, settings in READERS.items():
-        if name not in settings.model_fields:
+        if outer not in settings.model_fields:
             continue
         readers.append(reader)
-        model = model_of(settings.model_fields[name].annotation)
+        model = model_of(settings.model_fields[outer].annotation)
+        if inner:
+            model = model_of(model.model_fields[inner].annotation)
         meanings = docstrings(model)
         for key, info in model.model_fields.items():
+            if f"{name}.{key}" in ORDER:
+                continue  # a section of its own
             known = keys.setdefault(key, Key(name=key, info=info, meaning=meanings[key]))
             known.defaults[reader] = default_text(info)
     return readers, list(keys.values())
@@ -127,7 +150,8 @@ def section(name: str) -> tuple[list[str], list[Key]]:
 def keys_table(name: str, keys: list[Key]) -> str:
     rows: list[list[str]] = []
     for key in keys:
-        row = [code(key.name), code(f"PENSTOCK_{name}__{key.name}".upper()), type_text(key.info), "", key.meaning]
+        variable = f"PENSTOCK_{name.replace('.', '__')}__{key.name}".upper()
+        row = [code(key.name), code(variable), type_text(key.info), "", key.meaning]
         defaults = set(key.defaults.values())
         row[3] = defaults.pop() if len(defaults) == 1 else ", ".join(f"{v} ({r})" for r, v in key.defaults.items())
         if name == "models":
@@ -198,4 +222,6 @@ def kind_text(kind: Any) -> str:
         return f"list of {kind_text(arguments[0])}"
     if origin is dict:
         return f"table of {kind_text(arguments[1])}"
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "tables"
     raise TypeError(f"the generator has no words for {kind}")

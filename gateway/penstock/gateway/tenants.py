@@ -1,6 +1,6 @@
 """What each tenant has under way and has used, counted from the log, so that every gateway counts the same. Pure.
 
-`docs/decisions/0016` tells how far two gateways can overshoot.
+`docs/decisions/0018` tells how far two gateways can overshoot.
 """
 
 from __future__ import annotations

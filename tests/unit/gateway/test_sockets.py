@@ -1,0 +1,67 @@
+"""A socket's own submits: `accepted` goes before whatever a conversation tells of the request."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.frames import Frame, StatusFrame
+from penstock.gateway.sockets import MAX_HELD, NewsOfOwn, Reply, Told
+
+
+def status(request_id: str, name: str = "queued") -> StatusFrame:
+    return StatusFrame(request_id=request_id, cursor=None, status=name, done=False)
+
+
+def reply(request_id: str) -> Reply:
+    return Reply(request_id="", cursor=None, content={"type": "accepted", "request_id": request_id})
+
+
+def told(request_id: str) -> Told:
+    return Told(request_id=request_id, cursor=None)
+
+
+def test_news_of_a_request_wait_for_its_accepted() -> None:
+    news = NewsOfOwn()
+    news.hold("a")
+    first, second, other, accepted = status("a"), status("a", "running"), status("b"), reply("a")
+    assert news.in_order(first) == []
+    assert news.in_order(other) == [other]
+    assert news.in_order(second) == []
+    assert news.in_order(accepted) == [accepted]
+    assert news.in_order(told("a")) == [first, second]
+    assert news.in_order(first) == [first]
+
+
+def test_a_flood_of_news_is_not_held_for_ever() -> None:
+    news = NewsOfOwn()
+    news.hold("a")
+    frames = [status("a") for _ in range(MAX_HELD + 1)]
+    sent = [one for frame in frames for one in news.in_order(frame)]
+    assert len(sent) == MAX_HELD + 1
+    assert news.in_order(told("a")) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from(["hold", "news", "told"]), st.sampled_from("ab")), max_size=60))
+def test_nothing_is_lost_doubled_or_turned_round(steps: list[tuple[str, str]]) -> None:
+    news, came, sent = NewsOfOwn(), list[Frame](), list[Frame]()
+    under_way = {"a": 0, "b": 0}
+    for step, request_id in steps:
+        if step == "hold":
+            under_way[request_id] += 1
+            news.hold(request_id)
+        elif step == "news":
+            frame = status(request_id)
+            came.append(frame)
+            taken = news.in_order(frame)
+            assert (taken == []) == (under_way[request_id] > 0)
+            sent += taken
+        elif under_way[request_id]:
+            under_way[request_id] -= 1
+            sent += news.in_order(told(request_id))
+    for request_id, count in under_way.items():
+        for _ in range(count):
+            sent += news.in_order(told(request_id))
+    for request_id in "ab":
+        mine = [id(frame) for frame in came if frame.request_id == request_id]
+        assert [id(frame) for frame in sent if frame.request_id == request_id] == mine
