@@ -75,9 +75,9 @@ One table for each model of a worker. In the environment all of them are one var
 of objects. What `options` may hold stands in [engine options](engine-options.md)."""
 
 LIMITS = """\
-What each tenant may have at the gateway; `[gateway.limits.tenants.NAME]` holds what differs for one of them. A key may have
-`limits` of its own, of the same names, in the keys file: they hold beside its tenant's. Without keys there is one tenant,
-and only what is set holds. More: [limits](http.md#limits)."""
+What each tenant may have at the gateway; `[gateway.limits.tenants.NAME]` holds what differs for one of them. A key may
+have `limits` of its own, of the same names, in the keys file: they hold beside its tenant's. Without keys there is one
+tenant, and only what is set holds. More: [limits](http.md#limits)."""
 
 NOTES = {"models": MODELS, "gateway.limits": LIMITS}
 
