@@ -1,0 +1,84 @@
+"""One tenant floods every route and socket while others work: none of theirs is refused, they hardly wait longer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import flooder
+from load import percentile
+from penstock.gateway.keys import create_key
+from system import NOOP, Process, System, running
+
+OTHERS = int(os.environ.get("PENSTOCK_TEST_TENANTS", "10"))
+"""Tenants that work beside the flood; the issue's figure is 50."""
+LOAD_S = float(os.environ.get("PENSTOCK_TEST_LOAD_S", "15"))
+EVERY_S = 0.5
+TEXT = {**NOOP, "id": "text", "aliases": ["default"], "options": {"tokens": 1, "delay_ms": 200, "slots": 64}}
+
+
+async def work(gateway: Process, keys: list[str], seconds: float) -> list[tuple[int, float]]:
+    """(status, seconds) of each of the tenants' calls: a chat, and a look at what it has, at a steady rate."""
+    seen: list[tuple[int, float]] = []
+
+    async def call(http: httpx.AsyncClient, number: int) -> None:
+        await asyncio.sleep(number * EVERY_S)
+        began = time.perf_counter()
+        answer = await http.post("/v1/chat/completions", json=flooder.CHAT)
+        seen.append((answer.status_code, time.perf_counter() - began))
+        if number % 4 == 0:
+            listed = await http.get("/v1/requests", params={"limit": 5})
+            assert listed.status_code == 200, listed.text
+
+    async def tenant(key: str, place: int) -> None:
+        async with httpx.AsyncClient(base_url=gateway.url, headers={"x-api-key": key}, timeout=60) as http:
+            await asyncio.sleep(EVERY_S * place / len(keys))
+            await asyncio.gather(*(call(http, number) for number in range(int(seconds / EVERY_S))))
+
+    await asyncio.gather(*(tenant(key, place) for place, key in enumerate(keys)))
+    return seen
+
+
+@pytest.mark.slow
+def test_a_tenant_that_floods_everything_hurts_no_other(kafka: Any, tmp_path: Path) -> None:
+    keys_file = tmp_path / "keys.json"
+    flood = create_key(keys_file, tenant="flood")
+    others = [create_key(keys_file, tenant=f"tenant{number}") for number in range(OTHERS)]
+    system = System(
+        kafka.bootstrap_servers,
+        f"f{uuid.uuid4().hex[:6]}-",
+        tmp_path / "system",
+        models=[TEXT],
+        auth={"keys_file": str(keys_file)},
+    )
+    with running(system):
+        worker, gateway = system.worker(), system.gateway()
+        worker.wait_ready()
+        gateway.wait_ready()
+        asyncio.run(work(gateway, others, 2))
+        alone = asyncio.run(work(gateway, others, LOAD_S / 2))
+        flooding = subprocess.Popen(
+            [sys.executable, flooder.__file__, gateway.url, flood, str(LOAD_S + 6)], stdout=subprocess.PIPE
+        )
+        try:
+            time.sleep(2)  # the flood's first second of permits is spent
+            beside = asyncio.run(work(gateway, others, LOAD_S))
+            told, _ = flooding.communicate(timeout=60)
+        finally:
+            flooding.kill()
+        answers = json.loads(told)
+        assert answers.get("429", 0) > 0, f"it was no flood: {answers}"
+        assert not set(answers) & {"500", "internal"}, answers
+        assert {status for status, _ in [*alone, *beside]} == {200}, f"refused; the flood saw {answers}"
+        before, after = (percentile([taken for _, taken in one], 0.95) for one in (alone, beside))
+        assert after <= 1.5 * before, f"p95 {before:.3f} s alone, {after:.3f} s beside the flood, which saw {answers}"

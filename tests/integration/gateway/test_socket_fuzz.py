@@ -1,0 +1,117 @@
+"""Whatever a client sends on a socket: it is answered, or closed with a code that says why. Nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket as sockets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from support import wait_until
+
+EXAMPLES = int(os.environ.get("PENSTOCK_TEST_FUZZ", "60"))
+DEADLINE_S = 15
+CODES = {1002, 1003, 1007, 1009, 4408}
+"""Broken protocol, binary, no UTF-8, too big, does not read."""
+
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20))
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+KINDS = st.sampled_from(["submit", "subscribe", "unsubscribe", "cancel", "ping", "reply", "told", ""])
+PAYLOAD = {"prompt": "hi"}
+REQUESTS = st.one_of(
+    VALUES,
+    st.just({"task": "text_generation", "payload": PAYLOAD, "stream": True, "conversation_id": "fuzzed"}),
+    st.fixed_dictionaries(
+        {"task": st.sampled_from(["text_generation", "embedding", "?"]), "payload": VALUES},
+        optional={"priority": VALUES, "conversation_id": VALUES, "metadata": VALUES, "ttl_ms": VALUES, "pool": VALUES},
+    ),
+)
+FRAMES = st.fixed_dictionaries(
+    {"type": KINDS | VALUES},
+    optional={
+        "id": VALUES,
+        "request": REQUESTS,
+        "request_id": st.just("known") | VALUES,
+        "conversation_id": st.just("fuzzed") | VALUES,
+        "after": VALUES,
+        "idempotency_key": st.sampled_from(["a", "b", ""]) | VALUES,
+    },
+)
+MESSAGES = st.one_of(
+    FRAMES.map(json.dumps),
+    VALUES.map(json.dumps),
+    st.text(max_size=40),
+    st.sampled_from(["", "{", "[" * 50_000, '{"type": "ping", "id": "\\ud800"}', '{"type": "ping", "id": NaN}']),
+)
+
+
+def ask(gateway: Any) -> ClientConnection:
+    return connect(gateway.ws, subprotocols=["penstock.v1"], max_size=None, compression=None)
+
+
+def frames_until_pong(socket: ClientConnection) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while not found or (found[-1].get("type"), found[-1].get("id")) != ("pong", "the end"):
+        found.append(json.loads(socket.recv(DEADLINE_S)))
+    return found
+
+
+def socket_to_its_end(socket: ClientConnection) -> Iterator[str | bytes]:
+    """What comes until it is closed. Raises TimeoutError if it stays open."""
+    while True:
+        try:
+            yield socket.recv(DEADLINE_S)
+        except ConnectionClosed:
+            return
+
+
+@pytest.fixture(scope="module")
+def known(gateway: Any) -> str:
+    return gateway.submit()
+
+
+@given(messages=st.lists(MESSAGES, max_size=12))
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_frames_are_answered(gateway: Any, known: str, messages: list[str]) -> None:
+    with ask(gateway) as socket:
+        for message in messages:
+            socket.send(message.replace('"known"', f'"{known}"'))
+        socket.send('{"type": "ping", "id": "the end"}')
+        told = frames_until_pong(socket)
+    assert not [frame for frame in told if frame["type"] == "error" and frame["error"]["code"] == "internal"], messages
+
+
+@given(data=st.binary(max_size=200), cut=st.booleans())
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_are_answered_or_closed(gateway: Any, data: bytes, cut: bool) -> None:
+    """Bytes below the protocol: broken frames, lengths that never come, and clients that vanish."""
+    with ask(gateway) as socket:
+        raw: sockets.socket = socket.socket
+        raw.sendall(data)
+        if cut:
+            raw.shutdown(sockets.SHUT_RDWR)
+            return
+        raw.shutdown(sockets.SHUT_WR)
+        for _ in socket_to_its_end(socket):
+            pass
+        closed = socket.close_code
+        assert closed in CODES | {1000, 1005, 1006}, closed
+
+
+def test_afterwards_nothing_is_left(gateway: Any) -> None:
+    def clients() -> Any:
+        return gateway.get("/v1/admin/stats").json()["clients"]
+
+    wait_until(lambda: (clients()["sockets"], clients()["connected"]) == (0, 0), 20, lambda: clients())
+    assert gateway.get("/readyz").status_code == 200
