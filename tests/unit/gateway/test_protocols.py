@@ -1,0 +1,83 @@
+"""Connections that do not move are found; those that do, however slowly, are let be."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.open_files import raise_open_files
+from penstock.gateway.protocols import Pace, Patience
+
+PATIENCE = Patience(head_s=30, write_s=30)
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.size = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+
+def pace_of(transport: Any) -> Pace:
+    pace = Pace(transport, 0.0)
+    pace.head_since = None
+    return pace
+
+
+def test_a_head_that_does_not_come_is_late() -> None:
+    transport: Any = Transport()
+    pace = Pace(transport, 0.0)
+    assert not pace.is_stuck(29.0, PATIENCE)
+    assert pace.is_stuck(30.0, PATIENCE)
+    pace.head_since = None
+    assert not pace.is_stuck(1_000.0, PATIENCE)
+
+
+def test_what_is_not_read_is_stuck() -> None:
+    transport = Transport()
+    pace = pace_of(transport)
+    assert not pace.is_stuck(10.0, PATIENCE)
+    transport.size = 1_000
+    assert not pace.is_stuck(20.0, PATIENCE)
+    transport.size = 2_000  # more is written, nothing is read
+    assert not pace.is_stuck(40.0, PATIENCE)
+    assert pace.is_stuck(50.0, PATIENCE)
+
+
+@given(st.lists(st.sampled_from(["read", "drained", "empty"]), min_size=1, max_size=50))
+def test_what_moves_at_each_look_is_never_stuck(moves: list[str]) -> None:
+    transport = Transport()
+    transport.size = 10_000
+    pace, now = pace_of(transport), 0.0
+    for move in moves:
+        now += 25.0
+        match move:
+            case "read":
+                transport.size -= 1
+            case "drained":
+                pace.drained, transport.size = True, transport.size + 5_000
+            case _:
+                transport.size = 0
+        assert not pace.is_stuck(now, PATIENCE)
+        transport.size = transport.size or 10_000
+
+
+def test_the_open_files_limit_is_raised_as_far_as_it_may_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard not in (resource.RLIM_INFINITY,) and hard < 2_000:
+        pytest.skip("this machine allows no more")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1_500, hard))
+        with caplog.at_level(logging.INFO):
+            assert raise_open_files(300) == 1_624
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1_624
+        assert "gateway.open_files limit=1624 wanted=1624" in caplog.text
+        assert raise_open_files(10) == 1_624, "never lowered"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
