@@ -6,6 +6,7 @@ Rates and open connections are counted here, by each gateway for itself.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
@@ -22,7 +23,7 @@ from penstock.schemas.records import InferenceRequest
 PUBLIC_PER_S = 100.0
 """Calls of public routes that one address may make each second."""
 REFUSALS_PER_S = 100.0
-REFUSAL_MOST_S = 10.0
+REFUSAL_MOST_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +66,11 @@ class Allowances:
 
     def limits_of(self, tenant: str) -> Limits:
         return self._by_tenant.get(tenant, self._defaults)
+
+    def with_priority(self, caller: Caller) -> Caller:
+        """The caller with the most urgent priority that all of its limits leave: its default must pass them."""
+        most = max(caller.max_priority, *(limits.max_priority for _, limits in self._holders(caller)))
+        return caller if most == caller.max_priority else dataclasses.replace(caller, max_priority=most)
 
     # -- rates
 

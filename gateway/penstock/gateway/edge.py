@@ -135,7 +135,7 @@ class Edge:
 
     async def _serve_caller(self, scope: Scope, headers: Headers, receive: Receive, answer: Answer) -> None:
         path: str = scope["path"]
-        caller = self._policy.authenticate(headers, None)
+        caller = self._allowances.with_priority(self._policy.authenticate(headers, None))
         scope.setdefault("state", {})["caller"] = caller
         needed = needed_scope(scope["method"], path)
         if needed is not None:
@@ -224,7 +224,7 @@ class Edge:
         headers = Headers(scope=scope)
         self._policy.check_host(headers.get("host", ""))
         self._policy.check_origin(headers.get("origin"), headers.get("host", ""))
-        caller = self._policy.authenticate(headers, ticket_of(scope))
+        caller = self._allowances.with_priority(self._policy.authenticate(headers, ticket_of(scope)))
         scope.setdefault("state", {})["caller"] = caller
         caller.require("read")
         self._allowances.call(caller)

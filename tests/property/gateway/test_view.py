@@ -305,6 +305,13 @@ class ViewMachine(RuleBasedStateMachine):
     # -- what must hold
 
     @invariant()
+    def tenants_have_under_way_what_is_live(self) -> None:
+        """The counters of limits never drift from what they count, over restarts, repeats and pruning too."""
+        live = [entry.tenant for entry in self.view.live_entries()]
+        counted = {tenant: work.outstanding for tenant, work in self.view.tenants.known().items() if work.outstanding}
+        assert counted == {tenant: live.count(tenant) for tenant in set(live)}
+
+    @invariant()
     def tells_what_the_folds_tell(self) -> None:
         for key, expected in self.reading.expected.items():
             if key not in self.forgotten:

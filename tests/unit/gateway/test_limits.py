@@ -233,3 +233,11 @@ def test_no_tenant_can_take_all_that_is_on_its_way() -> None:
         pass
     assert caught.value.details == {"limit": "outstanding", "value": 4}
     assert allowances.tenants.of("acme").reserved == 0
+
+
+def test_the_default_priority_passes_all_limits() -> None:
+    allowances = Allowances(defaults=Limits(max_priority=6))
+    assert allowances.with_priority(Caller()).priority(None) == 6
+    assert allowances.with_priority(Caller(max_priority=7)).priority(None) == 7
+    assert allowances.with_priority(Caller(key_id="k", limits=Limits(max_priority=8))).priority(None) == 8
+    assert Allowances().with_priority(Caller()).priority(None) == 5
