@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import traceback
@@ -97,7 +98,17 @@ def invalid_from_validation(error: RequestValidationError | ValidationError) -> 
 def error_response(error: PenstockError, *, request_id: str | None = None, final: bool = False) -> JSONResponse:
     """The answer for an error. `final`: the request has had its one outcome, so a retry cannot help."""
     headers = error_headers(error, request_id=request_id, final=final)
-    return JSONResponse(error_body(error, request_id), error.http_status, headers=headers)
+    return ErrorResponse(error_body(error, request_id), error.http_status, headers=headers)
+
+
+class ErrorResponse(JSONResponse):
+    """An error may name what the caller sent, and half a surrogate pair is text that only JSON's escapes can carry."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return super().render(content)
+        except UnicodeEncodeError:
+            return json.dumps(content, separators=(",", ":")).encode()
 
 
 def error_headers(error: PenstockError, *, request_id: str | None = None, final: bool = False) -> dict[str, str]:
@@ -192,4 +203,4 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     )
     body["error"]["code"] = _CODES_BY_STATUS.get(status, "invalid" if status < 500 else "internal")
     headers = {"x-request-id": request_id or f"edge-{uuid.uuid4().hex[:16]}", **(error.headers or {})}
-    return JSONResponse(body, status, headers=headers)
+    return ErrorResponse(body, status, headers=headers)

@@ -15,11 +15,12 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 from penstock.gateway.allowances import Allowances
 from penstock.gateway.callers import Caller, caller_of
 from penstock.gateway.context import context_of, service_of
-from penstock.gateway.errors import CLOSE_UNAUTHENTICATED
+from penstock.gateway.errors import CLOSE_INTERNAL, CLOSE_UNAUTHENTICATED, log_unexpected
 from penstock.gateway.frames import Frame, ResultFrame
 from penstock.gateway.hub import Gone
 from penstock.gateway.native import native_request
 from penstock.gateway.service import GatewayService
+from penstock.gateway.subscriptions import SlowConsumer, Stopping
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, error_body
 from penstock.schemas.ids import check_conversation_id, idempotent_request_id
@@ -35,6 +36,8 @@ MAX_SUBSCRIPTIONS = 1_000
 MAX_RUNNING = 64
 """Frames of one socket that are worked on at once; further ones wait unread."""
 CLOSE_TIMEOUT_S = 5.0
+_EXPECTED = (WebSocketDisconnect, SlowConsumer, Stopping, OSError)
+"""How the parts of a session end when its client or the gateway goes."""
 MAX_HELD = 256
 """Frames of one request that are held back for its `accepted`; with more they go first."""
 
@@ -63,6 +66,10 @@ class Reply(Frame):
 
     def to_json(self) -> dict[str, Any]:
         return self.content
+
+    def encoded(self) -> str:
+        # It may repeat what the client said, and half a surrogate pair is text that only JSON's escapes can carry.
+        return json.dumps(self.content, separators=(",", ":"))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -122,7 +129,11 @@ class Session:
         parts = (self._read(), self._write(), self._subscription.gone(), self._revoked())
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for error in (task.exception() for task in done):
+                if error is not None and not isinstance(error, _EXPECTED):
+                    log_unexpected(error, "/v1/ws")
+                    self._close_code = CLOSE_INTERNAL
         finally:
             for task in (*tasks, *self._running):
                 task.cancel()
@@ -189,7 +200,7 @@ class Session:
 
     async def _on_text(self, text: str) -> None:
         try:
-            frame: Any = json.loads(text)
+            frame: Any = json.loads(text, parse_constant=_refused)
         except (ValueError, RecursionError):
             frame = None
         if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
@@ -294,6 +305,11 @@ class Session:
 
     async def _ping(self, frame: dict[str, Any]) -> None:
         self._reply({"type": "pong", **({"id": frame["id"]} if "id" in frame else {})})
+
+
+def _refused(constant: str) -> None:
+    """NaN and Infinity are no JSON, and no other client could read them back."""
+    raise ValueError(constant)
 
 
 def _request_id(frame: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from penstock.schemas.errors import (
     EngineFailed,
     InsufficientCapacity,
     InternalError,
+    InvalidRequest,
     Overloaded,
     TenantLimit,
     Unauthenticated,
@@ -79,6 +80,12 @@ async def test_a_final_failure_is_never_retried_even_if_its_error_could_be() -> 
     assert answer.headers["x-should-retry"] == "false"
     assert "retry-after" not in answer.headers
     assert answer.headers["x-request-id"] == answer.json()["error"]["request_id"] == "r1"
+
+
+async def test_an_error_may_name_text_that_cannot_be_encoded() -> None:
+    answer = await get(app_raising(InvalidRequest("there is no field \ud800", param="\ud800")))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "\ud800"
 
 
 async def test_an_unknown_exception_leaves_its_text_nowhere(caplog: pytest.LogCaptureFixture) -> None:
