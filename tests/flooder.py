@@ -11,24 +11,33 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
-CONNECTIONS, SOCKETS = 96, 24
+CONNECTIONS, CHATS, SOCKETS = 64, 64, 24
 CHAT = {"model": "text", "messages": [{"role": "user", "content": "hi"}]}
 SUBMIT = {"task": "text_generation", "model": "text", "payload": {"prompt": "hi"}}
 
 
-def calls(number: int) -> list[tuple[str, str, bytes]]:
-    """(method, path, body) of each route in turn; `number` makes conversations differ."""
+Call = tuple[str, str, bytes]
+
+
+def chats(number: int) -> list[Call]:
+    """(method, path, body) of what waits for an outcome, plain and streamed."""
+    return [
+        ("POST", "/v1/chat/completions", json.dumps({**CHAT, "stream": stream}).encode()) for stream in (False, True)
+    ]
+
+
+def calls(number: int) -> list[Call]:
+    """The same of each other route in turn; `number` makes conversations differ."""
     submit = json.dumps({**SUBMIT, "conversation_id": f"flood{number}"} if number % 50 == 0 else SUBMIT).encode()
     return [
         ("POST", "/v1/requests", submit),
         ("GET", "/v1/requests?limit=100", b""),
-        ("POST", "/v1/chat/completions", json.dumps(CHAT).encode()),
-        ("POST", "/v1/chat/completions", json.dumps({**CHAT, "stream": True}).encode()),
         ("POST", "/v1/requests/cancel", b'{"status": "queued"}'),
         ("POST", "/v1/artifacts", b"x" * 10_000),
         ("POST", "/v1/tickets", b""),
@@ -41,7 +50,9 @@ def calls(number: int) -> list[tuple[str, str, bytes]]:
     ]
 
 
-async def flood_http(url: str, key: str, until: float, seen: Counter[str], number: int) -> None:
+async def flood_http(
+    url: str, key: str, until: float, seen: Counter[str], number: int, kinds_of: Callable[[int], list[Call]]
+) -> None:
     """One connection, one call after the other, never waiting as it is told to."""
     where = urlsplit(url)
     while time.monotonic() < until:
@@ -53,15 +64,17 @@ async def flood_http(url: str, key: str, until: float, seen: Counter[str], numbe
         try:
             while time.monotonic() < until:
                 number += 1
-                kinds = calls(number)
+                kinds = kinds_of(number)
                 method, path, body = kinds[number % len(kinds)]
                 head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
                 head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
                 writer.write(head.encode() + body)
-                async with asyncio.timeout(10):
+                began = time.monotonic()
+                async with asyncio.timeout(5):
                     status = await read_answer(reader)
                 seen[status] += 1
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            print(repr(error), method, path, time.monotonic() - began, file=sys.stderr)
             seen["broken"] += 1
         finally:
             writer.close()
@@ -94,6 +107,7 @@ async def flood_socket(url: str, key: str, until: float, seen: Counter[str]) -> 
                         await socket.send(json.dumps({"type": "submit", "request": SUBMIT}))
                         await socket.send('{"type": "ping"}')
                         await socket.send('{"type": "subscribe", "request_id": "nobody"}')
+                        await asyncio.sleep(0.05)  # its own loop has other work: a send into buffers never pauses
                 finally:
                     reading.cancel()
         except (OSError, TimeoutError, WebSocketException):
@@ -112,7 +126,9 @@ async def main(url: str, key: str, seconds: float) -> None:
     until, seen = time.monotonic() + seconds, Counter[str]()
     async with asyncio.TaskGroup() as group:
         for number in range(CONNECTIONS):
-            group.create_task(flood_http(url, key, until, seen, number))
+            group.create_task(flood_http(url, key, until, seen, number, calls))
+        for number in range(CHATS):
+            group.create_task(flood_http(url, key, until, seen, number, chats))
         for _ in range(SOCKETS):
             group.create_task(flood_socket(url, key, until, seen))
     print(json.dumps(seen))

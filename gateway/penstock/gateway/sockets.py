@@ -36,8 +36,8 @@ MAX_SUBSCRIPTIONS = 1_000
 MAX_RUNNING = 64
 """Frames of one socket that are worked on at once; further ones wait unread."""
 CLOSE_TIMEOUT_S = 5.0
-_EXPECTED = (WebSocketDisconnect, SlowConsumer, Stopping, OSError)
-"""How the parts of a session end when its client or the gateway goes."""
+_EXPECTED = (WebSocketDisconnect, SlowConsumer, Stopping, OSError, RuntimeError)
+"""How the parts of a session end when its client or the gateway goes; a send on what is closed is a RuntimeError."""
 MAX_HELD = 256
 """Frames of one request that are held back for its `accepted`; with more they go first."""
 
