@@ -7,7 +7,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from penstock.producers.configuration import ArtifactsSection, KafkaSection, ProcessSettings, RegistrySection, Section, SharedSection
+from penstock.producers.configuration import (
+    ArtifactsSection,
+    KafkaSection,
+    ProcessSettings,
+    RegistrySection,
+    Section,
+    SharedSection,
+)
 from penstock.producers.settings import KafkaSettings
 
 

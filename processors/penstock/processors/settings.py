@@ -9,7 +9,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from penstock.producers.configuration import ArtifactsSection, KafkaSection, ProcessSettings, RegistrySection, Section, SharedSection
+from penstock.producers.configuration import (
+    ArtifactsSection,
+    KafkaSection,
+    ProcessSettings,
+    RegistrySection,
+    Section,
+    SharedSection,
+)
 from penstock.producers.settings import KafkaSettings
 
 
