@@ -56,11 +56,11 @@ class Gateway:
 
     @contextmanager
     def stream(
-        self, method: str, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, timeout: httpx.Timeout | None = None
     ) -> Generator[httpx.Response]:
         """An open answer whose lines come as they are sent. Raises CliFailure."""
         try:
-            with self.http.stream(method, path, json=body, headers=dict(headers or {}), timeout=None) as answer:
+            with self.http.stream(method, path, headers=dict(headers or {}), timeout=timeout) as answer:
                 if answer.is_error:
                     answer.read()
                 raise_for_error(answer)
@@ -104,10 +104,22 @@ def raise_for_error(answer: httpx.Response) -> None:
 
 
 def sse_frames(answer: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The data of each server-sent event, decoded; comments and the closing [DONE] are left out."""
-    for line in answer.iter_lines():
-        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
-            yield json.loads(data)
+    """The data of each server-sent event, decoded; comments and the closing [DONE] are left out.
+
+    Lines end with a line feed and nothing else: httpx's own would also part a text at U+2028 and the like.
+    """
+    rest = b""
+    for piece in answer.iter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                yield json.loads(data)
+
+
+def outcome_text(outcome: Mapping[str, Any]) -> str:
+    """The text of a request that has ended, or its output as JSON when it has none."""
+    output = outcome.get("result") or {}
+    return output["text"] if "text" in output else json.dumps(output, ensure_ascii=False)
 
 
 def print_json(value: Any) -> None:
