@@ -22,3 +22,8 @@ class CliFailure(Exception):
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether nobody answered, or not now."""
+        return self.exit_code in (ExitCode.UNREACHABLE, ExitCode.TIMED_OUT)

@@ -85,6 +85,10 @@ def unreachable(url: str, error: httpx.HTTPError) -> CliFailure:
         return CliFailure(
             f"{url} did not answer in time; is it overloaded? `penstock status`", exit_code=ExitCode.TIMED_OUT
         )
+    return no_gateway(url, error)
+
+
+def no_gateway(url: str, error: Exception) -> CliFailure:
     return CliFailure(
         f"no gateway at {url} ({error}); start one with `penstock up` or name it with --url",
         exit_code=ExitCode.UNREACHABLE,

@@ -55,7 +55,7 @@ class Patience:
 
     def wait(self, failure: CliFailure) -> None:
         """Raises the failure when it is of another kind, or has lasted too long."""
-        if not self._answered or failure.exit_code not in (ExitCode.UNREACHABLE, ExitCode.TIMED_OUT):
+        if not self._answered or not failure.unreachable:
             raise failure
         now = time.monotonic()
         if self._away_since is None:
