@@ -18,10 +18,11 @@ import typer
 from penstock.cli.assets import ASSETS, looks_whole, model_folder
 from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.config_commands import checked
-from penstock.cli.embedded_kafka import answers, java
+from penstock.cli.embedded_kafka import java
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.kafka_jars import KAFKA_VERSION, wrong_jars
 from penstock.cli.paths import cache_dir, default_data_dir, port_in_use
+from penstock.cli.reaching import why_unreachable
 from penstock.cli.state import Home
 from penstock.producers.settings import KafkaSettings
 
@@ -230,10 +231,10 @@ def kafka_checks(settings: KafkaSettings, *, named: bool) -> Iterator[Check]:
     from confluent_kafka import KafkaException
 
     where = settings.bootstrap_servers
-    if not answers(where, timeout_s=5.0, security=settings.security):
+    if (reason := why_unreachable(settings)) is not None:
         cure = "`penstock up` starts one; else check [kafka] bootstrap_servers and security"
         state = "fail" if named else "warn"
-        yield Check(name="kafka", state=state, detail=f"nothing answers at {where}", cure=cure)
+        yield Check(name="kafka", state=state, detail=f"nothing answers at {where} ({reason})", cure=cure)
         return
     try:
         brokers, config = describe_broker(settings)

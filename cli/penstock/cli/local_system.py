@@ -20,6 +20,7 @@ from penstock.cli.embedded_kafka import EmbeddedKafka, answers
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.kafka_jars import KAFKA_VERSION
 from penstock.cli.paths import Progress, free_port, port_in_use
+from penstock.cli.reaching import why_unreachable
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.cli.supervisor import Part, Supervisor, command_part
 
@@ -125,9 +126,10 @@ class LocalSystem:
         return part
 
     def _require_kafka(self, bootstrap_servers: str) -> None:
-        if not answers(bootstrap_servers, 10.0, load(ClusterSettings).kafka.security):
+        reason = why_unreachable(load(ClusterSettings).kafka_settings(bootstrap_servers))
+        if reason is not None:
             raise CliFailure(
-                f"no Kafka answers at {bootstrap_servers}: check the address and that it runs,"
+                f"no Kafka answers at {bootstrap_servers} ({reason}): check the address and that it runs,"
                 " or leave --bootstrap-servers out to run one here",
                 exit_code=ExitCode.UNREACHABLE,
             )

@@ -14,6 +14,7 @@ from pathlib import Path
 from penstock.cli import children
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.paths import Progress
+from penstock.schemas.texts import shortened
 
 POLL_S = 0.1
 USAGE_EXIT = 2
@@ -60,7 +61,7 @@ class Part:
     def last_words(self) -> str:
         """The last line of its log that says something, short."""
         lines = [line.strip() for line in children.tail(self.log).splitlines() if line.strip()]
-        return lines[-1][-200:] if lines else f"nothing in {self.log}"
+        return shortened(lines[-1], 300) if lines else f"nothing in {self.log}"
 
 
 def command_part(

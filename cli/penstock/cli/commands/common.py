@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Annotated, Any
 
 import httpx
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.schemas.texts import shortened
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -22,6 +24,14 @@ Key = Annotated[
     str | None, typer.Option("--key", envvar="PENSTOCK_API_KEY", help="An API key, when the gateway asks for one.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one document or one line per record.")]
+
+
+class BuiltTask(StrEnum):
+    """Tasks that can be asked for; the other tasks of the schemas are still to be built."""
+
+    TEXT_GENERATION = "text_generation"
+    EMBEDDING = "embedding"
+
 
 console = Console()
 errors = Console(stderr=True)
@@ -102,7 +112,7 @@ def raise_for_error(answer: httpx.Response) -> None:
         error = answer.json()["error"]
         text = f"{error['message']} ({error['code']}{', ' + error['param'] if error.get('param') else ''})"
     except (ValueError, KeyError, TypeError):
-        text = f"HTTP {answer.status_code}: {answer.text[:200]}"
+        text = f"HTTP {answer.status_code}: {shortened(answer.text, 200)}"
     code = ExitCode.UNREACHABLE if answer.status_code == 503 else ExitCode.FAILED
     raise CliFailure(text, exit_code=ExitCode.TIMED_OUT if answer.status_code == 504 else code)
 
@@ -126,8 +136,9 @@ def outcome_text(outcome: Mapping[str, Any]) -> str:
     return output["text"] if "text" in output else json.dumps(output, ensure_ascii=False)
 
 
-def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))
+def print_json(value: Any, *, indented: bool = False) -> None:
+    """One line for programs; `indented` for people."""
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2 if indented else None))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, outcome_text, print_json
+from penstock.cli.commands.common import DEFAULT_URL, AsJson, BuiltTask, Gateway, Key, Url, outcome_text, print_json
 from penstock.cli.commands.following import follow, wait_for
 from penstock.cli.failures import CliFailure, ExitCode
 
 
-def request_body(prompt: str | None, file: Path | None, task: str) -> dict[str, Any]:
+def request_body(prompt: str | None, file: Path | None, task: BuiltTask) -> dict[str, Any]:
     """A request's JSON form from a file (or `-`), or built around a prompt."""
     if (prompt is None) == (file is None):
         raise CliFailure("give a prompt or --file, one of the two", exit_code=ExitCode.USAGE)
@@ -27,7 +27,7 @@ def request_body(prompt: str | None, file: Path | None, task: str) -> dict[str, 
         if not isinstance(body, dict):
             raise CliFailure(f"{file} does not hold one JSON object", exit_code=ExitCode.USAGE)
         return {str(name): value for name, value in body.items()}
-    if task == "embedding":
+    if task is BuiltTask.EMBEDDING:
         return {"task": task, "payload": {"input": prompt}}
     return {"task": task, "payload": {"messages": [{"role": "user", "content": prompt}]}}
 
@@ -59,9 +59,11 @@ def follow_text(gateway: Gateway, request_id: str, timeout_s: float) -> str:
 def submit(
     prompt: Annotated[str | None, typer.Argument(help="The text; or use --file.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A request in its JSON form; - for stdin.")] = None,
-    task: Annotated[str, typer.Option(help="What to do with the prompt.")] = "text_generation",
+    task: Annotated[BuiltTask, typer.Option(help="What to do with the prompt.")] = BuiltTask.TEXT_GENERATION,
     model: Annotated[str | None, typer.Option(help="Default: the best for the task.")] = None,
-    priority: Annotated[int | None, typer.Option(help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low.")] = None,
+    priority: Annotated[
+        int | None, typer.Option(min=0, help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low.")
+    ] = None,
     conversation: Annotated[str | None, typer.Option("--conversation", "-c", help="The conversation's id.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="A repeat with this key is the same request.")] = None,
