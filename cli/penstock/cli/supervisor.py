@@ -145,7 +145,8 @@ class Supervisor:
         delay_s = part.backoff.ended(now - part.started_at)
         part.due_at = now + delay_s
         code = part.process.returncode
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        # Who was killed had no time for last words.
+        how = f"signal {-code}" if code < 0 else f"exit code {code}: {part.last_words()}"
         self._progress(f"the {part.name} ended ({how}); starting it again in {delay_s:g} s (log: {part.log})")
         self._changed()
 
