@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import socket
 
+from confluent_kafka import KafkaException
+
 from penstock.cli.embedded_kafka import answers
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.producers.kafka_errors import wrong_configuration
 from penstock.producers.settings import KafkaSettings
 
 CONNECT_S = 2.0
@@ -35,7 +38,11 @@ def why_unreachable(settings: KafkaSettings) -> str | None:
         except OSError as error:
             reasons.append(error.strerror or str(error))
         else:
-            if answers(settings.bootstrap_servers, ANSWER_S, settings.security):
+            try:
+                answered = answers(settings.bootstrap_servers, ANSWER_S, settings.security)
+            except KafkaException as error:
+                raise wrong_configuration(error) from error
+            if answered:
                 return None
             return f"something listens there, but does not speak Kafka to this client within {ANSWER_S:.0f} s"
     return reasons[0]

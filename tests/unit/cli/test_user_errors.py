@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,26 @@ def test_a_task_that_is_not_built_is_not_offered() -> None:
     assert "text_generation" in done.stderr
     assert "image" not in done.stderr
     assert {task.value for task in BuiltTask} == BUILT_TASKS
+
+
+@pytest.mark.parametrize("command", [["submit", "hello"], ["chat"], ["watch", "r"], ["requests", "list"], ["bench"]])
+@pytest.mark.parametrize(
+    "wrong", [["--url", "localhost:8000"], ["--url", "http://["], ["--url", "ftp://x"], ["--key", "schlüssel"]]
+)
+def test_a_url_or_key_that_is_none_is_wrong_usage(command: list[str], wrong: list[str]) -> None:
+    done = run(*command, *wrong)
+    assert (done.exit_code, wrong[0] in done.stderr) == (2, True), done.output
+
+
+def test_settings_that_kafkas_client_does_not_know_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listening:  # so that its client is asked at all
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        monkeypatch.setenv("PENSTOCK_KAFKA__SECURITY", '{"security.protocl": "SSL"}')
+        done = run("topics", "list", "-b", f"127.0.0.1:{listening.getsockname()[1]}")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("penstock: the Kafka settings are wrong")
+    assert "security.protocl" in done.stderr
 
 
 def test_an_id_of_a_dead_letter_has_its_form() -> None:

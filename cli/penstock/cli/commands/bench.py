@@ -21,6 +21,7 @@ from penstock.cli.commands.common import (
     Gateway,
     Key,
     Url,
+    auth_headers,
     errors,
     print_json,
     print_table,
@@ -211,7 +212,7 @@ def bench(
     )
     with Gateway(url, key) as gateway:
         gateway.call("GET", "/healthz")  # one clear line now rather than thousands of failed requests
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = auth_headers(key)
     with Progress(console=errors, transient=True) as progress:
         elapsed_s = asyncio.run(generate(load, url, headers, progress))
     rows = summarize(load.samples, elapsed_s)

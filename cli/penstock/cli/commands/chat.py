@@ -13,7 +13,17 @@ from rich.prompt import Prompt
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
-from penstock.cli.commands.common import DEFAULT_URL, Gateway, Key, Url, console, errors, no_gateway
+from penstock.cli.commands.common import (
+    DEFAULT_URL,
+    Gateway,
+    Key,
+    Url,
+    auth_headers,
+    checked_url,
+    console,
+    errors,
+    no_gateway,
+)
 from penstock.cli.commands.conversations import item_text
 from penstock.cli.failures import CliFailure, ExitCode
 
@@ -55,9 +65,9 @@ class ChatSocket:
     """One WebSocket for a whole chat; it is dialled again, with the last cursor, when it drops in mid-answer."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        self.gateway = url.rstrip("/")
+        self.gateway = checked_url(url)
         self.url = self.gateway.replace("http", "ws", 1) + "/v1/ws"
-        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.headers = auth_headers(key)
         self.socket: ClientConnection | None = None
         self._opened = ExitStack()
 

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import httpx
 import typer
@@ -41,10 +42,9 @@ class Gateway:
     """A gateway over HTTP; every failure becomes one line and the exit code that DESIGN gives it."""
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 30) -> None:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.url = url.rstrip("/")
+        self.url = checked_url(url)
         # A proxy of the environment is for the outside; what it would do to streams on loopback is not wanted.
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, headers=auth_headers(key), timeout=timeout_s, trust_env=False)
 
     def __enter__(self) -> Gateway:
         return self
@@ -62,7 +62,10 @@ class Gateway:
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
         raise_for_error(answer)
-        return answer.json() if answer.content else None
+        try:
+            return answer.json() if answer.content else None
+        except ValueError as error:
+            raise CliFailure(f"what answers at {self.url} is no gateway of Penstock: name it with --url") from error
 
     @contextmanager
     def stream(
@@ -88,6 +91,27 @@ class Gateway:
             if not page["has_more"] or not page["data"]:
                 return
             after = page["last_id"]
+
+
+def checked_url(url: str) -> str:
+    """A gateway's URL without the slash at its end. Raises CliFailure (usage)."""
+    try:
+        parts = urlsplit(url)
+        well_formed = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 80) > 0
+    except ValueError:
+        well_formed = False
+    if not well_formed:
+        raise CliFailure(f"--url {url}: write it as http://127.0.0.1:8000", exit_code=ExitCode.USAGE)
+    return url.rstrip("/")
+
+
+def auth_headers(key: str | None) -> dict[str, str]:
+    """Raises CliFailure (usage) for a key that cannot be one."""
+    if not key:
+        return {}
+    if not (key.isascii() and key.isprintable()):
+        raise CliFailure("--key has characters that no key of Penstock has", exit_code=ExitCode.USAGE)
+    return {"authorization": f"Bearer {key}"}
 
 
 def unreachable(url: str, error: httpx.HTTPError) -> CliFailure:
