@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.kafka_jars import KAFKA_VERSION
 from penstock.cli.paths import Progress, free_port, port_in_use
 from penstock.cli.reaching import why_unreachable
-from penstock.cli.readiness import Readiness, ReadinessWatch, ask
+from penstock.cli.readiness import ReadinessWatch, ask
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.cli.supervisor import Part, Supervisor, command_part
 
@@ -62,7 +62,7 @@ class LocalSystem:
         self.supervisor = Supervisor(progress, self._changed)
         self._progress = progress
         self._ready_urls: dict[str, str] = {}
-        self._watch = ReadinessWatch(self._readiness, progress)
+        self._watch = ReadinessWatch(lambda: ask(self.local_url), progress, self.home.logs / "worker.log")
         self._started_at = time.time()
 
     @property
@@ -234,17 +234,6 @@ class LocalSystem:
                 self._progress(f"the model {model} is {state} … {said - began:.0f} s")
             time.sleep(0.2)
         self._progress(f"the model {model} is still not loaded; going on without waiting")
-
-    def _readiness(self) -> Readiness:
-        found = ask(self.local_url)
-        if found.status != "degraded":
-            return found
-        return replace(found, reason="; ".join([*([found.reason] if found.reason else []), self.worker_log]))
-
-    @property
-    def worker_log(self) -> str:
-        """Where to look when a model is not served."""
-        return f"log: {self.home.logs / 'worker.log'}"
 
     @property
     def local_url(self) -> str:

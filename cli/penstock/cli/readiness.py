@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -28,15 +29,10 @@ class Readiness:
         return self.status in ("ready", "degraded")
 
     def text(self) -> str:
-        """One line: `degraded: no live worker for smollm2-135m (the worker keeps ending)`."""
-        models = f"no live worker for {', '.join(self.models_without_worker)}" if self.models_without_worker else None
-        match models, self.reason:
-            case None, None:
-                return self.status
-            case (str() as only, None) | (None, str() as only):
-                return f"{self.status}: {only}"
-            case _:
-                return f"{self.status}: {models} ({self.reason})"
+        """One line: `degraded: no worker is alive; without a worker: smollm2-135m`."""
+        text = f"{self.status}: {self.reason}" if self.reason else self.status
+        unsaid = [model for model in self.models_without_worker if model not in (self.reason or "")]
+        return f"{text}; without a worker: {', '.join(unsaid)}" if unsaid else text
 
 
 def ask(url: str, timeout_s: float = 2.0) -> Readiness:
@@ -77,12 +73,12 @@ def _name(model: Any) -> str:
 
 
 class ReadinessWatch:
-    """Looks at a gateway now and then, on a thread of its own, and tells every change."""
+    """Looks at a gateway now and then, on a thread of its own, and tells every change; `log` is the workers'."""
 
-    def __init__(self, look: Callable[[], Readiness], tell: Progress, *, every_s: float = LOOK_EVERY_S) -> None:
+    def __init__(self, look: Callable[[], Readiness], tell: Progress, log: Path) -> None:
         self._look = look
         self._tell = tell
-        self._every_s = every_s
+        self._log = log
         self._ended = threading.Event()
         self._told = "ready"
         self._thread = threading.Thread(target=self._run, name="readiness", daemon=True)
@@ -96,7 +92,7 @@ class ReadinessWatch:
     def _run(self) -> None:
         while not self._ended.is_set():
             self.note(self._look())
-            self._ended.wait(self._every_s)
+            self._ended.wait(LOOK_EVERY_S)
 
     def note(self, readiness: Readiness) -> None:
         """Tell it when it is another than the last. Who is unreachable restarts: that is told by its supervisor."""
@@ -104,4 +100,4 @@ class ReadinessWatch:
         if self._ended.is_set() or readiness.status == "unreachable" or text == self._told:
             return
         self._told = text
-        self._tell("all models are served again" if readiness.status == "ready" else text)
+        self._tell("all models are served again" if readiness.status == "ready" else f"{text} (log: {self._log})")

@@ -74,13 +74,13 @@ def test_text_topics_must_be_equal_in_each_pool() -> None:
     assert "p-inference.request.low.gpu 8" in line
 
 
-DEGRADED = {"status": "degraded", "models_without_worker": ["chat"], "reason": "the worker keeps ending"}
+DEGRADED = {"status": "degraded", "models_without_worker": ["chat"], "reason": "no worker is alive"}
 
 
 def test_a_gateway_without_workers_is_something_to_mend() -> None:
     found = gateway_check(URL, readiness_of(200, DEGRADED), Path("/data/logs/worker.log"))
     assert found.state == "fail"
-    assert found.detail == f"{URL} is degraded: no live worker for chat (the worker keeps ending)"
+    assert found.detail == f"{URL} is degraded: no worker is alive; without a worker: chat"
     assert found.cure is not None
     assert "/data/logs/worker.log" in found.cure
     assert gateway_check(URL, readiness_of(200, {"status": "ready"}), None).state == "ok"
@@ -109,9 +109,9 @@ def test_what_a_gateway_says_is_understood_with_and_without_details(
 
 def test_each_change_is_told_once() -> None:
     told: list[str] = []
-    watch = ReadinessWatch(lambda: Readiness(status="ready"), told.append)
-    degraded = Readiness(status="degraded", models_without_worker=("a", "b"))
+    watch = ReadinessWatch(lambda: Readiness(status="ready"), told.append, Path("/logs/worker.log"))
+    degraded = Readiness(status="degraded", reason="no live worker has a, b", models_without_worker=("a", "b"))
     for found in (Readiness(status="ready"), degraded, degraded, Readiness(status="unreachable"), degraded):
         watch.note(found)
     watch.note(Readiness(status="ready"))
-    assert told == ["degraded: no live worker for a, b", "all models are served again"]
+    assert told == ["degraded: no live worker has a, b (log: /logs/worker.log)", "all models are served again"]
