@@ -48,28 +48,25 @@ def test_watch_and_chat_go_on_when_the_gateway_is_killed(system: System) -> None
     body = {"task": "text_generation", "model": "slow", "stream": True, "payload": {"prompt": "x", "max_tokens": 60}}
     submitted = run(system, "submit", "--no-wait", "-f", "-", input=json.dumps(body))
     request_id = submitted.stdout.strip()
-    words = [sys.executable, "-m", "penstock.cli.main"]
-    watching = subprocess.Popen(
-        [*words, "watch", request_id, "--url", gateway.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    chatting = subprocess.Popen(
-        [*words, "chat", "--model", "slow", "--max-tokens", "60", "--url", gateway.url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    watching = start("watch", request_id, "--url", gateway.url)
+    chatting = start("chat", "--model", "slow", "--max-tokens", "60", "--url", gateway.url)
     assert chatting.stdin is not None
     assert watching.stdout is not None
-    chatting.stdin.write("hello\n")
-    chatting.stdin.flush()
+    chatting.stdin.write(b"hello\n")
     first = watching.stdout.read(12)  # it has begun
     gateway.kill9()
     system.gateway("g1", port=gateway.port).wait_ready()
     rest, said = watching.communicate(timeout=90)
-    assert (watching.returncode, first + rest) == (0, TEXT), said
+    assert (watching.returncode, (first + rest).decode()) == (0, TEXT), said
     told, said = chatting.communicate(timeout=90)
-    assert (chatting.returncode, told) == (0, f"{TEXT}\n"), said
+    assert (chatting.returncode, told.decode()) == (0, f"{TEXT}\n"), said
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "penstock.cli.main", *arguments]
+    pipe = subprocess.PIPE
+    # Without buffers here: what was read ahead would be missing from what comes later.
+    return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
 
 
 def test_a_large_output_reaches_those_who_produce_by_themselves(system: System) -> None:

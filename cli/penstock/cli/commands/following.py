@@ -60,7 +60,7 @@ class Patience:
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
-            typer.echo(f"\n[{failure}; waiting for it]", err=True)
+            typer.echo("\n[the gateway is away; waiting for it]", err=True)
         elif now - self._away_since > PATIENCE_S:
             raise failure
         time.sleep(AGAIN_S)
