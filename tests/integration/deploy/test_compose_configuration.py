@@ -148,11 +148,11 @@ def test_the_containers_serve_and_share_artifacts(compose: Compose) -> None:
         uploaded = http.post("/v1/artifacts", content=b"mine", headers={"content-type": "text/plain"})
         assert uploaded.status_code == 201, uploaded.text
         assert http.get(uploaded.json()["content_url"]).content == b"mine"
-        # 60 embeddings are over 256 KiB: the worker writes them as an artifact, the gateway reads it.
-        words = [f"word {number}" for number in range(60)]
+        # 200 embeddings are over 256 KiB: the worker writes them as an artifact, the gateway reads it.
+        words = [f"word {number}" for number in range(200)]
         answer = http.post("/v1/embeddings", json={"model": "all-minilm-l6-v2", "input": words})
         assert answer.status_code == 200, answer.text
-        assert len(answer.json()["data"]) == 60
+        assert len(answer.json()["data"]) == 200
         chat = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
         assert http.post("/v1/chat/completions", json=chat).json()["usage"]["completion_tokens"] > 0
 
