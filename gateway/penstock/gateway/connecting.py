@@ -88,7 +88,7 @@ class Connecting:
                 rediscover_s=conf.rediscover_s,
                 on_failure=lambda reason: self._context.on_failure(reason),
             )
-            artifacts = await asyncio.to_thread(ArtifactStore, conf.artifacts_dir, max_bytes=ARTIFACT_BYTES)
+            artifacts = await asyncio.to_thread(ArtifactStore, settings.artifacts_location, max_bytes=ARTIFACT_BYTES)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
             service = GatewayService.compose(settings, sender, view, follower, hub, codec, artifacts)
             await follower.start()

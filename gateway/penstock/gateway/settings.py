@@ -7,7 +7,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from penstock.producers.configuration import KafkaSection, ProcessSettings, RegistrySection, Section, SharedSection
+from penstock.producers.configuration import (
+    ArtifactsSection,
+    KafkaSection,
+    ProcessSettings,
+    RegistrySection,
+    Section,
+    SharedSection,
+)
 from penstock.producers.settings import KafkaSettings
 
 
@@ -18,8 +25,8 @@ class GatewaySection(Section):
     """The port to listen on."""
     view_path: Path = Path(".penstock/gateway.sqlite")
     """The SQLite file of this gateway's view; deleted, it is rebuilt from the topics."""
-    artifacts_dir: Path = Path(".penstock/artifacts")
-    """The folder of artifacts; gateways that share it serve each other's uploads."""
+    artifacts_dir: str | None = None
+    """Only when the gateway sees the artifacts under another name than `artifacts.location`: a folder or a URL."""
     client_queue_frames: int = Field(1024, ge=8)
     """Frames that wait for one client before it is let go as too slow."""
     max_pending_submits: int = Field(2_000, ge=1)
@@ -69,9 +76,15 @@ class GatewaySettings(ProcessSettings):
     kafka: KafkaSection = Field(default_factory=KafkaSection)
     gateway: GatewaySection = GatewaySection()  # pyright: ignore[reportCallIssue]
     auth: AuthSection = Field(default_factory=AuthSection)
+    artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
     topics: TopicsSection = Field(default_factory=TopicsSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
+
+    @property
+    def artifacts_location(self) -> str:
+        """The folder or URL of artifacts, as this process sees it; `ArtifactStore` decides which of the two it is."""
+        return self.gateway.artifacts_dir or self.artifacts.location
 
     def kafka_settings(self) -> KafkaSettings:
         return self.kafka.clients("gateway")

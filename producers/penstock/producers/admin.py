@@ -6,6 +6,7 @@ Every function raises BrokerUnavailable when Kafka does not answer within `timeo
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from typing import Any, cast
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
+from penstock.producers.forking import keep_in_children
 from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic, wrong_configuration
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError
@@ -62,7 +64,19 @@ def admin_client(settings: KafkaSettings) -> AdminClient:
                 _clients[key] = AdminClient(config, logger=client_logger)
             except KafkaException as error:
                 raise wrong_configuration(error) from error
+            keep_in_children(_clients[key])
         return _clients[key]
+
+
+def _begin_anew() -> None:
+    """In a forked child: make clients of its own."""
+    global _clients_lock
+    _clients_lock = threading.Lock()  # another thread of the parent may have held it
+    _clients.clear()
+    _retired.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _key(settings: KafkaSettings) -> tuple[object, ...]:

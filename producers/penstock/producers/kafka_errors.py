@@ -107,7 +107,8 @@ def too_large(topic: str, size_bytes: int, limit_bytes: int) -> TooLarge:
 def wrong_configuration(error: KafkaException) -> InvalidRequest:
     """The error for settings that librdkafka does not take; mostly a name or value in `security`."""
     cause = error.args[0] if error.args else error
-    return InvalidRequest(f"the Kafka settings are wrong: {cause}", param="kafka.security")
+    reason = cause.str() if isinstance(cause, KafkaError) else str(cause)
+    return InvalidRequest(f"the Kafka settings are wrong: {reason}", param="kafka.security")
 
 
 def from_kafka(error: KafkaError | KafkaException, doing: str, topic: str | None = None) -> PenstockError:

@@ -392,15 +392,23 @@ def read_to_end(
     partitions = [(topic, n) for n in (range(count) if partition is None else [partition])]
     first = admin.begin_offsets(settings, partitions, deadline_s)
     end = admin.end_offsets(settings, partitions, deadline_s)
-    begin = {tp: max(from_offset, first[tp]) for tp in partitions}
-    left = {tp: end[tp] for tp in partitions if begin[tp] < end[tp]}
-    if not left:
+    return read_ranges(settings, {tp: (max(from_offset, first[tp]), end[tp]) for tp in partitions}, give_up)
+
+
+def read_ranges(settings: KafkaSettings, ranges: Mapping[TP, tuple[int, int]], give_up: float) -> list[RawMessage]:
+    """The records of these ranges of offsets (from, to but not with), partition by partition.
+
+    They must lie between the offsets that the partition has. Raises BrokerUnavailable at `give_up` (monotonic).
+    """
+    ranges = {tp: (begin, end) for tp, (begin, end) in ranges.items() if begin < end}
+    if not ranges:
         return []
     consumer = make_consumer(settings)
     try:
-        consumer.assign([TopicPartition(*tp, begin[tp]) for tp in left])
-        return _read_up_to(consumer, left, give_up, deadline_s)
+        consumer.assign([TopicPartition(*tp, begin) for tp, (begin, _) in ranges.items()])
+        return _read_up_to(consumer, {tp: end for tp, (_, end) in ranges.items()}, give_up)
     except KafkaException as error:
+        topic = next(iter(ranges))[0]
         raise from_kafka(error, f"read {topic}", topic) from error
     finally:
         consumer.close()
@@ -431,12 +439,12 @@ def empty_ranges(
     return empty
 
 
-def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float, deadline_s: float) -> list[RawMessage]:
+def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float) -> list[RawMessage]:
     found: dict[TP, list[RawMessage]] = {tp: [] for tp in left}
     while left:
         if (remaining := give_up - time.monotonic()) <= 0:
             topic = next(iter(left))[0]
-            raise BrokerUnavailable(f"{topic} was not read to its end within {deadline_s:.0f} s", retry_after_s=1.0)
+            raise BrokerUnavailable(f"{topic} was not read to its end in time", retry_after_s=1.0)
         message = consumer.poll(min(remaining, 0.2))
         if message is None:
             continue
@@ -471,6 +479,7 @@ __all__ = [
     "make_consumer",
     "message_headers",
     "raw_message",
+    "read_ranges",
     "read_to_end",
     "resolve_start",
 ]

@@ -191,7 +191,7 @@ class Place:
         self._stack = ExitStack()
 
     def settings(self, name: str, auth: dict[str, Any] | None = None, **options: Any) -> GatewaySettings:
-        conf = {"view_path": self.folder / f"{name}.sqlite", "artifacts_dir": self.folder / "artifacts", **options}
+        conf = {"view_path": self.folder / f"{name}.sqlite", "artifacts_dir": str(self.folder / "artifacts"), **options}
         return GatewaySettings(
             kafka=KafkaSection(bootstrap_servers=self.bootstrap, topic_prefix=self.prefix),
             gateway=GatewaySection(**conf),
