@@ -42,10 +42,11 @@ Headers = tuple[tuple[str, bytes | None], ...]
 _call_headers: Callable[[Message], Any] = operator.methodcaller("headers")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RawMessage:
     """A record as it stands in the log; `value` is None for a tombstone. Times in ms since the epoch.
 
+    Nobody changes one; a frozen class would cost a call for each field.
     `headers` is empty and `headers_readable` False when a header's name is not UTF-8.
     """
 
@@ -158,7 +159,10 @@ class PartitionReader:
 
     def add_topics(self, topics: Sequence[str], timeout_s: float = 10.0) -> None:
         """Read these as well, from the same `start`. What is read already goes on."""
-        begin = self._begin(topics, timeout_s)
+        self.add_partitions(self._begin(topics, timeout_s))
+
+    def add_partitions(self, begin: Mapping[TP, int]) -> None:
+        """Read these as well, each from its offset, unless they are read already."""
         self.call(lambda: self._add({tp: offset for tp, offset in begin.items() if tp not in self._positions}))
 
     def call(self, action: Callable[[], None]) -> None:
@@ -285,12 +289,13 @@ class PartitionReader:
         reached: dict[TP, int] = {}
         for message in [first, *self._consumer.consume(self._batch_size - 1, 0)]:
             error = message.error()
-            tp = (message.topic() or "", message.partition() or 0)
             if error is None:
-                batch.append(raw_message(message))
-                reached[tp] = (message.offset() or 0) + 1
+                record = raw_message(message)
+                batch.append(record)
+                reached[record.topic, record.partition] = record.offset + 1
             elif error.code() == _PARTITION_EOF:
                 # Behind the last record there may be offsets that compaction emptied: the end is reached all the same.
+                tp = (message.topic() or "", message.partition() or 0)
                 reached[tp] = max(reached.get(tp, 0), message.offset() or 0)
             else:
                 logger.warning("reader.error topic=%s error=%s", message.topic(), error)

@@ -97,7 +97,6 @@ class ViewMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.clock = Clock()
         self.patch.setattr(view_module, "now_ms", self.clock)
-        self.patch.setattr(view_module, "RECENT", 1)
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-view-"))
         self.logs: dict[TP, list[Written]] = {tp: [] for tp in TPS}
         self.origins: dict[Key, list[Origin]] = {key: [] for key in KEYS}
@@ -117,7 +116,9 @@ class ViewMachine(RuleBasedStateMachine):
         for key in KEYS:
             self.clients[key] = hub.connect(lambda: None)
             hub.subscribe(self.clients[key], ("request", *key))
-        self.view = View(self.store, hub, NAMES, PARTITIONS, on_outcome=self.outcomes.append, codec=codec)
+        self.view = View(
+            self.store, hub, NAMES, PARTITIONS, on_outcome=self.outcomes.append, codec=codec, recent_bytes=5_000
+        )
 
     # -- writing to the topics
 

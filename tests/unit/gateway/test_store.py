@@ -13,7 +13,9 @@ import pytest
 
 from penstock.gateway import store as store_module
 from penstock.gateway.entries import Entry
+from penstock.gateway.rows import snapshot
 from penstock.gateway.store import MAX_WAITING, TP, Batch, Store
+from penstock.schemas.codec import default_codec
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent
 from support import wait_until
 
@@ -72,12 +74,14 @@ def new_entry(
 def ended(entry: Entry) -> Entry:
     origin = entry.origin
     assert origin is not None
-    entry.on_result(replace(TERMINAL, request_id=entry.request_id, tenant=entry.tenant, origin=origin), 5)
+    event = replace(TERMINAL, request_id=entry.request_id, tenant=entry.tenant, origin=origin)
+    entry.on_result(event, 5)
+    entry.record = default_codec().encode(event)
     return entry
 
 
 def submit(store: Store, offset: int, *entries: Entry) -> threading.Event:
-    batch = Batch([store.row(entry) for entry in entries], {RESULTS: offset}, threading.Event())
+    batch = Batch([snapshot(entry) for entry in entries], {RESULTS: offset}, threading.Event())
     store.submit(batch)
     return batch.written
 
@@ -105,8 +109,8 @@ def fail_at_row(path: Path, request_id: str) -> None:
     )
 
 
-def ids(entries: list[Entry]) -> list[str]:
-    return [entry.request_id for entry in entries]
+def ids(entries: list[Entry] | None) -> list[str]:
+    return [entry.request_id for entry in entries or ()]
 
 
 # -- what is written
@@ -356,10 +360,10 @@ def test_a_page_goes_on_though_new_ones_came(store: Store) -> None:
     assert ids(store.page("default", limit=2, after="r3", newest_first=False)) == ["r9"]
 
 
-def test_behind_what_nobody_knows_there_is_nothing(store: Store) -> None:
+def test_behind_what_nobody_knows_there_is_no_page(store: Store) -> None:
     write(store, 1, new_entry("a"), new_entry("b", tenant="other"))
     for after in ("unknown", "b"):
-        assert store.page("default", limit=9, after=after, newest_first=True) == []
+        assert store.page("default", limit=9, after=after, newest_first=True) is None
 
 
 def test_pages_of_a_status_and_of_a_conversation(store: Store) -> None:

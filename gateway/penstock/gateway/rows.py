@@ -1,0 +1,124 @@
+"""A request's entry as rows of the view's file, and back: copied on the loop, made into text on the writer's thread."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from penstock.gateway.entries import Entry
+from penstock.gateway.outputs import LargeOutput
+from penstock.schemas.records import Origin, ResultEvent, StatusEvent
+
+_FACTS = ("task", "priority", "model", "pool", "conversation_id", "stream", "metadata", "content")
+
+
+class Snapshot(NamedTuple):
+    """What an entry held at one moment, and what of its text and outcome the file does not hold yet.
+
+    `text` replaces all text from the character `text_at` on; None leaves it as it is. `record` is the outcome's.
+    """
+
+    tenant: str
+    request_id: str
+    accepted_ms: int
+    updated_ms: int
+    status_name: str
+    closed: bool
+    erased: bool
+    facts: tuple[Any, ...]
+    partition: int
+    origin: Origin | None
+    status: StatusEvent | None
+    results_origin: Origin | None
+    fold: tuple[int, int, int | None, int]
+    terminal_offset: int
+    text_at: int
+    text: str | None
+    record: bytes | None
+
+    @property
+    def size_bytes(self) -> int:
+        """About the memory that waits with it, beside the entry."""
+        return 1_000 + len(self.text or "") + len(self.record or b"")
+
+
+def snapshot(entry: Entry) -> Snapshot:
+    """Copy the entry. What it gives of text and outcome counts as written from now on."""
+    fold = entry.fold
+    text_at, text = entry.text_to_write()
+    record, entry.record = entry.record, None
+    return Snapshot(
+        entry.tenant,
+        entry.request_id,
+        entry.accepted_ms,
+        entry.updated_ms,
+        entry.status_name,
+        entry.done or entry.blanked,
+        entry.erased,
+        (
+            entry.task,
+            entry.priority,
+            entry.model,
+            entry.pool,
+            entry.conversation_id,
+            entry.stream,
+            entry.metadata,
+            entry.content,
+        ),
+        entry.partition,
+        entry.origin,
+        entry.status,
+        fold.origin,
+        (fold.epoch, fold.attempt, fold.offset, fold.token_count),
+        entry.terminal_offset,
+        text_at,
+        text,
+        record,
+    )
+
+
+def facts_text(copy: Snapshot) -> str:
+    """What the file holds beside text and outcome, as JSON."""
+    return json.dumps(
+        {
+            "partition": copy.partition,
+            **dict(zip(_FACTS, copy.facts, strict=True)),
+            "origin": None if copy.origin is None else copy.origin.to_dict(),
+            "status": None if copy.status is None else copy.status.to_dict(),
+            "results_origin": None if copy.results_origin is None else copy.results_origin.to_dict(),
+            "fold": copy.fold,
+            "terminal_offset": copy.terminal_offset,
+        }
+    )
+
+
+def restored(
+    tenant: str,
+    request_id: str,
+    facts: str,
+    *,
+    text: str,
+    terminal: ResultEvent | None,
+    large: LargeOutput | None = None,
+    accepted_ms: int,
+    erased: bool,
+) -> Entry:
+    """The entry again, as it was copied."""
+    stored = json.loads(facts)
+    entry = Entry(tenant, request_id, stored["partition"])
+    for name in _FACTS:
+        setattr(entry, name, stored[name])
+    entry.accepted_ms, entry.erased = accepted_ms, erased
+    entry.origin = None if stored["origin"] is None else Origin.from_dict(stored["origin"])
+    if stored["status"] is not None:
+        entry.status = StatusEvent.from_dict(stored["status"])
+        entry.statuses.apply(entry.status)
+    epoch, attempt, offset, tokens = stored["fold"]
+    origin = None if stored["results_origin"] is None else Origin.from_dict(stored["results_origin"])
+    entry.fold.restore(origin=origin, epoch=epoch, attempt=attempt, text=text, token_count=tokens)
+    entry.fold.offset = offset
+    entry.terminal_offset = stored["terminal_offset"]
+    entry.written = (epoch, attempt, len(text))
+    if terminal is not None:
+        entry.fold.terminal, entry.large = terminal, large
+    return entry
