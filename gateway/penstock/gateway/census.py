@@ -20,7 +20,6 @@ class Census:
     def __init__(self) -> None:
         self._waiting: dict[str, int] = dict.fromkeys(CLASSES, 0)
         self._running: Counter[str] = Counter()
-        self._outstanding: Counter[str] = Counter()
         # (accepted_ms, number, entry) of all that wait, and of some that wait no longer.
         self._oldest: dict[str, list[tuple[int, int, Entry]]] = {name: [] for name in CLASSES}
         self._number = itertools.count()
@@ -29,11 +28,6 @@ class Census:
     def running(self) -> Mapping[str, int]:
         """Requests that run, by model."""
         return self._running
-
-    @property
-    def outstanding(self) -> Mapping[str, int]:
-        """Requests accepted and not done, by tenant."""
-        return self._outstanding
 
     def queue_depths(self, now_ms: int) -> tuple[dict[str, int], dict[str, float]]:
         """(requests that wait, age in seconds of the oldest) by class."""
@@ -51,9 +45,7 @@ class Census:
         before = entry.counted
         if now == before:
             return
-        if before is None:
-            self._outstanding[entry.tenant] += 1
-        else:
+        if before is not None:
             self._take_out(before)
         entry.counted = now
         self._put_in(now, entry)
@@ -64,7 +56,6 @@ class Census:
             return
         self._take_out(entry.counted)
         entry.counted = None
-        _decrease(self._outstanding, entry.tenant)
 
     def _put_in(self, state: tuple[str, str, int], entry: Entry) -> None:
         kind, name, accepted_ms = state
@@ -78,7 +69,9 @@ class Census:
     def _take_out(self, state: tuple[str, str, int]) -> None:
         kind, name, _ = state
         if kind == "running":
-            _decrease(self._running, name)
+            self._running[name] -= 1
+            if not self._running[name]:
+                del self._running[name]
         elif kind == "waiting":
             self._waiting[name] -= 1
 
@@ -94,9 +87,3 @@ class Census:
         while heap and heap[0][2].counted != ("waiting", klass, heap[0][0]):
             heapq.heappop(heap)
         return (now_ms - heap[0][0]) / 1000 if heap else 0.0
-
-
-def _decrease(counter: Counter[str], name: str) -> None:
-    counter[name] -= 1
-    if not counter[name]:
-        del counter[name]

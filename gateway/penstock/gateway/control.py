@@ -15,7 +15,7 @@ from penstock.producers.clock import now_ms
 from penstock.producers.outgoing import control_record
 from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import Conflict
+from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import TopicNames
 
@@ -101,5 +101,8 @@ class Control:
             conversation_id=entry.conversation_id,
         )
         record = control_record(command, self._names, self._codec, source=SOURCE)
-        delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+        try:
+            delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+        except NotFound as error:
+            raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
         return delivery.offset

@@ -16,7 +16,7 @@ from penstock.gateway.view import View
 from penstock.producers import admin
 from penstock.producers.reader import STANDSTILL_S, BatchQueue, PartitionReader, RawMessage, empty_ranges
 from penstock.producers.settings import KafkaSettings
-from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError, RegistryUnavailable
 from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
@@ -411,7 +411,10 @@ class Follower:
         names = self._settings.names
         quiet = {names.model, names.worker}
         partitions = [tp for tp in self._view.offsets() if tp[0] not in quiet]
-        ends = await self._threads.ends.run(admin.end_offsets, self._settings, partitions, min(deadline_s, 10))
+        try:
+            ends = await self._threads.ends.run(admin.end_offsets, self._settings, partitions, min(deadline_s, 10))
+        except NotFound as error:  # a broker that has just started may not know its topics yet
+            raise BrokerUnavailable(f"the broker does not know its topics now: {error}", retry_after_s=1) from error
         if not self._caught_up:
             self._goal = ends
         if await self.reached(ends, STANDSTILL_S):

@@ -14,7 +14,7 @@ from penstock.gateway.view import View
 from penstock.producers.outgoing import request_record, valid_traceparent
 from penstock.producers.transport import AsyncTransport, Delivery
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BrokerUnavailable, IdempotencyKeyReused, InvalidRequest, Overloaded
+from penstock.schemas.errors import BrokerUnavailable, IdempotencyKeyReused, InvalidRequest, NotFound, Overloaded
 from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.records import InferenceRequest, ModelInfo, Origin
@@ -126,6 +126,9 @@ class Submitter:
         self._pending += 1
         try:
             delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+        except NotFound as error:
+            # It was there a moment ago: a broker that has just started may not know it yet.
+            raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
         finally:
             self._pending -= 1
         self._view.accepted(request, _origin_of(delivery))

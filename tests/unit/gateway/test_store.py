@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from penstock.gateway.entries import Entry
 from penstock.gateway.rows import snapshot
 from penstock.gateway.store import MAX_WAITING, TP, Batch, Store
 from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import Overloaded
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent
 from support import wait_until
 
@@ -389,3 +391,49 @@ def test_the_erased_are_known_and_not_listed(store: Store) -> None:
     found = store.get(("default", "r1"))
     assert found is not None
     assert found.erased
+
+
+@pytest.mark.parametrize(
+    ("filters", "index"),
+    [
+        ({}, "by_time"),
+        ({"status": "completed"}, "by_status"),
+        ({"conversation_id": "c"}, "by_conversation"),
+        ({"status": "completed", "conversation_id": "c"}, "by_both"),
+    ],
+)
+@pytest.mark.parametrize("newest_first", [True, False])
+@pytest.mark.parametrize("after", [None, "r"])
+def test_a_page_reads_its_own_rows_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch, filters: Any, index: str, newest_first: bool, after: str | None
+) -> None:
+    """By an index that has the filter and the order: no page costs more when there are more rows."""
+    write(store, 1, new_entry("r"))
+    asked: list[str] = []
+    store.page("default", limit=9, after=None, newest_first=True)
+    connection = store._page_connection()
+    connection.set_trace_callback(asked.append)
+    store.page("default", limit=9, after=after, newest_first=newest_first, **filters)
+    connection.set_trace_callback(None)
+    plan = " ".join(str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {asked[-1]}"))
+    assert f"USING INDEX {index} (" in plan
+    assert "TEMP B-TREE" not in plan
+    assert after is None or "(accepted_ms,request_id)" in plan or "accepted_ms" in plan.split(index)[1]
+
+
+def test_a_file_that_cannot_be_opened_now_is_not_thrown_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full passes; the rows are still good then."""
+    with closing(Store(path, "cluster")) as store:
+        write(store, 1, new_entry("kept"))
+
+    def full(*_: object, **__: object) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL  # pyright: ignore[reportAttributeAccessIssue]
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_connect", full)
+        with pytest.raises(Overloaded, match="full"):
+            Store(path, "cluster")
+    with closing(Store(path, "cluster")) as store:
+        assert ids(store.live()) == ["kept"]

@@ -21,7 +21,8 @@ from penstock.gateway.store import MAX_WAITING, TP, Store
 from penstock.gateway.view import View
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, schema_text
-from penstock.schemas.errors import RegistryUnavailable, UnknownSchema
+from penstock.schemas.cursor import decode_cursor
+from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
 from penstock.schemas.ids import derived_request_id
 from penstock.schemas.records import (
     ControlCommand,
@@ -270,6 +271,119 @@ def test_how_many_wait(gateway: Gateway) -> None:
     assert ages == {"high": 3.5, "medium": 3.5, "low": 3.5}
 
 
+def test_what_this_gateway_produced_is_not_decoded_again(gateway: Gateway) -> None:
+    """The delivery report said where it stands. What another one put there is."""
+    own = replace(ORIGIN, offset=1)
+    gateway.view.accepted(REQUEST, own)
+    assert (gateway.found().origin, gateway.found().accepted_ms) == (own, 1_000)
+    client = gateway.listen(CONVERSATION)
+    gateway.read(REQUESTS, replace(REQUEST, request_id="theirs"), b"not even looked at")
+    assert gateway.view.offsets() == {REQUESTS: 2}
+    assert gateway.found(("default", "theirs")).content
+    assert gateway.view.arrivals.per_s(1_000) == 2 / 60
+    assert types(client) == [StatusFrame], "of the other's request alone"
+    gateway.read(REQUESTS, REQUEST)
+    assert gateway.found().origin == own, "its repeat is read, and is not the first"
+
+
+def test_a_record_that_was_read_before_its_delivery_report(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    gateway.view.accepted(REQUEST, ORIGIN)
+    gateway.next[REQUESTS] = 0
+    gateway.read(REQUESTS, replace(REQUEST, request_id="s"))
+    assert gateway.found(("default", "s")).content, "the offset is not taken for one of ours"
+    assert gateway.view.arrivals.per_s(1_000) == 2 / 60
+
+
+def test_statuses_of_ended_requests_are_not_decoded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway.read(RESULTS, TERMINAL)
+    decoded: list[bytes] = []
+    decode = Codec.decode
+    monkeypatch.setattr(Codec, "decode", lambda codec, data, kind: decoded.append(data) or decode(codec, data, kind))
+    gateway.read(STATUSES, RUNNING, replace(RUNNING, request_id="s", status="completed", done=True, rank=100))
+    assert decoded == []
+    assert gateway.view.find(("default", "s")) is None
+    gateway.read(STATUSES, replace(RUNNING, request_id="s"))
+    assert len(decoded) == 1
+
+
+def test_frames_are_made_only_for_who_listens(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(Entry, "frames_of", lambda entry, step: made.append(entry.request_id) or [])
+    gateway.read(RESULTS, CHUNK, TERMINAL)
+    assert made == []
+    gateway.listen(("request", "default", "s"))
+    gateway.read(RESULTS, replace(CHUNK, request_id="s"))
+    assert made == ["s"]
+
+
+def test_ended_requests_are_kept_by_their_bytes(gateway: Gateway) -> None:
+    """A stated bound on memory, whatever they hold; all are found, on disk at least."""
+    gateway.recent_bytes = 1_000_000
+    gateway.restart()
+    vector = {"embeddings": [[0.5] * 1024] * 16, "dimensions": 1024}
+    for number in range(64):
+        event = replace(TERMINAL, request_id=f"e{number}", task="embedding", text_generation=None, embedding=vector)
+        gateway.read(RESULTS, event, replace(TERMINAL, request_id=f"t{number}"))
+        assert gateway.view.recent_bytes <= 1_000_000
+    assert gateway.view.recent_bytes > 900_000
+    gateway.flush()
+    for name in ("e0", "e63"):
+        entry = gateway.found(("default", name))
+        assert entry.terminal is not None
+        assert entry.terminal.embedding is None, "nothing large is held decoded"
+        assert (entry.to_json(whole=True)["result"] or {})["embeddings"] == vector["embeddings"]
+
+
+def test_memory_of_unwritten_outcomes_is_bounded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_module, "UNWRITTEN_BYTES", 10_000)
+    assert not gateway.view.is_full
+    gateway.read(RESULTS, *(replace(TERMINAL, request_id=f"{n}", metadata={"x": "y" * 4_000}) for n in range(3)))
+    assert gateway.view.is_full
+    gateway.flush()
+    assert not gateway.view.is_full
+
+
+def test_text_is_written_once(gateway: Gateway) -> None:
+    """The file gets what is new of a stream, not all of it again; a newer attempt's text replaces it."""
+    pieces = "SELECT at, text FROM texts ORDER BY at"
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(RESULTS, CHUNK)
+    gateway.flush()
+    gateway.read(RESULTS, replace(CHUNK, text="r", text_offset=3), replace(CHUNK, text="et", text_offset=4))
+    gateway.read(STATUSES, RUNNING)
+    gateway.flush()
+    gateway.read(STATUSES, replace(RUNNING, position=2))
+    gateway.flush()
+    assert gateway.execute(pieces) == [(0, "sec"), (3, "ret")]
+    gateway.read(RESULTS, replace(CHUNK, attempt=2, text="ab"))
+    gateway.flush()
+    assert gateway.execute(pieces) == [(0, "ab")]
+    gateway.restart()
+    gateway.read(RESULTS, replace(CHUNK, attempt=2, text="c", text_offset=2))
+    gateway.flush()
+    assert gateway.execute(pieces) == [(0, "ab"), (2, "c")]
+    gateway.read(RESULTS, replace(TERMINAL, attempt=2))
+    gateway.flush()
+    assert gateway.execute(pieces) == []
+    gateway.restart()
+    assert gateway.found().terminal == replace(TERMINAL, attempt=2)
+
+
+def test_events_on_another_partition_than_expected(gateway: Gateway) -> None:
+    """The result topic got more partitions while the request ran: cursors of before are good still."""
+    gateway.read(REQUESTS, REQUEST)
+    old = decode_cursor(gateway.found().cursor())
+    gateway.read((NAMES.result, 3), CHUNK)
+    entry = gateway.found()
+    new = decode_cursor(entry.cursor())
+    assert (old.partition, new.partition) == (0, 3)
+    for cursor in (old, new):
+        entry.check_cursor(cursor)
+    with pytest.raises(InvalidCursor):
+        entry.check_cursor(replace(new, partition=7))
+
+
 # -- other records
 
 
@@ -326,6 +440,33 @@ def test_a_registry_that_is_away_holds_the_view_where_it_is(gateway: Gateway) ->
     assert gateway.found().done
     assert gateway.found(("default", "s")).done
     assert gateway.view.offsets() == {RESULTS: 3}
+
+
+def test_a_registry_is_never_asked_on_the_loop(gateway: Gateway) -> None:
+    """Not for an id that it has, and not for one that it does not have."""
+    ours = gateway.codec.encode(TERMINAL)
+    for schema_id in (Registry.SCHEMA_ID, 99):
+        foreign = gateway.message(RESULTS, b"\x00" + schema_id.to_bytes(4, "big") + ours[5:])
+        with pytest.raises(RegistryUnavailable):
+            gateway.view.apply([foreign])
+        assert gateway.registry.asked == set()
+        thread = threading.Thread(target=gateway.view.look_up, args=(foreign,), name="aside")
+        thread.start()
+        thread.join(10)
+        gateway.view.apply([foreign])
+        assert gateway.registry.asked == {"aside"}
+        gateway.registry.asked.clear()
+    assert gateway.found().done
+
+
+def test_what_a_registrys_id_brought_is_read_again_without_it(gateway: Gateway) -> None:
+    ours = gateway.codec.encode(TERMINAL)
+    gateway.read(RESULTS, b"\x00" + Registry.SCHEMA_ID.to_bytes(4, "big") + ours[5:])
+    gateway.flush()
+    gateway.registry.down = True
+    gateway.codec = Codec()
+    gateway.restart()
+    assert gateway.found().terminal == TERMINAL
 
 
 def test_what_is_no_record_at_all_does_not_wait_for_the_registry(gateway: Gateway) -> None:
