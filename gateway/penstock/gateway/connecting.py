@@ -21,6 +21,7 @@ from penstock.gateway.threads import Threads
 from penstock.gateway.view import View
 from penstock.producers import admin
 from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.clock import now_ms
 from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from penstock.schemas.registry import registry_codecs
@@ -39,6 +40,7 @@ class Connecting:
         self._context = context
         self._settings = context.settings
         self._stack = AsyncExitStack()
+        self._since_ms = now_ms()
 
     async def until_connected(self) -> None:
         """Try until it works. What only a person can mend ends the gateway."""
@@ -85,6 +87,7 @@ class Connecting:
                 codec=codecs.prompt,
                 blocking=codecs.blocking,
                 recent_bytes=conf.recent_bytes,
+                counts_since_ms=self._since_ms,
             )
             follower = Follower(
                 kafka,

@@ -24,8 +24,10 @@ router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 REPLAY_RECORDS = 1_000
 
 
-def conversation_json(conversation_id: str, created_ms: int = 0) -> dict[str, Any]:
-    return {"object": "conversation", "id": conversation_id, "created_at": rfc3339(created_ms), "metadata": {}}
+def conversation_json(conversation_id: str, created_ms: int | None = None) -> dict[str, Any]:
+    """OpenAI's shape: `created_at` in seconds since the epoch; null where only the topic itself could tell."""
+    created_at = None if created_ms is None else created_ms // 1000
+    return {"object": "conversation", "id": conversation_id, "created_at": created_at, "metadata": {}}
 
 
 @router.post("", summary="Create a conversation")
@@ -77,7 +79,7 @@ async def list_conversations(
 @router.get("/{conversation_id}", summary="One conversation")
 async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
     records = await _records(request, conversation_id)
-    return conversation_json(conversation_id, records[0].timestamp_ms if records else 0)
+    return conversation_json(conversation_id, records[0].timestamp_ms if records else None)
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation with all its turns")

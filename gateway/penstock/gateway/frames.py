@@ -99,7 +99,7 @@ class ResultFrame(Frame):
     attempt: int = 1
     timings: dict[str, Any] | None = None
     model: str | None = None
-    large: LargeOutput | None = None
+    large: LargeOutput | None = field(default=None, repr=False)
     """The output in place of `result`, until this is ready."""
     _making_ready: asyncio.Future[None] | None = field(default=None, repr=False, compare=False)
 

@@ -65,7 +65,9 @@ class View:
         codec: Codec | None = None,
         blocking: Codec | None = None,
         recent_bytes: int = RECENT_BYTES,
+        counts_since_ms: int = 0,
     ) -> None:
+        """`on_outcome`, `on_status` and `outcomes` hear of what was written since `counts_since_ms` alone."""
         self._store = store
         self._hub = hub
         self._names = names
@@ -93,6 +95,7 @@ class View:
         self._writing: deque[tuple[threading.Event, dict[Key, Entry]]] = deque()
         self._own: dict[TP, set[int]] = {}
         """Offsets of requests that this gateway put there itself and that are still to be read."""
+        self._counts_since_ms = counts_since_ms
         self._offsets: dict[TP, int] = {}
         self._moved: set[TP] = set()
         self.models: dict[tuple[str, str], ModelInfo] = {}
@@ -259,10 +262,11 @@ class View:
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
         if step is not IGNORED or before != (fold.epoch, fold.attempt):
             self._touch(entry)
-        if done:
+        if done and message.timestamp_ms >= self._counts_since_ms:
             self._on_outcome(event)
             status = event.status or "unknown"
             self.outcomes[status] = self.outcomes.get(status, 0) + 1
+        if done:
             self.endings.count(message.timestamp_ms)
         subjects = self._subjects(entry)
         if self._hub.listened(subjects):
@@ -292,11 +296,9 @@ class View:
         if entry.status is event:
             self._touch(entry)
             self._hub.publish_once(self._subjects(entry), frames)
-            if before is None or (before.attempt, before.epoch, before.status) != (
-                event.attempt,
-                event.epoch,
-                event.status,
-            ):
+            here = (event.attempt, event.epoch, event.status)
+            is_new = before is None or (before.attempt, before.epoch, before.status) != here
+            if is_new and message.timestamp_ms >= self._counts_since_ms:
                 self._on_status(event)
 
     def _control(self, message: RawMessage) -> None:

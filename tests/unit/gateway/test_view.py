@@ -116,6 +116,7 @@ class Gateway:
         resolver = RegistryResolver(self.registry)  # pyright: ignore[reportArgumentType]
         self.codec, self.prompt = Codec(resolver), Codec(RememberedResolver(resolver))
         self.recent_bytes = 1 << 20
+        self.counts_since_ms = 0
         self.on_outcome: Callable[[ResultEvent], None] = lambda _: None
         self.statuses: list[str] = []
         self.next: dict[TP, int] = {}
@@ -135,6 +136,7 @@ class Gateway:
             codec=self.prompt,
             blocking=self.codec,
             recent_bytes=self.recent_bytes,
+            counts_since_ms=self.counts_since_ms,
         )
 
     def note_outcome(self, event: ResultEvent) -> None:
@@ -223,6 +225,19 @@ def test_from_acceptance_to_the_outcome(gateway: Gateway) -> None:
     assert (gateway.outcomes, gateway.statuses, view.outcomes) == (["r"], ["running"], {"completed": 1})
     assert view.arrivals.per_s(1_000) == view.endings.per_s(1_000) == 1 / 60
     assert view.offsets() == {REQUESTS: 1, STATUSES: 4, RESULTS: 5}
+
+
+def test_counters_do_not_count_what_is_read_again(gateway: Gateway) -> None:
+    """A view that was lost reads two days of topics; the process has not seen them happen."""
+    gateway.counts_since_ms = 2_000
+    gateway.restart()
+    gateway.read(STATUSES, RUNNING)
+    gateway.read(RESULTS, TERMINAL, timestamp_ms=1_999)
+    assert (gateway.outcomes, gateway.statuses, gateway.view.outcomes) == ([], [], {})
+    assert gateway.found().done
+    gateway.read(STATUSES, replace(RUNNING, request_id="s"), timestamp_ms=2_000)
+    gateway.read(RESULTS, replace(TERMINAL, request_id="s"), timestamp_ms=2_000)
+    assert (gateway.outcomes, gateway.statuses, gateway.view.outcomes) == (["s"], ["running"], {"completed": 1})
 
 
 def test_results_before_their_request(gateway: Gateway) -> None:
