@@ -169,8 +169,11 @@ class Entry:
             return [frame] if text[len(shown) :] else []
         return [self.restarted_frame(), *([self.chunk_frame(text, 0)] if text else [])]
 
-    def on_status(self, event: StatusEvent) -> list[Frame]:
-        """Frames that follow from an event of the status topic. The end is told by the result topic alone."""
+    def on_status(self, event: StatusEvent, *, listened: bool = True) -> list[Frame]:
+        """Frames that follow from an event of the status topic, if anybody listens.
+
+        The end is told by the result topic alone.
+        """
         if event.done or self.done or (event.epoch, event.attempt) < (self.fold.epoch, self.fold.attempt):
             return []
         if not self.statuses.apply(event):
@@ -178,7 +181,7 @@ class Entry:
         before, self.status = self.status, event
         self.model = event.model or self.model
         same = before is not None and (before.status, before.position) == (event.status, event.position)
-        return [] if same else [self.status_frame()]
+        return [] if same or not listened else [self.status_frame()]
 
     # -- frames
 

@@ -29,6 +29,8 @@ DISCOVERY_S = 1.0
 UNKNOWN_S = 2.0
 """So long a topic that was not there is taken to be not there."""
 MAX_UNKNOWN = 1_000
+LOOK_S = 2.0
+"""So often it is asked whether a partition that does not move has anything to read at all."""
 FOLDED_AT_ONCE = 100
 """Records that are folded before others on the loop have their turn."""
 
@@ -284,7 +286,10 @@ class Follower:
 
     async def _look_at_lag(self) -> None:
         ends = await self._threads.metadata.run(admin.end_offsets, self._settings, list(self._view.offsets()))
-        await self._pass_empty_ends({tp: end for tp, end in ends.items() if tp in self._stuck})
+        stuck_at = {tp: offset for tp, (offset, _) in self._stuck.items()}
+        await self._pass_empty_ends(
+            {tp: end for tp, end in ends.items() if tp in stuck_at and self._stands_at(tp, stuck_at)}
+        )
         before = dict(self._view.offsets())
         now, stuck = time.monotonic(), dict[TP, tuple[int, float]]()
         for tp, end in ends.items():
@@ -417,11 +422,19 @@ class Follower:
             raise BrokerUnavailable(f"the broker does not know its topics now: {error}", retry_after_s=1) from error
         if not self._caught_up:
             self._goal = ends
-        if await self.reached(ends, STANDSTILL_S):
-            return
-        await self._pass_empty_ends(ends)
-        if not await self.reached(ends, deadline_s):
-            raise BrokerUnavailable("the gateway is behind the topics; try again", retry_after_s=1)
+        give_up, next_look = time.monotonic() + deadline_s, 0.0
+        while (now := time.monotonic()) < give_up:
+            before = dict(self._view.offsets())
+            if await self.reached(ends, min(STANDSTILL_S, give_up - now)):
+                return
+            if now >= next_look:
+                # Only where nothing moves there may be nothing to read.
+                await self._pass_empty_ends({tp: end for tp, end in ends.items() if self._stands_at(tp, before)})
+                next_look = now + LOOK_S
+        raise BrokerUnavailable("the gateway is behind the topics; try again", retry_after_s=1)
+
+    def _stands_at(self, tp: TP, before: Mapping[TP, int]) -> bool:
+        return self._view.offsets().get(tp) == before.get(tp)
 
     async def _pass_empty_ends(self, ends: Mapping[TP, int]) -> None:
         """A transaction's marker may stand at the end: no record will ever come that moves the view there."""

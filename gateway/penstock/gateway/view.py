@@ -137,12 +137,14 @@ class View:
         """A page of what is written, as `Store.page` has it. Blocks; for a thread."""
         return self._store.page(tenant, **options)
 
-    def entry(self, key: Key) -> Entry:
-        """The entry, made when it is new."""
-        return self.find(key) or self._new(key)
+    def entry(self, key: Key, partition: int | None = None) -> Entry:
+        """The entry, made when it is new; `partition` is that of its results, if it is known."""
+        return self.find(key) or self._new(key, partition)
 
-    def _new(self, key: Key) -> Entry:
-        made = self._live[key] = Entry(key[0], key[1], partition_for(key[1].encode(), self._partitions))
+    def _new(self, key: Key, partition: int | None = None) -> Entry:
+        if partition is None:
+            partition = partition_for(key[1].encode(), self._partitions)
+        made = self._live[key] = Entry(key[0], key[1], partition)
         return made
 
     def result_partitions(self, count: int) -> None:
@@ -248,7 +250,7 @@ class View:
     def _result(self, message: RawMessage) -> None:
         record = message.value or b""
         event, large = self._read_outcome(record)
-        entry = self.entry((event.tenant, event.request_id))
+        entry = self.entry((event.tenant, event.request_id), message.partition)
         if entry.done or (entry.erased and entry.key not in self._live):
             return
         entry.on_partition(message.partition)
@@ -292,10 +294,11 @@ class View:
         if entry.erased:
             return
         before = entry.status
-        frames = entry.on_status(event)
+        subjects = self._subjects(entry)
+        frames = entry.on_status(event, listened=self._hub.listened(subjects))
         if entry.status is event:
             self._touch(entry)
-            self._hub.publish_once(self._subjects(entry), frames)
+            self._hub.publish_once(subjects, frames)
             here = (event.attempt, event.epoch, event.status)
             is_new = before is None or (before.attempt, before.epoch, before.status) != here
             if is_new and message.timestamp_ms >= self._counts_since_ms:
