@@ -18,6 +18,8 @@ from penstock.schemas.requests import content_hash
 Key = tuple[str, str]
 """(tenant, request_id)"""
 
+ENTRY_BYTES = 4_096
+"""What an entry takes at least, beside the bytes of its outcome."""
 NOT_HASHED = "-"
 BLANKED = "erased"
 
@@ -52,8 +54,8 @@ class Entry:
     """The outcome's record until it was copied for the file."""
     written: tuple[int, int, int] = (-1, 0, 0)
     """(epoch, attempt, characters) of the text that was copied for the file."""
-    kept_bytes: int = 0
-    """What it takes of the room for ended requests, when it is there."""
+    kept_bytes: int = ENTRY_BYTES
+    """What it takes of the room for ended requests."""
     counted: tuple[str, str, int] | None = None
     """As what the census counts it."""
     former_partition: int | None = None

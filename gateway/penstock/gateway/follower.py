@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.gateway.store import TP, Store
 from penstock.gateway.threads import Threads
+from penstock.gateway.unwritten import HAND_OVER
 from penstock.gateway.view import View
 from penstock.producers import admin
 from penstock.producers.reader import STANDSTILL_S, BatchQueue, PartitionReader, RawMessage, empty_ranges
@@ -174,6 +175,8 @@ class Follower:
             batch = await self._queue.get()
             for start in range(0, len(batch), FOLDED_AT_ONCE):
                 await self._fold(batch[start : start + FOLDED_AT_ONCE])
+                if self._view.backlog >= HAND_OVER:
+                    self._view.flush()
                 while self._view.is_full and not self._view.flush():
                     await asyncio.sleep(0.02)  # the disk is behind: read no further until it has caught up
                 # Batches that wait already would come without a pause, and readers' queues would run over.

@@ -100,10 +100,11 @@ def restored(
     text: str,
     terminal: ResultEvent | None,
     large: LargeOutput | None = None,
+    record_bytes: int = 0,
     accepted_ms: int,
     erased: bool,
 ) -> Entry:
-    """The entry again, as it was copied."""
+    """The entry again, as it was copied. `record_bytes` is the size of its outcome's record."""
     stored = json.loads(facts)
     entry = Entry(tenant, request_id, stored["partition"])
     for name in _FACTS:
@@ -121,4 +122,5 @@ def restored(
     entry.written = (epoch, attempt, len(text))
     if terminal is not None:
         entry.fold.terminal, entry.large = terminal, large
+        entry.kept_bytes += record_bytes
     return entry

@@ -313,6 +313,7 @@ class Store:
             text=text,
             terminal=terminal,
             large=large,
+            record_bytes=len(record or b""),
             accepted_ms=accepted_ms,
             erased=bool(erased),
         )

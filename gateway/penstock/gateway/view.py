@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ from penstock.gateway.entries import BLANKED, Entry, Key
 from penstock.gateway.hub import Hub, Subject
 from penstock.gateway.outputs import OutcomeReader
 from penstock.gateway.rates import Rate
-from penstock.gateway.rows import snapshot
-from penstock.gateway.store import TP, Batch, Store
+from penstock.gateway.store import TP, Store
+from penstock.gateway.unwritten import Recent, Unwritten
 from penstock.producers.clock import now_ms
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, default_codec
@@ -41,10 +40,6 @@ logger = logging.getLogger(__name__)
 
 RECENT_BYTES = 64 * 2**20
 """Memory for ended requests, so that their last readers need no disk."""
-ENTRY_BYTES = 4_096
-"""What an ended request takes at least, beside the bytes of its outcome."""
-UNWRITTEN, UNWRITTEN_BYTES = 20_000, 64 * 2**20
-"""Entries that changed and were not handed to the writer, and the bytes of their outcomes: more is not read."""
 
 
 class View:
@@ -88,11 +83,8 @@ class View:
         self._now_ms = now_ms()
         # What happened to them meanwhile is yet to be read: their silence begins now.
         self._live: dict[Key, Entry] = {entry.key: entry for entry in store.live(self._now_ms)}
-        self._recent: OrderedDict[Key, Entry] = OrderedDict()
-        self._recent_bytes, self._recent_limit = 0, recent_bytes
-        self._dirty: dict[Key, Entry] = {}
-        self._dirty_bytes = 0
-        self._writing: deque[tuple[threading.Event, dict[Key, Entry]]] = deque()
+        self._recent = Recent(recent_bytes)
+        self._unwritten = Unwritten(store)
         self._own: dict[TP, set[int]] = {}
         """Offsets of requests that this gateway put there itself and that are still to be read."""
         self._counts_since_ms = counts_since_ms
@@ -116,7 +108,7 @@ class View:
     @property
     def recent_bytes(self) -> int:
         """What the ended requests in memory take, about."""
-        return self._recent_bytes
+        return self._recent.size_bytes
 
     def find(self, key: Key) -> Entry | None:
         """The entry in memory or on disk."""
@@ -124,14 +116,7 @@ class View:
 
     def in_memory(self, key: Key) -> Entry | None:
         """The entry, if it is live, ended lately, or not written yet."""
-        return self._live.get(key) or self._recent.get(key) or self._unwritten(key)
-
-    def _unwritten(self, key: Key) -> Entry | None:
-        """What the file does not hold yet, however long ago it was last asked for."""
-        entry = self._dirty.get(key)
-        for _, entries in reversed(self._writing):
-            entry = entry or entries.get(key)
-        return entry
+        return self._live.get(key) or self._recent.get(key) or self._unwritten.get(key)
 
     def page(self, tenant: str, **options: Any) -> list[Entry] | None:
         """A page of what is written, as `Store.page` has it. Blocks; for a thread."""
@@ -260,7 +245,7 @@ class View:
         done = entry.done
         if done:
             entry.record = record
-            entry.kept_bytes = ENTRY_BYTES + len(record)
+            entry.kept_bytes += len(record)
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
         if step is not IGNORED or before != (fold.epoch, fold.attempt):
             self._touch(entry)
@@ -350,9 +335,8 @@ class View:
 
     def _touch(self, entry: Entry) -> None:
         entry.updated_ms = self._now_ms
-        self._dirty[entry.key] = entry
+        self._unwritten.add(entry)
         if entry.done:
-            self._dirty_bytes += len(entry.record or b"")
             self._end(entry)
         elif not entry.blanked:
             self.census.count(entry)
@@ -361,13 +345,7 @@ class View:
         live = self._live.pop(entry.key, None)
         if live is not None:
             self.census.forget(live)
-        before = self._recent.pop(entry.key, None)
-        self._recent_bytes += (entry.kept_bytes or ENTRY_BYTES) - (0 if before is None else before.kept_bytes)
-        entry.kept_bytes = entry.kept_bytes or ENTRY_BYTES
-        self._recent[entry.key] = entry
-        while self._recent_bytes > self._recent_limit:
-            _, oldest = self._recent.popitem(last=False)
-            self._recent_bytes -= oldest.kept_bytes
+        self._recent.add(entry)
 
     def offsets(self) -> dict[TP, int]:
         """Next offset of each partition that was folded."""
@@ -375,29 +353,21 @@ class View:
 
     def flush(self, written: threading.Event | None = None) -> bool:
         """Hand what changed to the writer, with the offsets that it reflects; False when the writer is behind."""
-        while self._writing and self._writing[0][0].is_set():
-            self._writing.popleft()
-        if not self._dirty and not self._moved and written is None:
-            return True
-        if self._store.is_behind:
+        moved = {tp: self._offsets[tp] for tp in self._moved if tp in self._offsets}
+        if not self._unwritten.hand_over(moved, written):
             return False
-        rows = [snapshot(entry) for entry in self._dirty.values()]
-        done = written or threading.Event()
-        self._store.submit(Batch(rows, {tp: self._offsets[tp] for tp in self._moved if tp in self._offsets}, done))
-        self._writing.append((done, self._dirty))
-        self._dirty, self._dirty_bytes = {}, 0
         self._moved.clear()
         return True
 
     @property
     def backlog(self) -> int:
         """Entries that changed and were not handed to the writer."""
-        return len(self._dirty)
+        return len(self._unwritten)
 
     @property
     def is_full(self) -> bool:
         """Whether so much waits to be handed to the writer that nothing more should be read."""
-        return len(self._dirty) > UNWRITTEN or self._dirty_bytes > UNWRITTEN_BYTES
+        return self._unwritten.is_full
 
     def prune(self, before_ms: int) -> None:
         """Forget what nothing was heard of since; `Store.prune` does the same to the file."""

@@ -347,7 +347,8 @@ class ViewMachine(RuleBasedStateMachine):
     def subscribers_hear_of_their_own_request_only(self) -> None:
         for (tenant, request_id), client in self.clients.items():
             results = [frame for frame in client.frames if isinstance(frame, ResultFrame)]
-            assert len(results) <= 1
+            # What is forgotten may be read again by a request's late twin: nobody knows that it ended.
+            assert len(results) <= 1 or (tenant, request_id) in self.forgotten
             for frame in client.frames:
                 assert frame.request_id == request_id
                 if isinstance(frame, ChunkFrame):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.gateway import store as store_module
+from penstock.gateway import unwritten as unwritten_module
 from penstock.gateway import view as view_module
 from penstock.gateway.entries import Entry, Key
 from penstock.gateway.frames import ChunkFrame, ResultFrame, StatusFrame
@@ -351,7 +352,7 @@ def test_ended_requests_are_kept_by_their_bytes(gateway: Gateway) -> None:
 
 
 def test_memory_of_unwritten_outcomes_is_bounded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_module, "UNWRITTEN_BYTES", 10_000)
+    monkeypatch.setattr(unwritten_module, "MAX_BYTES", 10_000)
     assert not gateway.view.is_full
     gateway.read(RESULTS, *(replace(TERMINAL, request_id=f"{n}", metadata={"x": "y" * 4_000}) for n in range(3)))
     assert gateway.view.is_full
