@@ -109,7 +109,13 @@ class Follower:
         topics = await self._threads.metadata.run(self._discover)
         begin = await self._threads.metadata.run(self._where_to_begin, topics)
         reader = PartitionReader(
-            self._settings, begin, "beginning", self._queue.put, tells_ends=False, name="gateway-follower"
+            self._settings,
+            begin,
+            "beginning",
+            self._queue.put,
+            tells_ends=False,
+            without_headers=frozenset(_always_read(self._settings.names)),
+            name="gateway-follower",
         )
         await asyncio.to_thread(reader.start)
         self._reader = reader

@@ -12,7 +12,7 @@ import operator
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -114,7 +114,8 @@ class PartitionReader:
 
     `topics` may instead map (topic, partition) to the offset to begin at. `on_batch` runs on the reader's thread with
     up to `batch_size` records. When it raises, reading ends and `failure` says why. Without `tells_ends` it costs less,
-    and `wait_until_caught_up` takes longer when no record stands before a partition's end.
+    and `wait_until_caught_up` takes longer when no record stands before a partition's end. Records of topics in
+    `without_headers` come without them, which costs less too.
     """
 
     def __init__(
@@ -129,8 +130,10 @@ class PartitionReader:
         fetch_wait_ms: int = 100,
         poll_s: float = 0.1,
         tells_ends: bool = True,
+        without_headers: Container[str] = (),
         name: str = "penstock-reader",
     ) -> None:
+        self._without_headers = without_headers
         self._settings = settings
         self._topics = topics
         self._start: Start = start
@@ -290,7 +293,7 @@ class PartitionReader:
         for message in [first, *self._consumer.consume(self._batch_size - 1, 0)]:
             error = message.error()
             if error is None:
-                record = raw_message(message)
+                record = raw_message(message, self._without_headers)
                 batch.append(record)
                 reached[record.topic, record.partition] = record.offset + 1
             elif error.code() == _PARTITION_EOF:
@@ -320,11 +323,12 @@ def message_headers(message: Message) -> tuple[Headers, bool]:
     return (tuple(headers) if headers else ()), True
 
 
-def raw_message(message: Message) -> RawMessage:
-    """A record of librdkafka as a value."""
-    headers, readable = message_headers(message)
+def raw_message(message: Message, without_headers: Container[str] = ()) -> RawMessage:
+    """A record of librdkafka as a value; that of a topic in `without_headers` without its headers."""
+    topic = message.topic() or ""
+    headers, readable = ((), True) if topic in without_headers else message_headers(message)
     return RawMessage(
-        message.topic() or "",
+        topic,
         message.partition() or 0,
         message.offset() or 0,
         message.timestamp()[1],
