@@ -11,59 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.gateway import view_file
 from penstock.gateway.entries import Entry, Key
 from penstock.gateway.key_filter import KeyFilter
 from penstock.gateway.outputs import OutcomeReader
 from penstock.gateway.rows import Snapshot, facts_text, restored
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec
-from penstock.schemas.errors import Overloaded
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
 MAX_WAITING = 4
 """Batches that wait for the writer."""
 RETRY_S = 1.0
 
-_META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
-# Lists are read in the order of acceptance; each filter has an index of that order. What is erased is in none.
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS requests (
-  tenant TEXT NOT NULL, request_id TEXT NOT NULL, accepted_ms INTEGER NOT NULL, updated_ms INTEGER NOT NULL,
-  status TEXT NOT NULL, done INTEGER NOT NULL, conversation_id TEXT, facts TEXT NOT NULL,
-  erased INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, request_id)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_time ON requests (tenant, accepted_ms, request_id) WHERE erased = 0;
-CREATE INDEX IF NOT EXISTS by_status ON requests (tenant, status, accepted_ms, request_id) WHERE erased = 0;
-CREATE INDEX IF NOT EXISTS by_conversation ON requests (tenant, conversation_id, accepted_ms, request_id)
-  WHERE erased = 0 AND conversation_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS by_both ON requests (tenant, conversation_id, status, accepted_ms, request_id)
-  WHERE erased = 0 AND conversation_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS by_update ON requests (updated_ms);
-CREATE INDEX IF NOT EXISTS live ON requests (done) WHERE done = 0;
-CREATE TABLE IF NOT EXISTS texts (
-  tenant TEXT NOT NULL, request_id TEXT NOT NULL, at INTEGER NOT NULL, text TEXT NOT NULL,
-  PRIMARY KEY (tenant, request_id, at)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS outcomes (
-  tenant TEXT NOT NULL, request_id TEXT NOT NULL, record BLOB NOT NULL, PRIMARY KEY (tenant, request_id));
-CREATE TABLE IF NOT EXISTS offsets (
-  topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
-"""
-_TABLES = ("requests", "texts", "outcomes", "offsets")
-_PASSING = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_READONLY,
-    }
-)
-"""Errors that say nothing about what the file holds: it is not ours to throw away then."""
 _COLUMNS = (
     "r.tenant, r.request_id, accepted_ms, facts, erased,"
     " (SELECT record FROM outcomes o WHERE o.tenant = r.tenant AND o.request_id = r.request_id)"
@@ -92,9 +54,8 @@ class Store:
     def __init__(self, path: Path, cluster: str, codec: Codec | None = None) -> None:
         self._codec = codec or default_codec()
         self._read_outcome = OutcomeReader(default_codec())
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._open_or_start_anew(cluster)
+        view_file.open_or_start_anew(path, cluster)
         # Pages are read on threads; a look-up on the event loop must not wait for one.
         self._reader = self._connect()
         self._pages = threading.local()
@@ -110,33 +71,7 @@ class Store:
         self._thread.start()
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=10)
-        connection.execute("PRAGMA journal_mode=WAL")
-        # The log is the truth: what a power cut takes from this file is read again.
-        connection.execute("PRAGMA synchronous=NORMAL")
-        return connection
-
-    def _open_or_start_anew(self, cluster: str) -> None:
-        """A file of another cluster, prefix or version says nothing about this log: it is emptied."""
-        identity = f"{VERSION} {cluster}"
-        try:
-            connection = self._connect()
-            connection.executescript(_META)
-            row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
-            if row is not None and row[0] != identity:
-                # Of another version its columns may differ too.
-                connection.executescript("".join(f"DROP TABLE IF EXISTS {name};" for name in _TABLES))
-            connection.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
-                raise Overloaded(f"the view at {self._path} cannot be opened: {error}", retry_after_s=1) from error
-            logger.warning("view.unreadable: it is made anew from the topics")
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-            connection = self._connect()
-            connection.executescript(_META + _SCHEMA)
-        connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))
-        connection.close()
+        return view_file.connect(self._path)
 
     # -- writing
 

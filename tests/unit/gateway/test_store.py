@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.gateway import store as store_module
+from penstock.gateway import view_file
 from penstock.gateway.entries import Entry
 from penstock.gateway.rows import snapshot
 from penstock.gateway.store import MAX_WAITING, TP, Batch, Store
@@ -276,7 +277,7 @@ def test_a_file_of_another_cluster_is_emptied(path: Path, identity: str) -> None
 def test_a_file_of_another_version_is_emptied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Store(path, "cluster")) as store:
         write(store, 1, new_entry())
-    monkeypatch.setattr(store_module, "VERSION", store_module.VERSION + 1)
+    monkeypatch.setattr(view_file, "VERSION", view_file.VERSION + 1)
     with closing(Store(path, "cluster")) as store:
         assert store.get(("default", "r")) is None
         assert store.offsets() == {}
@@ -432,7 +433,7 @@ def test_a_file_that_cannot_be_opened_now_is_not_thrown_away(path: Path, monkeyp
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "_connect", full)
+        patch.setattr(view_file, "connect", full)
         with pytest.raises(Overloaded, match="full"):
             Store(path, "cluster")
     with closing(Store(path, "cluster")) as store:
