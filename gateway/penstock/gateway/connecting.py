@@ -13,11 +13,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.gateway.auth import is_public
 from penstock.gateway.context import GatewayContext, context_of
 from penstock.gateway.errors import CLOSE_OVERLOADED, refuse
-from penstock.gateway.follower import Follower, missing_topics
+from penstock.gateway.follower import Follower
 from penstock.gateway.hub import Hub
 from penstock.gateway.service import GatewayService
 from penstock.gateway.store import Store
 from penstock.gateway.threads import Threads
+from penstock.gateway.topics_read import missing_topics
 from penstock.gateway.view import View
 from penstock.producers import admin
 from penstock.producers.artifacts import ArtifactStore

@@ -6,19 +6,20 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.gateway.store import TP, Store
 from penstock.gateway.threads import Threads
+from penstock.gateway.topics_read import UnknownTopics, always_read, discover, partitions_of, where_to_begin
 from penstock.gateway.unwritten import HAND_OVER
 from penstock.gateway.view import View
 from penstock.producers import admin
+from penstock.producers.clock import now_ms
 from penstock.producers.reader import STANDSTILL_S, BatchQueue, PartitionReader, RawMessage, empty_ranges
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError, RegistryUnavailable
-from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +28,6 @@ CATCH_UP_S = 2.0
 BEHIND_S = 30.0
 DISCOVERY_S = 1.0
 """How old the list of topics may be when a request is not found: it may be of a pool that is newer."""
-UNKNOWN_S = 2.0
-"""So long a topic that was not there is taken to be not there."""
-MAX_UNKNOWN = 1_000
 LOOK_S = 2.0
 """So often it is asked whether a partition that does not move has anything to read at all."""
 FOLDED_AT_ONCE = 100
@@ -42,19 +40,6 @@ class Readiness:
 
     ready: bool
     reason: str | None = None
-
-
-def _always_read(names: TopicNames) -> tuple[str, ...]:
-    return (names.result, names.status, names.control, names.model, names.worker)
-
-
-def missing_topics(names: TopicNames, found: Container[str]) -> list[str]:
-    """The topics that a gateway needs and that are not there."""
-    return [topic for topic in (*_always_read(names), *names.request_topics()) if topic not in found]
-
-
-def _partitions(topics: Mapping[str, int]) -> list[TP]:
-    return [(topic, number) for topic, count in topics.items() for number in range(count)]
 
 
 class Follower:
@@ -86,8 +71,7 @@ class Follower:
         self._waiters: list[tuple[Mapping[TP, int], asyncio.Future[None]]] = []
         self._topics: dict[str, int] = {}
         """The topics that are read, with their partitions."""
-        self._unknown: dict[str, float] = {}
-        """Topics that were not there, and when somebody looked."""
+        self._unknown = UnknownTopics()
         self._unread: str | None = None
         self._begin: dict[TP, int] = {}
         self._goal: Mapping[TP, int] = {}
@@ -106,15 +90,18 @@ class Follower:
 
     async def start(self) -> None:
         """Begin to read where the view stands. Raises NotFound, BrokerUnavailable."""
-        topics = await self._threads.metadata.run(self._discover)
-        begin = await self._threads.metadata.run(self._where_to_begin, topics)
+        topics = await self._threads.metadata.run(discover, self._settings)
+        since_ms = now_ms() - 2 * self._horizon_ms
+        begin = await self._threads.metadata.run(
+            where_to_begin, self._settings, topics, self._store.offsets(), since_ms
+        )
         reader = PartitionReader(
             self._settings,
             begin,
             "beginning",
             self._queue.put,
             tells_ends=False,
-            without_headers=frozenset(_always_read(self._settings.names)),
+            without_headers=frozenset(always_read(self._settings.names)),
             name="gateway-follower",
         )
         await asyncio.to_thread(reader.start)
@@ -144,37 +131,6 @@ class Follower:
         if self._failed is None:
             self._failed = reason
             self._on_failure(reason)
-
-    def _discover(self) -> dict[str, int]:
-        """Every topic that the view reads, with its partitions: the fixed ones and the request topics of all pools."""
-        names = self._settings.names
-        counts = admin.partition_counts(self._settings)
-        if missing := missing_topics(names, counts):
-            raise BrokerUnavailable(f"the topic {missing[0]} does not exist; `penstock topics create` makes it")
-        read = [*_always_read(names), *(topic for topic in counts if names.is_request_topic(topic))]
-        return {topic: counts[topic] for topic in read}
-
-    def _where_to_begin(self, topics: Mapping[str, int]) -> dict[TP, int]:
-        """The stored offset of each partition; for others, and what retention has passed, two horizons ago."""
-        partitions = _partitions(topics)
-        first = admin.begin_offsets(self._settings, partitions)
-        end = admin.end_offsets(self._settings, partitions)
-        names = self._settings.names
-        stored = self._store.offsets()
-        # Models and workers are kept in memory alone: their (small) topics are read from the start each time.
-        in_memory = {names.model, names.worker}
-        known = {
-            tp: stored[tp]
-            for tp in partitions
-            if tp in stored and first[tp] <= stored[tp] <= end[tp] and tp[0] not in in_memory
-        }
-        fresh = [tp for tp in partitions if tp not in known and tp[0] not in in_memory]
-        since = int(time.time() * 1000) - 2 * self._horizon_ms
-        return (
-            {tp: first[tp] for tp in partitions if tp[0] in in_memory}
-            | admin.offsets_at(self._settings, fresh, since)
-            | known
-        )
 
     async def _follow(self) -> None:
         while True:
@@ -235,7 +191,7 @@ class Follower:
                 self._broker_lost = False
                 if time.monotonic() >= next_prune:
                     next_prune = time.monotonic() + 600
-                    before = int(time.time() * 1000) - 2 * self._horizon_ms
+                    before = now_ms() - 2 * self._horizon_ms
                     await asyncio.to_thread(self._store.prune, before)
                     self._view.prune(before)
                 self._view.forget_stale_workers(60)
@@ -252,9 +208,9 @@ class Follower:
         await asyncio.shield(self._looking)
 
     async def _read_what_is_there(self) -> None:
-        topics = await self._threads.metadata.run(self._discover)
+        topics = await self._threads.metadata.run(discover, self._settings)
         self._discovered_at = time.monotonic()
-        there = set(_partitions(topics))
+        there = set(partitions_of(topics))
         known = set(self._view.offsets())
         if new := sorted(there - known):
             # Until it is read this gateway is not whole, and says so.
@@ -339,17 +295,12 @@ class Follower:
 
         Raises BrokerUnavailable.
         """
-        now = time.monotonic()
-        if now - self._unknown.get(topic, -UNKNOWN_S) < UNKNOWN_S:
+        if topic in self._unknown:
             return False
         await self._rediscover()
-        if topic in self._topics:
-            return True
-        while len(self._unknown) >= MAX_UNKNOWN:
-            del self._unknown[next(iter(self._unknown))]
-        self._unknown.pop(topic, None)
-        self._unknown[topic] = now
-        return False
+        if topic not in self._topics:
+            self._unknown.add(topic)
+        return topic in self._topics
 
     def stands_still(self) -> str | None:
         """Why nothing is read now, so that what this view says may be old; None when it is not so."""
