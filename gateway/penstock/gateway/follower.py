@@ -317,10 +317,10 @@ class Follower:
             return Readiness(False, f"the view cannot be written ({self._store.failure})")
         if not self._caught_up:
             return Readiness(False, f"catching up with the topics{self._progress()}")
-        if self._broker_lost:
-            return Readiness(False, "the broker does not answer")
         if self._unread is not None:
             return Readiness(False, f"the partition {self._unread} is not read yet")
+        if self._broker_lost:
+            return Readiness(False, "the broker does not answer")
         offsets, now = self._view.offsets(), time.monotonic()
         if any(offsets.get(tp) == at and now - since > BEHIND_S for tp, (at, since) in self._stuck.items()):
             return Readiness(False, "behind the topics and not moving")
