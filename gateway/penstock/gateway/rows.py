@@ -7,8 +7,11 @@ from typing import Any, NamedTuple
 
 from penstock.gateway.entries import Entry
 from penstock.gateway.outputs import LargeOutput
-from penstock.schemas.records import Origin, ResultEvent, StatusEvent
+from penstock.schemas.records import Origin, Record, ResultEvent, StatusEvent, fields_of
 
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_ORIGIN = tuple(fields_of(Origin))
+_STATUS = tuple(name for name in fields_of(StatusEvent) if name != "origin")
 _FACTS = ("task", "priority", "model", "pool", "conversation_id", "stream", "metadata", "content")
 
 
@@ -78,18 +81,27 @@ def snapshot(entry: Entry) -> Snapshot:
 
 
 def facts_text(copy: Snapshot) -> str:
-    """What the file holds beside text and outcome, as JSON."""
-    return json.dumps(
-        {
-            "partition": copy.partition,
-            **dict(zip(_FACTS, copy.facts, strict=True)),
-            "origin": None if copy.origin is None else copy.origin.to_dict(),
-            "status": None if copy.status is None else copy.status.to_dict(),
-            "results_origin": None if copy.results_origin is None else copy.results_origin.to_dict(),
-            "fold": copy.fold,
-            "terminal_offset": copy.terminal_offset,
-        }
+    """What the file holds beside text and outcome, as a JSON list; `restored` reads it."""
+    return _dumps(
+        [
+            copy.partition,
+            copy.terminal_offset,
+            copy.fold,
+            copy.facts,
+            _values(copy.origin, _ORIGIN),
+            _values(copy.results_origin, _ORIGIN),
+            _values(copy.status, _STATUS),
+            None if copy.status is None else _values(copy.status.origin, _ORIGIN),
+        ]
     )
+
+
+def _values(record: Record | None, names: tuple[str, ...]) -> list[Any] | None:
+    return None if record is None else [getattr(record, name) for name in names]
+
+
+def _origin(values: list[Any] | None) -> Origin | None:
+    return None if values is None else Origin(**dict(zip(_ORIGIN, values, strict=True)))
 
 
 def restored(
@@ -105,20 +117,20 @@ def restored(
     erased: bool,
 ) -> Entry:
     """The entry again, as it was copied. `record_bytes` is the size of its outcome's record."""
-    stored = json.loads(facts)
-    entry = Entry(tenant, request_id, stored["partition"])
-    for name in _FACTS:
-        setattr(entry, name, stored[name])
-    entry.accepted_ms, entry.erased = accepted_ms, erased
-    entry.origin = None if stored["origin"] is None else Origin.from_dict(stored["origin"])
-    if stored["status"] is not None:
-        entry.status = StatusEvent.from_dict(stored["status"])
+    partition, terminal_offset, fold, plain, origin, results_origin, status, status_origin = json.loads(facts)
+    entry = Entry(tenant, request_id, partition)
+    for name, value in zip(_FACTS, plain, strict=True):
+        setattr(entry, name, value)
+    entry.accepted_ms, entry.erased, entry.terminal_offset = accepted_ms, erased, terminal_offset
+    entry.origin = _origin(origin)
+    if status is not None:
+        event_origin = _origin(status_origin)
+        assert event_origin is not None
+        entry.status = StatusEvent(**dict(zip(_STATUS, status, strict=True)), origin=event_origin)
         entry.statuses.apply(entry.status)
-    epoch, attempt, offset, tokens = stored["fold"]
-    origin = None if stored["results_origin"] is None else Origin.from_dict(stored["results_origin"])
-    entry.fold.restore(origin=origin, epoch=epoch, attempt=attempt, text=text, token_count=tokens)
+    epoch, attempt, offset, tokens = fold
+    entry.fold.restore(origin=_origin(results_origin), epoch=epoch, attempt=attempt, text=text, token_count=tokens)
     entry.fold.offset = offset
-    entry.terminal_offset = stored["terminal_offset"]
     entry.written = (epoch, attempt, len(text))
     if terminal is not None:
         entry.fold.terminal, entry.large = terminal, large

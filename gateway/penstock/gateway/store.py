@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 4
 """Batches that wait for the writer."""
 RETRY_S = 1.0
+_AT_ONCE = (256, 64, 16, 4, 1)
+"""Rows of one statement: few sizes, so that each is compiled once."""
 
 _COLUMNS = (
     "r.tenant, r.request_id, accepted_ms, facts, erased,"
@@ -115,21 +117,17 @@ class Store:
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
         rows = batch.rows
         connection.execute("BEGIN IMMEDIATE")
-        connection.executemany("INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_row, rows))
+        _put(connection, "requests", [_row(row) for row in rows])
         # Text grows at its end: what the file holds of it is not written again.
         anew = [(row.tenant, row.request_id) for row in rows if row.text is not None and row.text_at == 0]
         connection.executemany("DELETE FROM texts WHERE tenant = ? AND request_id = ?", anew)
-        more = [(row.tenant, row.request_id, row.text_at, row.text) for row in rows if row.text]
-        connection.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?)", more)
+        _put(connection, "texts", [(row.tenant, row.request_id, row.text_at, row.text) for row in rows if row.text])
         ended = [(row.tenant, row.request_id, self._with_our_id(row.record)) for row in rows if row.record is not None]
-        connection.executemany("INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?)", ended)
+        _put(connection, "outcomes", ended)
         blank = [(row.tenant, row.request_id) for row in rows if row.erased and row.closed]
         for table in ("texts", "outcomes"):
             connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND request_id = ?", blank)
-        connection.executemany(
-            "INSERT OR REPLACE INTO offsets VALUES (?, ?, ?)",
-            [(topic, partition, offset) for (topic, partition), offset in batch.offsets.items()],
-        )
+        _put(connection, "offsets", [(*tp, offset) for tp, offset in batch.offsets.items()])
         connection.execute("COMMIT")
         batch.written.set()
 
@@ -252,6 +250,17 @@ class Store:
             accepted_ms=accepted_ms,
             erased=bool(erased),
         )
+
+
+def _put(connection: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:
+    """Insert or replace, many rows in one statement: after each statement this thread waits its turn."""
+    at = 0
+    for count in _AT_ONCE:
+        while len(rows) - at >= count:
+            places = f"({', '.join('?' * len(rows[at]))})"
+            values = [value for row in rows[at : at + count] for value in row]
+            connection.execute(f"INSERT OR REPLACE INTO {table} VALUES {', '.join([places] * count)}", values)
+            at += count
 
 
 def _row(copy: Snapshot) -> Row:
