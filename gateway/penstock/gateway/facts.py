@@ -12,6 +12,9 @@ from penstock.gateway.view import View
 from penstock.producers.clock import now_ms
 from penstock.schemas.records import ModelInfo
 
+STOPPED = "stopped"
+"""A worker's state in its last word."""
+
 
 class Facts:
     """Reads the view; changes nothing but the count of open sockets."""
@@ -33,21 +36,19 @@ class Facts:
         depths, ages = self._view.queue_depths(now_ms())
         memory: dict[tuple[str, str], int] = {}
         for worker in self._view.workers.values():
+            if worker.state == STOPPED:
+                continue  # its last word; its devices are others' now
             for device in worker.devices:
                 sizes = {"total": device.total_bytes, "reserved": device.reserved_bytes, "used": device.used_bytes}
                 for kind, size in sizes.items():
                     memory[(device.device, kind)] = memory.get((device.device, kind), 0) + size
-        running: dict[str, int] = {}
-        for entry in self._view.live_entries():
-            if entry.status_name == "running" and entry.model is not None:
-                running[entry.model] = running.get(entry.model, 0) + 1
         return Gauges(
             queue_depth=depths,
             oldest_age_s=ages,
             inflight=self._view.live_count,
             ws_clients=self.sockets,
             device_memory=memory,
-            running=running,
+            running=dict(self._view.census.running),
         )
 
     def stats(self) -> dict[str, Any]:

@@ -104,8 +104,9 @@ async def get_request(
 ) -> Response:
     caller = caller_of(request)
     caller.require("read")
-    entry = await service_of(request).lookups.wait(caller.tenant, request_id, wait)
-    return JSONResponse(entry.to_json(), headers={"x-request-id": request_id})
+    lookups = service_of(request).lookups
+    entry = await lookups.wait(caller.tenant, request_id, wait)
+    return Response(await lookups.public(entry), media_type="application/json", headers={"x-request-id": request_id})
 
 
 @router.get("/requests/{request_id}/events", summary="What happens to a request, as server-sent events")

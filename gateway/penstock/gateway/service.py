@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.gateway.control import Control
 from penstock.gateway.facts import Facts
@@ -12,6 +12,7 @@ from penstock.gateway.lookups import Lookups
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.submitting import Submitter
 from penstock.gateway.subscriptions import Subscriptions
+from penstock.gateway.threads import Threads
 from penstock.gateway.view import View
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.settings import KafkaSettings
@@ -27,11 +28,13 @@ class GatewayService:
     kafka: KafkaSettings
     artifacts: ArtifactStore
     codec: Codec
+    """For threads: it may ask a registry."""
     facts: Facts
     submitting: Submitter
     lookups: Lookups
     subscriptions: Subscriptions
     control: Control
+    threads: Threads = field(default_factory=Threads)
 
     @classmethod
     def compose(
@@ -43,9 +46,10 @@ class GatewayService:
         hub: Hub,
         codec: Codec,
         artifacts: ArtifactStore,
+        threads: Threads,
     ) -> GatewayService:
         kafka = settings.kafka_settings()
-        facts, lookups = Facts(view, follower, hub), Lookups(view, follower, hub)
+        facts, lookups = Facts(view, follower, hub), Lookups(view, follower, hub, threads)
         return cls(
             settings=settings,
             kafka=kafka,
@@ -56,4 +60,5 @@ class GatewayService:
             lookups=lookups,
             subscriptions=Subscriptions(view, follower, hub, kafka.names),
             control=Control(transport, view, follower, lookups, codec, kafka.names, artifacts),
+            threads=threads,
         )

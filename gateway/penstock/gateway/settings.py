@@ -33,6 +33,8 @@ class GatewaySection(Section):
     """Requests on their way to Kafka at once; more are refused with 503."""
     max_live: int = Field(200_000, ge=100)
     """Requests accepted and not done that this gateway holds; more are refused with 503."""
+    recent_bytes: int = Field(64 * 2**20, ge=1_000_000)
+    """Memory for ended requests; who asks for one that is not there waits for the disk."""
     max_body_bytes: int = Field(2_000_000, ge=1_000)
     """The largest body of an HTTP request; an artifact may have 64 MiB."""
     max_http: int = Field(4_096, ge=1)

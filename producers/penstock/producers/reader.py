@@ -12,7 +12,7 @@ import operator
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,10 +42,11 @@ Headers = tuple[tuple[str, bytes | None], ...]
 _call_headers: Callable[[Message], Any] = operator.methodcaller("headers")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RawMessage:
     """A record as it stands in the log; `value` is None for a tombstone. Times in ms since the epoch.
 
+    Nobody changes one; a frozen class would cost a call for each field.
     `headers` is empty and `headers_readable` False when a header's name is not UTF-8.
     """
 
@@ -113,7 +114,8 @@ class PartitionReader:
 
     `topics` may instead map (topic, partition) to the offset to begin at. `on_batch` runs on the reader's thread with
     up to `batch_size` records. When it raises, reading ends and `failure` says why. Without `tells_ends` it costs less,
-    and `wait_until_caught_up` takes longer when no record stands before a partition's end.
+    and `wait_until_caught_up` takes longer when no record stands before a partition's end. Records of topics in
+    `without_headers` come without them, which costs less too.
     """
 
     def __init__(
@@ -128,8 +130,10 @@ class PartitionReader:
         fetch_wait_ms: int = 100,
         poll_s: float = 0.1,
         tells_ends: bool = True,
+        without_headers: Container[str] = (),
         name: str = "penstock-reader",
     ) -> None:
+        self._without_headers = without_headers
         self._settings = settings
         self._topics = topics
         self._start: Start = start
@@ -158,7 +162,10 @@ class PartitionReader:
 
     def add_topics(self, topics: Sequence[str], timeout_s: float = 10.0) -> None:
         """Read these as well, from the same `start`. What is read already goes on."""
-        begin = self._begin(topics, timeout_s)
+        self.add_partitions(self._begin(topics, timeout_s))
+
+    def add_partitions(self, begin: Mapping[TP, int]) -> None:
+        """Read these as well, each from its offset, unless they are read already."""
         self.call(lambda: self._add({tp: offset for tp, offset in begin.items() if tp not in self._positions}))
 
     def call(self, action: Callable[[], None]) -> None:
@@ -285,12 +292,13 @@ class PartitionReader:
         reached: dict[TP, int] = {}
         for message in [first, *self._consumer.consume(self._batch_size - 1, 0)]:
             error = message.error()
-            tp = (message.topic() or "", message.partition() or 0)
             if error is None:
-                batch.append(raw_message(message))
-                reached[tp] = (message.offset() or 0) + 1
+                record = raw_message(message, self._without_headers)
+                batch.append(record)
+                reached[record.topic, record.partition] = record.offset + 1
             elif error.code() == _PARTITION_EOF:
                 # Behind the last record there may be offsets that compaction emptied: the end is reached all the same.
+                tp = (message.topic() or "", message.partition() or 0)
                 reached[tp] = max(reached.get(tp, 0), message.offset() or 0)
             else:
                 logger.warning("reader.error topic=%s error=%s", message.topic(), error)
@@ -315,11 +323,12 @@ def message_headers(message: Message) -> tuple[Headers, bool]:
     return (tuple(headers) if headers else ()), True
 
 
-def raw_message(message: Message) -> RawMessage:
-    """A record of librdkafka as a value."""
-    headers, readable = message_headers(message)
+def raw_message(message: Message, without_headers: Container[str] = ()) -> RawMessage:
+    """A record of librdkafka as a value; that of a topic in `without_headers` without its headers."""
+    topic = message.topic() or ""
+    headers, readable = ((), True) if topic in without_headers else message_headers(message)
     return RawMessage(
-        message.topic() or "",
+        topic,
         message.partition() or 0,
         message.offset() or 0,
         message.timestamp()[1],

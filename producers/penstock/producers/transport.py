@@ -28,6 +28,12 @@ _RECORD_OVERHEAD_BYTES = 70
 """What a record batch of one adds to key, value and headers at most, as librdkafka counts it."""
 
 
+def record_bytes(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
+    """What a record counts against `max_record_bytes`."""
+    size_bytes = len(value or b"") + len(key or b"")
+    return size_bytes + sum(len(name) + len(content or b"") + 10 for name, content in headers or ())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
     """What became of one record. With an error, partition and offset may be -1. Times in ms since the epoch.
@@ -108,9 +114,7 @@ class Transport:
         Raises TooLarge (naming the limit), Overloaded (the local queue is full), BrokerUnavailable, NotFound, and
         InternalError in a child of the process that made this.
         """
-        size_bytes = len(value or b"") + len(key or b"")
-        if headers:
-            size_bytes += sum(len(name) + len(content or b"") + 10 for name, content in headers)
+        size_bytes = record_bytes(value, key, headers)
         if size_bytes > self._max_record_bytes:
             raise too_large(topic, size_bytes, self._max_record_bytes)
         producer = self._usable()
