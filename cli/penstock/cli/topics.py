@@ -13,6 +13,7 @@ import typer
 from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.paths import Progress, silent
+from penstock.cli.reaching import require_kafka
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, topic_specs
 
@@ -61,7 +62,7 @@ def create(
     use_config(config)
     settings = load(ClusterSettings)
     reports = create_topics(
-        kafka_settings(settings, bootstrap_servers, topic_prefix),
+        require_kafka(kafka_settings(settings, bootstrap_servers, topic_prefix)),
         partitions=partitions or settings.topics.partitions,
         durability=durability or settings.topics.durability,
         pools=pool or settings.topics.pools,
@@ -87,7 +88,7 @@ def list_topics(
     from penstock.producers.admin import partition_counts
 
     use_config(config)
-    settings = kafka_settings(load(ClusterSettings), bootstrap_servers, topic_prefix)
+    settings = require_kafka(kafka_settings(load(ClusterSettings), bootstrap_servers, topic_prefix))
     names = settings.names
     counts = partition_counts(settings)
     talks = {topic for topic in counts if names.parse_conversation(topic) is not None}
@@ -113,7 +114,7 @@ def check(
     Example:  penstock topics check --bootstrap-servers kafka:9092
     """
     use_config(config)
-    problems = findings(kafka_settings(load(ClusterSettings), bootstrap_servers, topic_prefix))
+    problems = findings(require_kafka(kafka_settings(load(ClusterSettings), bootstrap_servers, topic_prefix)))
     if as_json:
         typer.echo(json.dumps({"ok": not problems, "problems": problems}))
     else:

@@ -19,9 +19,10 @@ from penstock.cli.children import rotate_log, tail
 from penstock.cli.config import read_toml, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.cli.local_system import LocalSystem, Options, card, is_ready
+from penstock.cli.local_system import LocalSystem, Options, card
 from penstock.cli.paths import default_data_dir
-from penstock.cli.state import Home, SystemState
+from penstock.cli.readiness import Readiness, ask
+from penstock.cli.state import Home, PartState, SystemState
 
 DETACH_DEADLINE_S = 1800.0
 DOWN_DEADLINE_S = 120.0
@@ -112,7 +113,7 @@ def run(system: LocalSystem) -> None:
         signal.signal(number, asked)
     try:
         system.start()
-        say(card(system) + f"  stop  {'penstock down' if is_detached() else 'Ctrl-C'}\n")
+        say(card(system) + f"  stop  {f'penstock down{system.home.option}' if is_detached() else 'Ctrl-C'}\n")
         supervisor.run()
     except StopAsked:
         pass
@@ -175,28 +176,36 @@ def start_detached(home: Home) -> None:
 def status(
     data_dir: DataDir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """Show what runs: 0 when everything is ready, 1 when something is not, 3 when nothing runs.
+    """Show what runs: 0 when everything is ready, 1 when something is not or is degraded, 3 when nothing runs.
 
     Example:  penstock status --json
     """
     home = Home(data_dir or default_data_dir())
     state = running(home)
-    parts = [
-        {**asdict(part), "ready": part.pid is not None and (part.ready_url is None or is_ready(part.ready_url))}
-        for part in state.parts
-    ]
-    ready = state.phase == "ready" and all(part["ready"] for part in parts)
+    looked = [(part, readiness_of_part(part)) for part in state.parts]
+    parts = [{**asdict(part), "ready": found.serves, "readiness": asdict(found)} for part, found in looked]
+    ready = state.phase == "ready" and all(found.status == "ready" for _, found in looked)
     if as_json:
         typer.echo(json.dumps({**asdict(state), "parts": parts, "ready": ready, "data_dir": str(home.data_dir)}))
     else:
         typer.echo(f"{state.url}  {state.phase}  (pid {state.pid}, up {time.time() - state.started_at:.0f} s)")
-        for part in parts:
-            word = "ready" if part["ready"] else ("starting" if part["pid"] else "down, restarting")
-            restarts = f"  restarts {part['restarts']}" if part["restarts"] else ""
-            typer.echo(f"  {part['name']:<8} {word:<8} pid {part['pid'] or '-'}{restarts}")
+        for part, found in looked:
+            word = "down, restarting" if part.pid is None else found.status
+            restarts = f"  restarts {part.restarts}" if part.restarts else ""
+            typer.echo(f"  {part.name:<8} {word:<8} pid {part.pid or '-'}{restarts}")
+            if found.status != "ready":
+                log = home.logs / ("worker.log" if found.models_without_worker else f"{part.name}.log")
+                typer.echo(f"  {'':<8} {found.text()}; log: {log}")
         typer.echo(f"  models   {', '.join(state.models)}\n  kafka    {state.bootstrap_servers}")
         typer.echo(f"  data     {home.data_dir}")
     raise typer.Exit(0 if ready else int(ExitCode.FAILED))
+
+
+def readiness_of_part(part: PartState) -> Readiness:
+    """What a part says of itself; of the broker only whether it runs."""
+    if part.pid is None:
+        return Readiness(status="unreachable", reason="it is not running")
+    return Readiness(status="ready") if part.ready_url is None else ask(part.ready_url.removesuffix("/readyz"))
 
 
 def down(data_dir: DataDir = None) -> None:
@@ -270,7 +279,8 @@ def running(home: Home) -> SystemState:
     state = home.read() if home.held() else None
     if state is None:
         raise CliFailure(
-            f"Penstock is not running on {home.data_dir}: start it with `penstock up`", exit_code=ExitCode.UNREACHABLE
+            f"Penstock is not running on {home.data_dir}: start it with `penstock up{home.option}`",
+            exit_code=ExitCode.UNREACHABLE,
         )
     return state
 

@@ -8,16 +8,19 @@ import logging
 from contextlib import AsyncExitStack
 
 from penstock.gateway.context import GatewayContext
-from penstock.gateway.follower import Follower, missing_topics
+from penstock.gateway.follower import Follower
 from penstock.gateway.hub import Hub
 from penstock.gateway.service import GatewayService
 from penstock.gateway.store import Store
+from penstock.gateway.threads import Threads
+from penstock.gateway.topics_read import missing_topics
 from penstock.gateway.view import View
 from penstock.producers import admin
 from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.clock import now_ms
 from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
-from penstock.schemas.registry import registry_codec
+from penstock.schemas.registry import registry_codecs
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ class Connecting:
         self._context = context
         self._settings = context.settings
         self._stack = AsyncExitStack()
+        self._since_ms = now_ms()
 
     async def until_connected(self) -> None:
         """Try until it works. What only a person can mend ends the gateway."""
@@ -59,21 +63,27 @@ class Connecting:
             raise BrokerUnavailable(f"missing topics: {', '.join(missing)}; `penstock topics create` makes them")
         identity = f"{kafka.topic_prefix} {await asyncio.to_thread(admin.topic_id, kafka, names.result) or 'none'}"
         registry = settings.schema_registry
-        codec = await asyncio.to_thread(registry_codec, registry.url, write=registry.write)
+        codecs = await asyncio.to_thread(registry_codecs, registry.url, write=registry.write)
         async with AsyncExitStack() as stack:
-            store = await asyncio.to_thread(Store, conf.view_path, identity)
+            threads = Threads()
+            stack.callback(threads.close)
+            store = await asyncio.to_thread(Store, conf.view_path, identity, codecs.blocking)
             stack.push_async_callback(asyncio.to_thread, store.close)
             transport = Transport(kafka, delivery_timeout_s=10)
             stack.push_async_callback(asyncio.to_thread, transport.close, 5)
             hub = Hub(client_frames=conf.client_queue_frames)
-            view = View(
+            view = await asyncio.to_thread(
+                View,
                 store,
                 hub,
                 names,
                 counts[names.result],
                 on_outcome=self._context.metrics.on_outcome,
                 on_status=self._context.metrics.on_status,
-                codec=codec,
+                codec=codecs.prompt,
+                blocking=codecs.blocking,
+                recent_bytes=conf.recent_bytes,
+                counts_since_ms=self._since_ms,
                 tenants=self._context.allowances.tenants,
             )
             follower = Follower(
@@ -82,11 +92,12 @@ class Connecting:
                 store,
                 horizon_ms=int(conf.horizon_h * 3_600_000),
                 rediscover_s=conf.rediscover_s,
+                threads=threads,
                 on_failure=lambda reason: self._context.on_failure(reason),
             )
-            artifacts = await asyncio.to_thread(ArtifactStore, conf.artifacts_dir, max_bytes=ARTIFACT_BYTES)
+            artifacts = await asyncio.to_thread(ArtifactStore, settings.artifacts_location, max_bytes=ARTIFACT_BYTES)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
-            service = GatewayService.compose(settings, sender, view, follower, hub, codec, artifacts)
+            service = GatewayService.compose(settings, sender, view, follower, hub, codecs.blocking, artifacts, threads)
             await follower.start()
             stack.push_async_callback(follower.stop)
             self._stack = stack.pop_all()

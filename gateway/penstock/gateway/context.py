@@ -90,4 +90,5 @@ def service_of(connection: HTTPConnection) -> GatewayService:
     Raises BrokerUnavailable while the gateway is not connected.
     """
     context = context_of(connection)
-    return guarded(context.service, context.allowances, caller_of(connection))
+    traceparent = connection.headers.get("traceparent") if connection.scope["type"] == "http" else None
+    return guarded(context.service, context.allowances, caller_of(connection), traceparent)

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from penstock.gateway.entries import Entry
 from penstock.gateway.follower import Follower
 from penstock.gateway.lookups import Lookups
+from penstock.gateway.submitting import SOURCE
 from penstock.gateway.view import View
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.clock import now_ms
+from penstock.producers.outgoing import control_record
 from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import Conflict
+from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import TopicNames
 
@@ -98,6 +100,9 @@ class Control:
             origin=entry.origin,
             conversation_id=entry.conversation_id,
         )
-        key = f"{entry.request_id}/{kind}".encode()
-        delivery = await self._transport.produce(self._names.control, self._codec.encode(command), key=key)
+        record = control_record(command, self._names, self._codec, source=SOURCE)
+        try:
+            delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+        except NotFound as error:
+            raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
         return delivery.offset

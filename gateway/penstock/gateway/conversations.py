@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from typing import Annotated, Any
@@ -25,8 +24,10 @@ router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 REPLAY_RECORDS = 1_000
 
 
-def conversation_json(conversation_id: str, created_ms: int = 0) -> dict[str, Any]:
-    return {"object": "conversation", "id": conversation_id, "created_at": rfc3339(created_ms), "metadata": {}}
+def conversation_json(conversation_id: str, created_ms: int | None = None) -> dict[str, Any]:
+    """OpenAI's shape: `created_at` in seconds since the epoch; null where only the topic itself could tell."""
+    created_at = None if created_ms is None else created_ms // 1000
+    return {"object": "conversation", "id": conversation_id, "created_at": created_at, "metadata": {}}
 
 
 @router.post("", summary="Create a conversation")
@@ -41,9 +42,9 @@ async def create(request: Request) -> dict[str, Any]:
         if name != "id" and not (name == "metadata" and not body[name]):
             raise UnsupportedParameter(f"{name} is not supported", param=name)
     conversation_id = check_conversation_id(body.get("id") or f"conv_{uuid.uuid4().hex}")
-    allowances = context_of(request).allowances
+    service, allowances = service_of(request), context_of(request).allowances
     allowances.check_conversation(caller, conversation_id)
-    await asyncio.to_thread(_create, service_of(request).settings, caller.tenant, conversation_id)
+    await service.threads.conversations.run(_create, service.settings, caller.tenant, conversation_id)
     allowances.tenants.conversation_began(caller.tenant, conversation_id, time.time())
     return conversation_json(conversation_id, time.time_ns() // 1_000_000)
 
@@ -67,8 +68,9 @@ async def list_conversations(
 ) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("read")
-    kafka = service_of(request).kafka
-    topics = await asyncio.to_thread(admin.partition_counts, kafka)
+    service = service_of(request)
+    kafka = service.kafka
+    topics = await service.threads.conversations.run(admin.partition_counts, kafka)
     parsed = (kafka.names.parse_conversation(topic) for topic in topics)
     ids = sorted((found[1] for found in parsed if found and found[0] == caller.tenant), reverse=order == "desc")
     if after is not None:  # by comparison: the one that it names may have been deleted meanwhile
@@ -79,18 +81,18 @@ async def list_conversations(
 @router.get("/{conversation_id}", summary="One conversation")
 async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
     records = await _records(request, conversation_id)
-    return conversation_json(conversation_id, records[0].timestamp_ms if records else 0)
+    return conversation_json(conversation_id, records[0].timestamp_ms if records else None)
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation with all its turns")
 async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("cancel")
-    kafka = service_of(request).kafka
+    kafka, threads = service_of(request).kafka, service_of(request).threads.conversations
     topic = kafka.names.conversation(caller.tenant, check_conversation_id(conversation_id))
-    if await asyncio.to_thread(admin.topic_id, kafka, topic) is None:
+    if await threads.run(admin.topic_id, kafka, topic) is None:
         raise NotFound("there is no such conversation")
-    await asyncio.to_thread(admin.delete_topic, kafka, topic)
+    await threads.run(admin.delete_topic, kafka, topic)
     context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
     return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}
 
@@ -163,7 +165,12 @@ async def _records(request: Request, conversation_id: str, from_offset: int = 0)
     """Raises NotFound for unknown and foreign alike: the topic's name is made from the caller's own tenant."""
     caller = caller_of(request)
     caller.require("read")
-    kafka = service_of(request).kafka
-    return await asyncio.to_thread(
-        read_conversation, kafka, caller.tenant, check_conversation_id(conversation_id), from_offset
+    service = service_of(request)
+    return await service.threads.conversations.run(
+        read_conversation,
+        service.kafka,
+        caller.tenant,
+        check_conversation_id(conversation_id),
+        from_offset,
+        codec=service.codec,
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
+from penstock.gateway.outputs import LargeOutput, error_json, result_json
 from penstock.schemas.cursor import Cursor, encode_cursor
-from penstock.schemas.errors import InvalidCursor, error_record_body
-from penstock.schemas.fold import Chunk, ResultFold, StatusFold, same_origin
+from penstock.schemas.errors import InvalidCursor
+from penstock.schemas.fold import IGNORED, Chunk, FoldStep, ResultFold, StatusFold, same_origin
 from penstock.schemas.ids import is_derived_id
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
 from penstock.schemas.requests import content_hash
@@ -18,6 +18,8 @@ from penstock.schemas.requests import content_hash
 Key = tuple[str, str]
 """(tenant, request_id)"""
 
+ENTRY_BYTES = 4_096
+"""What an entry takes at least, beside the bytes of its outcome."""
 NOT_HASHED = "-"
 BLANKED = "erased"
 
@@ -46,6 +48,18 @@ class Entry:
     statuses: StatusFold = field(init=False)
     status: StatusEvent | None = None
     terminal_offset: int = -1
+    large: LargeOutput | None = None
+    """The output, when it is left out of the terminal event."""
+    record: bytes | None = None
+    """The outcome's record until it was copied for the file."""
+    written: tuple[int, int, int] = (-1, 0, 0)
+    """(epoch, attempt, characters) of the text that was copied for the file."""
+    kept_bytes: int = ENTRY_BYTES
+    """What it takes of the room for ended requests."""
+    counted: tuple[str, str, int] | None = None
+    """As what the census counts it."""
+    former_partition: int | None = None
+    """Where its events were expected, before the topic got more partitions."""
 
     def __post_init__(self) -> None:
         self.fold = ResultFold(request_id=self.request_id, tenant=self.tenant)
@@ -91,9 +105,20 @@ class Entry:
             self.origin = origin
             self.accepted_ms = origin.append_time_ms
 
-    def on_result(self, event: ResultEvent, offset: int) -> list[Frame]:
-        """Frames that follow from an event of the result topic."""
+    def on_result(self, event: ResultEvent, offset: int, large: LargeOutput | None = None) -> FoldStep:
+        """Take an event of the result topic; `large` is its output, if that is left out of it."""
         step = self.fold.apply(event, offset)
+        if self.fold.terminal is event:
+            self.terminal_offset, self.large = offset, large
+            self.task = self.task or event.task
+            self.model = event.model or self.model
+            self.origin = self.origin or event.origin
+        return step
+
+    def frames_of(self, step: FoldStep) -> list[Frame]:
+        """The frames that follow from what `on_result` has just said."""
+        if step is IGNORED:
+            return []
         if isinstance(step, Chunk):
             frames: list[Frame] = []
             if step.restarted:
@@ -101,13 +126,37 @@ class Entry:
             if step.text:
                 frames.append(self.chunk_frame(step.text, step.text_offset))
             return frames
-        if self.fold.terminal is event:
-            self.terminal_offset = offset
-            self.task = self.task or event.task
-            self.model = event.model or self.model
-            self.origin = self.origin or event.origin
-            return [*self._rest(), self.result_frame()]
-        return []
+        return [*self._rest(), self.result_frame()]
+
+    def on_partition(self, partition: int) -> None:
+        """Its events stand on this partition of the result topic."""
+        if partition != self.partition:
+            self.former_partition, self.partition = self.partition, partition
+
+    def forget_text(self) -> None:
+        """The outcome is told and holds the text: the pieces are not needed any more."""
+        fold = self.fold
+        if fold.terminal is not None and fold.terminal.output_artifact is None:
+            fold.restore(
+                origin=fold.origin, epoch=fold.epoch, attempt=fold.attempt, text="", token_count=fold.token_count
+            )
+
+    # -- for the file
+
+    def text_to_write(self) -> tuple[int, str | None]:
+        """(the character from which on the file's text is replaced, by what); None: the file holds it as it is.
+
+        Text is kept until the outcome, unless that only refers to its output.
+        """
+        fold = self.fold
+        epoch, attempt, length = self.written
+        if fold.terminal is not None and fold.terminal.output_artifact is None:
+            self.written = (fold.epoch, fold.attempt, 0)
+            return 0, "" if length else None
+        self.written = (fold.epoch, fold.attempt, fold.text_length)
+        if (epoch, attempt) != (fold.epoch, fold.attempt):
+            return 0, fold.text if length or fold.text_length else None
+        return length, fold.text[length:] if fold.text_length > length else None
 
     def _rest(self) -> list[Frame]:
         """Text of the outcome that no chunk brought (a gap, or another attempt's outcome)."""
@@ -122,8 +171,11 @@ class Entry:
             return [frame] if text[len(shown) :] else []
         return [self.restarted_frame(), *([self.chunk_frame(text, 0)] if text else [])]
 
-    def on_status(self, event: StatusEvent) -> list[Frame]:
-        """Frames that follow from an event of the status topic. The end is told by the result topic alone."""
+    def on_status(self, event: StatusEvent, *, listened: bool = True) -> list[Frame]:
+        """Frames that follow from an event of the status topic, if anybody listens.
+
+        The end is told by the result topic alone.
+        """
         if event.done or self.done or (event.epoch, event.attempt) < (self.fold.epoch, self.fold.attempt):
             return []
         if not self.statuses.apply(event):
@@ -131,7 +183,7 @@ class Entry:
         before, self.status = self.status, event
         self.model = event.model or self.model
         same = before is not None and (before.status, before.position) == (event.status, event.position)
-        return [] if same else [self.status_frame()]
+        return [] if same or not listened else [self.status_frame()]
 
     # -- frames
 
@@ -182,7 +234,8 @@ class Entry:
             request_id=self.request_id,
             cursor=self._cursor(length, self.terminal_offset),
             status=event.status or "failed",
-            result=result_json(event),
+            result=None if self.large is not None else result_json(event),
+            large=self.large,
             error=error_json(event, self.request_id),
             attempt=event.attempt,
             model=event.model,
@@ -220,7 +273,7 @@ class Entry:
 
     def check_cursor(self, after: Cursor | None) -> None:
         """Raises InvalidCursor for one that was given out for another request."""
-        if after is not None and after.partition != self.partition:
+        if after is not None and after.partition not in (self.partition, self.former_partition):
             raise InvalidCursor("this cursor is of another request", param="after")
 
     def is_behind(self, after: Cursor) -> bool:
@@ -229,11 +282,14 @@ class Entry:
 
     # -- the public object
 
-    def to_json(self) -> dict[str, Any]:
-        """The request as callers see it."""
+    def to_json(self, *, whole: bool = False) -> dict[str, Any]:
+        """The request as callers see it.
+
+        A large output is left out, and `result_omitted` says so. With `whole` it is there, which is for a thread.
+        """
         event = self.fold.terminal
         status = self.status
-        return {
+        public: dict[str, Any] = {
             "object": "request",
             "request_id": self.request_id,
             "task": self.task,
@@ -249,10 +305,13 @@ class Entry:
             "created_at": rfc3339(self.accepted_ms),
             "finished_at": None if event is None else rfc3339(event.created_at),
             "timings": None if event is None or event.timings is None else event.timings.to_dict(),
-            "result": None if event is None else result_json(event),
+            "result": None if event is None or self.large is not None else result_json(event),
             "error": None if event is None else error_json(event, self.request_id),
             "metadata": self.metadata,
         }
+        if self.large is not None:
+            public |= {"result": self.large.result()} if whole else {"result_omitted": True}
+        return public
 
 
 def rfc3339(time_ms: int) -> str | None:
@@ -260,74 +319,3 @@ def rfc3339(time_ms: int) -> str | None:
     if time_ms <= 0:
         return None
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def result_json(event: ResultEvent) -> dict[str, Any] | None:
-    """Output, finish_reason and usage of a completed request."""
-    if event.status != "completed":
-        return None
-    usage = None if event.usage is None else {k: v for k, v in event.usage.to_dict().items() if v is not None}
-    found: dict[str, Any] = dict(event.output or {})
-    if event.output_artifact is not None:
-        reference = event.output_artifact
-        found["artifact"] = {**reference.to_dict(), "url": f"/v1/artifacts/{reference.artifact_id}/content"}
-    if event.finish_reason is not None:
-        found["finish_reason"] = event.finish_reason
-    found["usage"] = usage
-    return found
-
-
-def error_json(event: ResultEvent, request_id: str) -> dict[str, Any] | None:
-    return None if event.error is None else error_record_body(event.error, request_id)["error"]
-
-
-def facts(entry: Entry) -> str:
-    """What the view stores beside folds, as JSON."""
-    return json.dumps(
-        {
-            "partition": entry.partition,
-            "task": entry.task,
-            "priority": entry.priority,
-            "model": entry.model,
-            "pool": entry.pool,
-            "conversation_id": entry.conversation_id,
-            "stream": entry.stream,
-            "metadata": entry.metadata,
-            "content": entry.content,
-            "origin": None if entry.origin is None else entry.origin.to_dict(),
-            "status": None if entry.status is None else entry.status.to_dict(),
-            "results_origin": None if entry.fold.origin is None else entry.fold.origin.to_dict(),
-            "fold": [entry.fold.epoch, entry.fold.attempt, entry.fold.offset, entry.fold.token_count],
-            "terminal_offset": entry.terminal_offset,
-        }
-    )
-
-
-def restored(
-    tenant: str,
-    request_id: str,
-    stored: str,
-    *,
-    text: str,
-    terminal: ResultEvent | None,
-    accepted_ms: int,
-    erased: bool,
-) -> Entry:
-    """The entry again, as it was stored."""
-    found = json.loads(stored)
-    entry = Entry(tenant, request_id, found["partition"])
-    for name in ("task", "priority", "model", "pool", "conversation_id", "stream", "metadata", "content"):
-        setattr(entry, name, found[name])
-    entry.accepted_ms, entry.erased = accepted_ms, erased
-    entry.origin = None if found["origin"] is None else Origin.from_dict(found["origin"])
-    if found["status"] is not None:
-        entry.status = StatusEvent.from_dict(found["status"])
-        entry.statuses.apply(entry.status)
-    epoch, attempt, offset, tokens = found["fold"]
-    origin = None if found["results_origin"] is None else Origin.from_dict(found["results_origin"])
-    entry.fold.restore(origin=origin, epoch=epoch, attempt=attempt, text=text, token_count=tokens)
-    entry.fold.offset = offset
-    entry.terminal_offset = found["terminal_offset"]
-    if terminal is not None:
-        entry.fold.terminal = terminal
-    return entry

@@ -16,6 +16,9 @@ from penstock.schemas.records import STATUS_RANKS, ModelInfo
 
 RUNNING_RANK = STATUS_RANKS["running"]
 
+STOPPED = "stopped"
+"""A worker's state in its last word."""
+
 
 class Facts:
     """Reads the view; changes nothing but the count of open sockets."""
@@ -38,41 +41,34 @@ class Facts:
         """Which models no live worker moves, as of now."""
         return judge(self._view.workers.values(), self.models(), now_ms(), self._worker_late_ms)
 
-    def request_json(self, entry: Entry) -> dict[str, Any]:
-        """A request as callers see it; one that waits for want of a worker says so."""
-        body = entry.to_json()
-        if not entry.done and not entry.erased and (entry.status is None or entry.status.rank < RUNNING_RANK):
-            reason = self.liveness().awaits_worker(entry.task, entry.model, entry.pool)
-            if reason is not None:
-                body["detail"] = reason
-                body["waiting_for"] = {
-                    "reason": "no_worker",
-                    "position": body["position"],
-                    "need_bytes": None,
-                    "free_bytes": None,
-                    "estimated_start_at": None,
-                }
-        return body
+    def waits_for_worker(self, entry: Entry) -> dict[str, Any]:
+        """Fields of a request that waits for want of a live worker; nothing for any other."""
+        if entry.done or entry.erased or (entry.status is not None and entry.status.rank >= RUNNING_RANK):
+            return {}
+        reason = self.liveness().awaits_worker(entry.task, entry.model, entry.pool)
+        if reason is None:
+            return {}
+        position = None if entry.status is None else entry.status.position
+        sizes = {"need_bytes": None, "free_bytes": None, "estimated_start_at": None}
+        return {"detail": reason, "waiting_for": {"reason": "no_worker", "position": position, **sizes}}
 
     def gauges(self) -> Gauges:
         depths, ages = self._view.queue_depths(now_ms())
         memory: dict[tuple[str, str], int] = {}
         for worker in self._view.workers.values():
+            if worker.state == STOPPED:
+                continue  # its last word; its devices are others' now
             for device in worker.devices:
                 sizes = {"total": device.total_bytes, "reserved": device.reserved_bytes, "used": device.used_bytes}
                 for kind, size in sizes.items():
                     memory[(device.device, kind)] = memory.get((device.device, kind), 0) + size
-        running: dict[str, int] = {}
-        for entry in self._view.live_entries():
-            if entry.status_name == "running" and entry.model is not None:
-                running[entry.model] = running.get(entry.model, 0) + 1
         return Gauges(
             queue_depth=depths,
             oldest_age_s=ages,
             inflight=self._view.live_count,
             ws_clients=self.sockets,
             device_memory=memory,
-            running=running,
+            running=dict(self._view.census.running),
         )
 
     def tenant_stats(self, tenant: str) -> dict[str, Any]:

@@ -6,17 +6,20 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.gateway.store import TP, Store
+from penstock.gateway.threads import Threads
+from penstock.gateway.topics_read import UnknownTopics, always_read, discover, partitions_of, where_to_begin
+from penstock.gateway.unwritten import HAND_OVER
 from penstock.gateway.view import View
 from penstock.producers import admin
+from penstock.producers.clock import now_ms
 from penstock.producers.reader import STANDSTILL_S, BatchQueue, PartitionReader, RawMessage, empty_ranges
 from penstock.producers.settings import KafkaSettings
-from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
-from penstock.schemas.topics import TopicNames
+from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,10 @@ CATCH_UP_S = 2.0
 BEHIND_S = 30.0
 DISCOVERY_S = 1.0
 """How old the list of topics may be when a request is not found: it may be of a pool that is newer."""
+LOOK_S = 2.0
+"""So often it is asked whether a partition that does not move has anything to read at all."""
+FOLDED_AT_ONCE = 100
+"""Records that are folded before others on the loop have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +42,6 @@ class Readiness:
     reason: str | None = None
     starting: bool = False
     """It was never ready yet."""
-
-
-def _always_read(names: TopicNames) -> tuple[str, ...]:
-    return (names.result, names.status, names.control, names.model, names.worker)
-
-
-def missing_topics(names: TopicNames, found: Container[str]) -> list[str]:
-    """The topics that a gateway needs and that are not there."""
-    return [topic for topic in (*_always_read(names), *names.request_topics()) if topic not in found]
 
 
 class Follower:
@@ -57,6 +55,7 @@ class Follower:
         *,
         horizon_ms: int,
         rediscover_s: float,
+        threads: Threads | None = None,
         on_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`on_failure` is told once when following has ended for good, which only a new process mends."""
@@ -66,18 +65,26 @@ class Follower:
         self._horizon_ms = horizon_ms
         self._rediscover_s = rediscover_s
         self._on_failure = on_failure
+        self._threads = threads or Threads()
         self._loop = asyncio.get_running_loop()
         self._queue = BatchQueue(self._loop)
         self._reader: PartitionReader | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._waiters: list[tuple[Mapping[TP, int], asyncio.Future[None]]] = []
-        self._topics: set[str] = set()
+        self._topics: dict[str, int] = {}
+        """The topics that are read, with their partitions."""
+        self._unknown = UnknownTopics()
+        self._unread: str | None = None
+        self._begin: dict[TP, int] = {}
+        self._goal: Mapping[TP, int] = {}
+        """From where to where the first catching up goes."""
         self._caught_up = False
         self._discovered_at = 0.0
         self._stuck: dict[TP, tuple[int, float]] = {}
         """Partitions with lag: where the view stood there, and since when."""
         self._broker_lost = False
         self._failed: str | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._catching: asyncio.Task[None] | None = None
         self._next_catch: asyncio.Task[None] | None = None
 
@@ -85,15 +92,25 @@ class Follower:
 
     async def start(self) -> None:
         """Begin to read where the view stands. Raises NotFound, BrokerUnavailable."""
-        topics = await asyncio.to_thread(self._discover)
-        begin = await asyncio.to_thread(self._where_to_begin, topics)
+        topics = await self._threads.metadata.run(discover, self._settings, self._tell_conversations)
+        since_ms = now_ms() - 2 * self._horizon_ms
+        begin = await self._threads.metadata.run(
+            where_to_begin, self._settings, topics, self._store.offsets(), since_ms
+        )
         reader = PartitionReader(
-            self._settings, begin, "beginning", self._queue.put, tells_ends=False, name="gateway-follower"
+            self._settings,
+            begin,
+            "beginning",
+            self._queue.put,
+            tells_ends=False,
+            without_headers=frozenset(always_read(self._settings.names)),
+            name="gateway-follower",
         )
         await asyncio.to_thread(reader.start)
         self._reader = reader
-        self._topics = set(topics)
+        self._topics = topics
         self._discovered_at = time.monotonic()
+        self._begin = dict(begin)
         self._view.offsets().update(begin)
         self._tasks = [
             self._loop.create_task(self._guard(name, work))
@@ -117,46 +134,17 @@ class Follower:
             self._failed = reason
             self._on_failure(reason)
 
-    def _discover(self) -> list[str]:
-        """Every topic that the view reads: the fixed ones and the request topics of all pools."""
-        names = self._settings.names
-        found = admin.partition_counts(self._settings)
-        if missing := missing_topics(names, found):
-            raise BrokerUnavailable(f"the topic {missing[0]} does not exist; `penstock topics create` makes it")
-        listed = [pair for topic in found if (pair := names.parse_conversation(topic)) is not None]
-        self._loop.call_soon_threadsafe(self._view.tenants.on_conversations, listed, time.time())
-        return [*_always_read(names), *(topic for topic in found if names.is_request_topic(topic))]
-
-    def _where_to_begin(self, topics: Iterable[str]) -> dict[TP, int]:
-        """The stored offset of each partition; for others, and what retention has passed, two horizons ago."""
-        counts = admin.partition_counts(self._settings)
-        partitions = [(topic, number) for topic in topics for number in range(counts[topic])]
-        first = admin.begin_offsets(self._settings, partitions)
-        end = admin.end_offsets(self._settings, partitions)
-        names = self._settings.names
-        stored = self._store.offsets()
-        # Models and workers are kept in memory alone: their (small) topics are read from the start each time.
-        in_memory = {names.model, names.worker}
-        known = {
-            tp: stored[tp]
-            for tp in partitions
-            if tp in stored and first[tp] <= stored[tp] <= end[tp] and tp[0] not in in_memory
-        }
-        fresh = [tp for tp in partitions if tp not in known and tp[0] not in in_memory]
-        since = int(time.time() * 1000) - 2 * self._horizon_ms
-        return (
-            {tp: first[tp] for tp in partitions if tp[0] in in_memory}
-            | admin.offsets_at(self._settings, fresh, since)
-            | known
-        )
-
     async def _follow(self) -> None:
         while True:
-            await self._fold(await self._queue.get())
-            while self._view.backlog > 20_000 and not self._view.flush():
-                await asyncio.sleep(0.02)  # the disk is behind: read no further until it has caught up
-            # Batches that wait already would come without a pause, and readers' queues would run over.
-            await asyncio.sleep(0)
+            batch = await self._queue.get()
+            for start in range(0, len(batch), FOLDED_AT_ONCE):
+                await self._fold(batch[start : start + FOLDED_AT_ONCE])
+                if self._view.backlog >= HAND_OVER:
+                    self._view.flush()
+                while self._view.is_full and not self._view.flush():
+                    await asyncio.sleep(0.02)  # the disk is behind: read no further until it has caught up
+                # Batches that wait already would come without a pause, and readers' queues would run over.
+                await asyncio.sleep(0)
 
     async def _fold(self, batch: Sequence[RawMessage]) -> None:
         while True:
@@ -205,7 +193,7 @@ class Follower:
                 self._broker_lost = False
                 if time.monotonic() >= next_prune:
                     next_prune = time.monotonic() + 600
-                    before = int(time.time() * 1000) - 2 * self._horizon_ms
+                    before = now_ms() - 2 * self._horizon_ms
                     await asyncio.to_thread(self._store.prune, before)
                     self._view.prune(before)
                 self._view.forget_stale_workers(60)
@@ -216,44 +204,63 @@ class Follower:
                 logger.warning("follower.prune_failed error=%s", error)
 
     async def _rediscover(self) -> None:
-        topics = await asyncio.to_thread(self._discover)
-        self._discovered_at = time.monotonic()
-        new = [topic for topic in topics if topic not in self._topics]
-        if new and self._reader is not None:
-            begin = await asyncio.to_thread(self._begin_of, new)
-            for tp, offset in begin.items():
-                self._view.offsets().setdefault(tp, offset)
-            await asyncio.to_thread(self._reader.add_topics, new)
-            self._topics.update(new)
-            logger.info("follower.topics_added count=%d", len(new))
-        gone = self._topics - set(topics)
-        if gone and self._reader is not None:
-            self._forget(gone)
+        """Look which topics and partitions there are, and read what is new. Who asks meanwhile shares one look."""
+        if self._looking is None or self._looking.done():
+            self._looking = self._loop.create_task(self._read_what_is_there())
+        await asyncio.shield(self._looking)
 
-    def _forget(self, gone: set[str]) -> None:
-        """Topics of a pool that was taken away: their ends cannot be asked for any more."""
+    def _tell_conversations(self, listed: list[tuple[str, str]]) -> None:
+        """Which conversations there are, from the thread that looked."""
+        self._loop.call_soon_threadsafe(self._view.tenants.on_conversations, listed, time.time())
+
+    async def _read_what_is_there(self) -> None:
+        topics = await self._threads.metadata.run(discover, self._settings, self._tell_conversations)
+        self._discovered_at = time.monotonic()
+        there = set(partitions_of(topics))
+        known = set(self._view.offsets())
+        if new := sorted(there - known):
+            # Until it is read this gateway is not whole, and says so.
+            self._unread = f"{new[0][0]}/{new[0][1]}"
+            await self._read_as_well(new)
+        self._unread = None
+        if gone := known - there:
+            self._forget(gone)
+        self._topics = topics
+        self._view.result_partitions(topics[self._settings.names.result])
+
+    async def _read_as_well(self, partitions: Sequence[TP]) -> None:
+        """New pools' topics, and partitions that were added to topics: from their first record."""
         reader = self._reader
-        assert reader is not None
-        dead = [tp for tp in self._view.offsets() if tp[0] in gone]
+        if reader is None:
+            return
+        begin = await self._threads.metadata.run(admin.begin_offsets, self._settings, partitions)
+        for tp, offset in begin.items():
+            self._view.offsets().setdefault(tp, offset)
+        reader.add_partitions(begin)
+        logger.info("follower.partitions_added count=%d first=%s/%d", len(begin), *partitions[0])
+
+    def _forget(self, gone: set[TP]) -> None:
+        """Partitions of a pool that was taken away: their ends cannot be asked for any more."""
+        reader = self._reader
+        if reader is None:
+            return
 
         def drop() -> None:
-            for tp in dead:
+            for tp in gone:
                 reader.drop(tp)
 
         reader.call(drop)
-        for tp in dead:
-            del self._view.offsets()[tp]
+        self._view.forget_partitions(gone)
+        for tp in gone:
             self._stuck.pop(tp, None)
-        self._topics -= gone
-        logger.info("follower.topics_gone count=%d", len(gone))
-
-    def _begin_of(self, topics: Sequence[str]) -> dict[TP, int]:
-        counts = admin.partition_counts(self._settings, topics)
-        return admin.begin_offsets(self._settings, [(name, n) for name in topics for n in range(counts.get(name, 0))])
+        logger.info("follower.partitions_gone count=%d", len(gone))
 
     async def _look_at_lag(self) -> None:
-        ends = await asyncio.to_thread(admin.end_offsets, self._settings, list(self._view.offsets()))
-        await self._pass_empty_ends({tp: end for tp, end in ends.items() if tp in self._stuck})
+        ends = await self._threads.metadata.run(admin.end_offsets, self._settings, list(self._view.offsets()))
+        stuck_at = {tp: offset for tp, (offset, _) in self._stuck.items()}
+        await self._pass_empty_ends(
+            {tp: end for tp, end in ends.items() if tp in stuck_at and self._stands_at(tp, stuck_at)}
+        )
         before = dict(self._view.offsets())
         now, stuck = time.monotonic(), dict[TP, tuple[int, float]]()
         for tp, end in ends.items():
@@ -290,23 +297,49 @@ class Follower:
         return topic in self._topics
 
     async def add_topic_now(self, topic: str) -> bool:
-        """Look at once whether a pool's topic exists that was not there at the last discovery."""
+        """Look whether a pool's topic exists that was not there before; what is not there is remembered for a moment.
+
+        Raises BrokerUnavailable.
+        """
+        if topic in self._unknown:
+            return False
         await self._rediscover()
+        if topic not in self._topics:
+            self._unknown.add(topic)
         return topic in self._topics
 
+    def stands_still(self) -> str | None:
+        """Why nothing is read now, so that what this view says may be old; None when it is not so."""
+        if self._failed is not None:
+            return self._failed
+        if self._store.failure is not None and self._view.is_full:
+            return f"the view cannot be written ({self._store.failure})"
+        return None
+
     def readiness(self) -> Readiness:
-        if not self._caught_up:
-            return Readiness(False, "catching up with the topics", starting=True)
         if self._failed is not None:
             return Readiness(False, self._failed)
         if self._store.failure is not None:
-            return Readiness(False, "the view cannot be written")
+            return Readiness(False, f"the view cannot be written ({self._store.failure})")
+        if not self._caught_up:
+            return Readiness(False, f"catching up with the topics{self._progress()}", starting=True)
+        if self._unread is not None:
+            return Readiness(False, f"the partition {self._unread} is not read yet")
         if self._broker_lost:
             return Readiness(False, "the broker does not answer")
         offsets, now = self._view.offsets(), time.monotonic()
         if any(offsets.get(tp) == at and now - since > BEHIND_S for tp, (at, since) in self._stuck.items()):
             return Readiness(False, "behind the topics and not moving")
         return Readiness(True)
+
+    def _progress(self) -> str:
+        """How much of what stood there at the start is read."""
+        if not self._goal:
+            return ""
+        offsets, begin = self._view.offsets(), self._begin
+        ranges = [(begin.get(tp, end), min(offsets.get(tp, 0), end), end) for tp, end in self._goal.items()]
+        done, whole = sum(at - first for first, at, _ in ranges), sum(end - first for first, _, end in ranges)
+        return f": {done:,} of {whole:,} records" if whole > 0 else ""
 
     async def reached(self, ends: Mapping[TP, int], deadline_s: float) -> bool:
         """Wait until the view has folded up to these ends; False at the deadline."""
@@ -349,17 +382,32 @@ class Follower:
         names = self._settings.names
         quiet = {names.model, names.worker}
         partitions = [tp for tp in self._view.offsets() if tp[0] not in quiet]
-        ends = await asyncio.to_thread(admin.end_offsets, self._settings, partitions, min(deadline_s, 10))
-        if await self.reached(ends, STANDSTILL_S):
-            return
-        await self._pass_empty_ends(ends)
-        if not await self.reached(ends, deadline_s):
-            raise BrokerUnavailable("the gateway is behind the topics; try again", retry_after_s=1)
+        try:
+            ends = await self._threads.ends.run(admin.end_offsets, self._settings, partitions, min(deadline_s, 10))
+        except NotFound as error:  # a broker that has just started may not know its topics yet
+            raise BrokerUnavailable(f"the broker does not know its topics now: {error}", retry_after_s=1) from error
+        if not self._caught_up:
+            self._goal = ends
+        give_up, next_look = time.monotonic() + deadline_s, 0.0
+        while (now := time.monotonic()) < give_up:
+            before = dict(self._view.offsets())
+            if await self.reached(ends, min(STANDSTILL_S, give_up - now)):
+                return
+            if now >= next_look:
+                # Only where nothing moves there may be nothing to read.
+                await self._pass_empty_ends({tp: end for tp, end in ends.items() if self._stands_at(tp, before)})
+                next_look = now + LOOK_S
+        raise BrokerUnavailable("the gateway is behind the topics; try again", retry_after_s=1)
+
+    def _stands_at(self, tp: TP, before: Mapping[TP, int]) -> bool:
+        return self._view.offsets().get(tp) == before.get(tp)
 
     async def _pass_empty_ends(self, ends: Mapping[TP, int]) -> None:
         """A transaction's marker may stand at the end: no record will ever come that moves the view there."""
         offsets = self._view.offsets()
         ranges = {tp: (offsets[tp], end) for tp, end in ends.items() if tp in offsets and offsets[tp] < end}
-        for tp, end in (await asyncio.to_thread(empty_ranges, self._settings, ranges)).items():
+        if not ranges:
+            return
+        for tp, end in (await self._threads.metadata.run(empty_ranges, self._settings, ranges)).items():
             if offsets.get(tp) == ranges[tp][0]:
                 offsets[tp] = end

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from penstock.gateway.outputs import LargeOutput, encode_json, on_output_thread
 
 
 @dataclass(kw_only=True, slots=True)
@@ -86,7 +89,7 @@ class SnapshotFrame(Frame):
 
 @dataclass(kw_only=True, slots=True)
 class ResultFrame(Frame):
-    """The one outcome; always the last frame of a request."""
+    """The one outcome; always the last frame of a request. One with a large output is to be made `ready` first."""
 
     type: ClassVar[str] = "result"
 
@@ -96,8 +99,26 @@ class ResultFrame(Frame):
     attempt: int = 1
     timings: dict[str, Any] | None = None
     model: str | None = None
+    large: LargeOutput | None = field(default=None, repr=False)
+    """The output in place of `result`, until this is ready."""
+    _making_ready: asyncio.Future[None] | None = field(default=None, repr=False, compare=False)
+
+    async def ready(self) -> None:
+        """Have a thread decode and encode a large output, once for all readers."""
+        if self.large is None:
+            return
+        if self._making_ready is None:
+            self._making_ready = asyncio.ensure_future(on_output_thread(self._make_ready))
+        await asyncio.shield(self._making_ready)
+
+    def _make_ready(self) -> None:
+        if self.large is not None:
+            self.result = self.large.result()
+            self.large = None
+            self._encoded = encode_json(self.to_json())
 
     def body(self) -> dict[str, Any]:
+        self._make_ready()
         return {
             "status": self.status,
             "done": True,

@@ -15,11 +15,13 @@ from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import InferenceRequest
 
 
-def guarded(service: GatewayService, allowances: Allowances, caller: Caller) -> GatewayService:
-    """The service with those parts guarded that write to the log."""
+def guarded(
+    service: GatewayService, allowances: Allowances, caller: Caller, traceparent: str | None = None
+) -> GatewayService:
+    """The service with those parts guarded that write to the log; what is submitted belongs to the caller's trace."""
     return dataclasses.replace(
         service,
-        submitting=GuardedSubmitter(service, allowances, caller),
+        submitting=GuardedSubmitter(service, allowances, caller, traceparent),
         control=GuardedControl(service.control, allowances, caller),
     )
 
@@ -27,18 +29,25 @@ def guarded(service: GatewayService, allowances: Allowances, caller: Caller) -> 
 class GuardedSubmitter:
     """`Submitter.submit` for one caller."""
 
-    __slots__ = ("_allowances", "_caller", "_service")
+    __slots__ = ("_allowances", "_caller", "_service", "_traceparent")
 
-    def __init__(self, service: GatewayService, allowances: Allowances, caller: Caller) -> None:
+    def __init__(
+        self, service: GatewayService, allowances: Allowances, caller: Caller, traceparent: str | None
+    ) -> None:
+        self._traceparent = traceparent
         self._service = service
         self._allowances = allowances
         self._caller = caller
 
-    async def submit(self, request: InferenceRequest, *, idempotency_key: str | None = None) -> Accepted:
+    async def submit(
+        self, request: InferenceRequest, *, idempotency_key: str | None = None, traceparent: str | None = None
+    ) -> Accepted:
         """Raises Forbidden and TenantLimit beside what the submitter raises."""
         self._allowances.check(self._caller, request, lambda: self._model(request))
         with self._allowances.outstanding(self._caller):
-            return await self._submitter.submit(request, idempotency_key=idempotency_key)
+            return await self._submitter.submit(
+                request, idempotency_key=idempotency_key, traceparent=traceparent or self._traceparent
+            )
 
     @property
     def _submitter(self) -> Submits:

@@ -57,6 +57,7 @@ class Hub:
         self._client_frames = client_frames
         self._clients: dict[Subject, set[Client]] = {}
         self._connected: set[Client] = set()
+        self._stopping = False
         self.dropped_slow = 0
 
     @property
@@ -64,8 +65,11 @@ class Hub:
         return len(self._connected)
 
     def connect(self, wake: Callable[[], None]) -> Client:
+        """A client that is woken for each frame; one that is gone already when all were told to stop."""
         client = Client(self, self._client_frames, wake)
         self._connected.add(client)
+        if self._stopping:
+            self.drop(client, Gone.STOPPING)
         return client
 
     def subscribe(self, client: Client, subject: Subject) -> None:
@@ -102,9 +106,14 @@ class Hub:
             for frame in frames:
                 client.push(frame)
 
-    def listened(self, subject: Subject) -> bool:
+    def listens(self, subject: Subject) -> bool:
         """Whether anybody would get a frame of this subject."""
         return subject in self._clients
+
+    def listened(self, subjects: Iterable[Subject]) -> bool:
+        """Whether anybody would get a frame of one of these subjects."""
+        clients = self._clients
+        return any(subject in clients for subject in subjects)
 
     def drop(self, client: Client, reason: Gone) -> None:
         """Let a client go: it gets nothing more, what it has queued is void, and it is woken to notice."""
@@ -121,6 +130,7 @@ class Hub:
 
     def drop_all(self, reason: Gone) -> None:
         """Let every client go; what they have queued can still be read, unless they are slow."""
+        self._stopping = self._stopping or reason is Gone.STOPPING
         for client in tuple(self._connected):
             self.drop(client, reason)
 

@@ -106,7 +106,8 @@ async def get_request(
     caller.require("read")
     service = service_of(request)
     entry = await service.lookups.wait(caller.tenant, request_id, wait)
-    return JSONResponse(service.facts.request_json(entry), headers={"x-request-id": request_id})
+    body = await service.lookups.public(entry, service.facts.waits_for_worker(entry))
+    return Response(body, media_type="application/json", headers={"x-request-id": request_id})
 
 
 @router.get("/requests/{request_id}/events", summary="What happens to a request, as server-sent events")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.gateway.control import Control
@@ -15,6 +15,7 @@ from penstock.gateway.lookups import Lookups
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.submitting import Accepted, Submitter
 from penstock.gateway.subscriptions import Subscriptions
+from penstock.gateway.threads import Threads
 from penstock.gateway.view import View
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.settings import KafkaSettings
@@ -26,7 +27,9 @@ from penstock.schemas.records import InferenceRequest
 class Submits(Protocol):
     """What routes ask of `Submitter`."""
 
-    async def submit(self, request: InferenceRequest, *, idempotency_key: str | None = None) -> Accepted: ...
+    async def submit(
+        self, request: InferenceRequest, *, idempotency_key: str | None = None, traceparent: str | None = None
+    ) -> Accepted: ...
 
 
 class Controls(Protocol):
@@ -46,11 +49,13 @@ class GatewayService:
     kafka: KafkaSettings
     artifacts: ArtifactStore
     codec: Codec
+    """For threads: it may ask a registry."""
     facts: Facts
     submitting: Submits
     lookups: Lookups
     subscriptions: Subscriptions
     control: Controls
+    threads: Threads = field(default_factory=Threads)
 
     @classmethod
     def compose(
@@ -62,9 +67,11 @@ class GatewayService:
         hub: Hub,
         codec: Codec,
         artifacts: ArtifactStore,
+        threads: Threads,
     ) -> GatewayService:
         kafka = settings.kafka_settings()
-        facts, lookups = Facts(view, follower, hub, settings.gateway.worker_late_s), Lookups(view, follower, hub)
+        facts = Facts(view, follower, hub, settings.gateway.worker_late_s)
+        lookups = Lookups(view, follower, hub, threads)
         return cls(
             settings=settings,
             kafka=kafka,
@@ -75,4 +82,5 @@ class GatewayService:
             lookups=lookups,
             subscriptions=Subscriptions(view, follower, hub, kafka.names),
             control=Control(transport, view, follower, lookups, codec, kafka.names, artifacts),
+            threads=threads,
         )

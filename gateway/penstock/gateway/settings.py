@@ -10,7 +10,14 @@ from pydantic import Field
 from penstock.gateway.allowances import Allowances, Totals
 from penstock.gateway.limit_settings import LimitsSection
 from penstock.gateway.limits import Limits
-from penstock.producers.configuration import KafkaSection, ProcessSettings, RegistrySection, Section, SharedSection
+from penstock.producers.configuration import (
+    ArtifactsSection,
+    KafkaSection,
+    ProcessSettings,
+    RegistrySection,
+    Section,
+    SharedSection,
+)
 from penstock.producers.settings import KafkaSettings
 
 
@@ -21,14 +28,16 @@ class GatewaySection(Section):
     """The port to listen on."""
     view_path: Path = Path(".penstock/gateway.sqlite")
     """The SQLite file of this gateway's view; deleted, it is rebuilt from the topics."""
-    artifacts_dir: Path = Path(".penstock/artifacts")
-    """The folder of artifacts; gateways that share it serve each other's uploads."""
+    artifacts_dir: str | None = None
+    """Only when the gateway sees the artifacts under another name than `artifacts.location`: a folder or a URL."""
     client_queue_frames: int = Field(1024, ge=8)
     """Frames that wait for one client before it is let go as too slow."""
     max_pending_submits: int = Field(2_000, ge=1)
     """Requests on their way to Kafka at once; more are refused with 503."""
     max_live: int = Field(200_000, ge=100)
     """Requests accepted and not done that this gateway holds; more are refused with 503."""
+    recent_bytes: int = Field(64 * 2**20, ge=1_000_000)
+    """Memory for ended requests; who asks for one that is not there waits for the disk."""
     max_body_bytes: int = Field(2_000_000, ge=1_000)
     """The largest body of an HTTP request; an artifact may have 64 MiB."""
     max_http: int = Field(4_096, ge=1)
@@ -82,9 +91,15 @@ class GatewaySettings(ProcessSettings):
     kafka: KafkaSection = Field(default_factory=KafkaSection)
     gateway: GatewaySection = GatewaySection()  # pyright: ignore[reportCallIssue]
     auth: AuthSection = Field(default_factory=AuthSection)
+    artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
     topics: TopicsSection = Field(default_factory=TopicsSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
+
+    @property
+    def artifacts_location(self) -> str:
+        """The folder or URL of artifacts, as this process sees it; `ArtifactStore` decides which of the two it is."""
+        return self.gateway.artifacts_dir or self.artifacts.location
 
     def kafka_settings(self) -> KafkaSettings:
         return self.kafka.clients("gateway")

@@ -11,31 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.entries import Entry, Key, facts, restored
-from penstock.schemas.codec import Codec, default_codec
+from penstock.gateway import view_file
+from penstock.gateway.entries import Entry, Key
+from penstock.gateway.key_filter import KeyFilter
+from penstock.gateway.outputs import OutcomeReader
+from penstock.gateway.rows import Snapshot, facts_text, restored
+from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
 MAX_WAITING = 4
 """Batches that wait for the writer."""
 RETRY_S = 1.0
+_AT_ONCE = (256, 64, 16, 4, 1)
+"""Rows of one statement: few sizes, so that each is compiled once."""
 
-_META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS requests (
-  tenant TEXT NOT NULL, request_id TEXT NOT NULL, accepted_ms INTEGER NOT NULL, updated_ms INTEGER NOT NULL,
-  status TEXT NOT NULL, done INTEGER NOT NULL, conversation_id TEXT, facts TEXT NOT NULL, text TEXT NOT NULL,
-  terminal BLOB, erased INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, request_id)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_time ON requests (tenant, accepted_ms, request_id);
-CREATE INDEX IF NOT EXISTS by_update ON requests (updated_ms);
-CREATE TABLE IF NOT EXISTS offsets (
-  topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
-"""
-_UPSERT = "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_COLUMNS = "tenant, request_id, accepted_ms, facts, text, terminal, erased"
+_COLUMNS = (
+    "r.tenant, r.request_id, accepted_ms, facts, erased,"
+    " (SELECT record FROM outcomes o WHERE o.tenant = r.tenant AND o.request_id = r.request_id)"
+)
+_OURS = frozenset(b"\0" + number.to_bytes(4, "big") for number in SCHEMA_IDS["ResultEvent"])
 
 Row = tuple[Any, ...]
 
@@ -44,22 +41,30 @@ Row = tuple[Any, ...]
 class Batch:
     """What one transaction holds; `written` is set when it stands in the file."""
 
-    rows: Sequence[Row]
+    rows: Sequence[Snapshot]
     offsets: Mapping[TP, int]
     written: threading.Event
 
 
 class Store:
-    """One SQLite file. `submit` hands batches to the writer thread; reads come from their own connection."""
+    """One SQLite file. `submit` hands batches to the writer thread; reads come from connections of their own.
+
+    `codec` reads outcomes that were written with a registry's ids; in the file they have ours.
+    Raises Overloaded when the file cannot be opened now.
+    """
 
     def __init__(self, path: Path, cluster: str, codec: Codec | None = None) -> None:
         self._codec = codec or default_codec()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._read_outcome = OutcomeReader(default_codec())
         self._path = path
-        self._open_or_start_anew(cluster)
-        self._reader = self._connect()
+        view_file.open_or_start_anew(path, cluster)
         # Pages are read on threads; a look-up on the event loop must not wait for one.
-        self._page_reader = self._connect()
+        self._reader = self._connect()
+        self._pages = threading.local()
+        self._page_readers: list[sqlite3.Connection] = []
+        self._known = KeyFilter()
+        for key in self._reader.execute("SELECT tenant, request_id FROM requests"):
+            self._known.add(key)
         self._queue: queue.Queue[Batch | None] = queue.Queue()
         self._closing = threading.Event()
         self.failure: BaseException | None = None
@@ -68,52 +73,9 @@ class Store:
         self._thread.start()
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=10)
-        connection.execute("PRAGMA journal_mode=WAL")
-        # The log is the truth: what a power cut takes from this file is read again.
-        connection.execute("PRAGMA synchronous=NORMAL")
-        return connection
-
-    def _open_or_start_anew(self, cluster: str) -> None:
-        """A file of another cluster, prefix or version says nothing about this log: it is emptied."""
-        identity = f"{VERSION} {cluster}"
-        try:
-            connection = self._connect()
-            connection.executescript(_META)
-            row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
-            if row is not None and row[0] != identity:
-                # Of another version its columns may differ too.
-                connection.executescript("DROP TABLE IF EXISTS requests; DROP TABLE IF EXISTS offsets;")
-            connection.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise  # somebody else has it open: it is not ours to throw away
-            logger.warning("view.unreadable: it is made anew from the topics")
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-            connection = self._connect()
-            connection.executescript(_META + _SCHEMA)
-        connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))
-        connection.close()
+        return view_file.connect(self._path)
 
     # -- writing
-
-    def row(self, entry: Entry) -> Row:
-        """An entry as its row. Text is kept until the outcome, which holds it whole."""
-        terminal = entry.terminal
-        return (
-            entry.tenant,
-            entry.request_id,
-            entry.accepted_ms,
-            entry.updated_ms,
-            entry.status_name,
-            int(entry.done or entry.blanked),
-            entry.conversation_id,
-            facts(entry),
-            "" if terminal is not None and terminal.output_artifact is None else entry.fold.text,
-            None if terminal is None else self._codec.encode(terminal),
-            int(entry.erased),
-        )
 
     @property
     def is_behind(self) -> bool:
@@ -122,6 +84,8 @@ class Store:
 
     def submit(self, batch: Batch) -> None:
         """Hand a batch to the writer."""
+        for row in batch.rows:
+            self._known.add((row.tenant, row.request_id))
         self._queue.put_nowait(batch)
 
     def _write_forever(self) -> None:
@@ -151,26 +115,41 @@ class Store:
                 return True
 
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
+        rows = batch.rows
         connection.execute("BEGIN IMMEDIATE")
-        connection.executemany(_UPSERT, batch.rows)
-        connection.executemany(
-            "INSERT OR REPLACE INTO offsets VALUES (?, ?, ?)",
-            [(topic, partition, offset) for (topic, partition), offset in batch.offsets.items()],
-        )
+        _put(connection, "requests", [_row(row) for row in rows])
+        # Text grows at its end: what the file holds of it is not written again.
+        anew = [(row.tenant, row.request_id) for row in rows if row.text is not None and row.text_at == 0]
+        connection.executemany("DELETE FROM texts WHERE tenant = ? AND request_id = ?", anew)
+        _put(connection, "texts", [(row.tenant, row.request_id, row.text_at, row.text) for row in rows if row.text])
+        ended = [(row.tenant, row.request_id, self._with_our_id(row.record)) for row in rows if row.record is not None]
+        _put(connection, "outcomes", ended)
+        blank = [(row.tenant, row.request_id) for row in rows if row.erased and row.closed]
+        for table in ("texts", "outcomes"):
+            connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND request_id = ?", blank)
+        _put(connection, "offsets", [(*tp, offset) for tp, offset in batch.offsets.items()])
         connection.execute("COMMIT")
         batch.written.set()
+
+    def _with_our_id(self, record: bytes) -> bytes:
+        """A registry may be away when the file is read."""
+        return record if record[:5] in _OURS else default_codec().encode(self._codec.decode(record, ResultEvent))
 
     def prune(self, before_ms: int) -> int:
         """Delete rows not touched since, some at a time so that the writer gets its turns; how many."""
         chosen = "SELECT tenant, request_id FROM requests WHERE updated_ms < ? LIMIT 1000"
+        query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen}) RETURNING tenant, request_id"
         connection = self._connect()
         total = 0
         try:
             while True:
-                query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen})"
-                count = connection.execute(query, (before_ms,)).rowcount
-                total += count
-                if count < 1000 or self._closing.is_set():
+                connection.execute("BEGIN IMMEDIATE")
+                keys = connection.execute(query, (before_ms,)).fetchall()
+                for table in ("texts", "outcomes"):
+                    connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND request_id = ?", keys)
+                connection.execute("COMMIT")
+                total += len(keys)
+                if len(keys) < 1000 or self._closing.is_set():
                     return total
         finally:
             connection.close()
@@ -180,24 +159,37 @@ class Store:
         self._closing.set()
         self._queue.put(None)
         self._thread.join(10)
-        self._reader.close()
-        self._page_reader.close()
+        for connection in (self._reader, *self._page_readers):
+            connection.close()
 
     # -- reading
 
     def offsets(self) -> dict[TP, int]:
         return {(topic, partition): at for topic, partition, at in self._reader.execute("SELECT * FROM offsets")}
 
-    def live(self) -> list[Entry]:
-        """The entries that are not done."""
-        rows = self._reader.execute(f"SELECT {_COLUMNS} FROM requests WHERE done = 0").fetchall()
-        return [self._entry(row) for row in rows]
+    def live(self, touched_ms: int | None = None) -> list[Entry]:
+        """The entries that are not done. With a time they count as touched then: `prune` goes by it."""
+        if touched_ms is not None:
+            self._reader.execute("UPDATE requests SET updated_ms = ? WHERE done = 0", (touched_ms,))
+        rows = self._reader.execute(f"SELECT {_COLUMNS} FROM requests r WHERE done = 0").fetchall()
+        texts: dict[Key, list[str]] = {}
+        for tenant, request_id, text in self._reader.execute(
+            "SELECT tenant, request_id, text FROM texts ORDER BY tenant, request_id, at"
+        ):
+            texts.setdefault((tenant, request_id), []).append(text)
+        return [self._entry(row, "".join(texts.get((row[0], row[1]), ()))) for row in rows]
 
     def get(self, key: Key) -> Entry | None:
-        row = self._reader.execute(
-            f"SELECT {_COLUMNS} FROM requests WHERE tenant = ? AND request_id = ?", key
-        ).fetchone()
-        return None if row is None else self._entry(row)
+        """What was handed over at some time before, if it is written by now."""
+        if key not in self._known:
+            return None
+        query = f"SELECT {_COLUMNS} FROM requests r WHERE r.tenant = ? AND r.request_id = ?"
+        row = self._reader.execute(query, key).fetchone()
+        return None if row is None else self._entry(row, self._text(*key))
+
+    def _text(self, tenant: str, request_id: str) -> str:
+        query = "SELECT text FROM texts WHERE tenant = ? AND request_id = ? ORDER BY at"
+        return "".join(text for (text,) in self._reader.execute(query, (tenant, request_id)))
 
     def page(
         self,
@@ -208,9 +200,14 @@ class Store:
         newest_first: bool,
         status: str | None = None,
         conversation_id: str | None = None,
-    ) -> list[Entry]:
-        """One page of a tenant's requests in the order of acceptance, behind the request `after`."""
-        where, values = ["tenant = ?", "erased = 0"], [tenant]
+    ) -> list[Entry] | None:
+        """One page of a tenant's requests in the order of acceptance, behind the request `after`. Without their texts.
+
+        None if that is unknown, which it is when it is older than two horizons. Blocks; any number of threads may ask.
+        """
+        connection = self._page_connection()
+        where: list[str] = ["r.tenant = ?", "erased = 0"]
+        values: list[Any] = [tenant]
         if status is not None:
             where.append("status = ?")
             values.append(status)
@@ -218,20 +215,63 @@ class Store:
             where.append("conversation_id = ?")
             values.append(conversation_id)
         if after is not None:
-            compare = "<" if newest_first else ">"
-            at = "(SELECT accepted_ms FROM requests WHERE tenant = ? AND request_id = ?)"
-            where.append(f"(accepted_ms, request_id) {compare} ({at}, ?)")
-            values += [tenant, after, after]
+            known = "SELECT accepted_ms FROM requests WHERE tenant = ? AND request_id = ?"
+            at = connection.execute(known, (tenant, after)).fetchone()
+            if at is None:
+                return None
+            where.append(f"(accepted_ms, r.request_id) {'<' if newest_first else '>'} (?, ?)")
+            values += [at[0], after]
         order = "DESC" if newest_first else "ASC"
         query = (
-            f"SELECT {_COLUMNS} FROM requests WHERE {' AND '.join(where)}"
-            f" ORDER BY accepted_ms {order}, request_id {order} LIMIT ?"
+            f"SELECT {_COLUMNS} FROM requests r WHERE {' AND '.join(where)}"
+            f" ORDER BY accepted_ms {order}, r.request_id {order} LIMIT ?"
         )
-        return [self._entry(row) for row in self._page_reader.execute(query, [*values, limit]).fetchall()]
+        return [self._entry(row, "") for row in connection.execute(query, [*values, limit]).fetchall()]
 
-    def _entry(self, row: Row) -> Entry:
-        tenant, request_id, accepted_ms, stored, text, terminal, erased = row
-        event = None if terminal is None else self._codec.decode(terminal, ResultEvent)
+    def _page_connection(self) -> sqlite3.Connection:
+        """This thread's own."""
+        connection: sqlite3.Connection | None = getattr(self._pages, "connection", None)
+        if connection is None:
+            connection = self._pages.connection = self._connect()
+            self._page_readers.append(connection)
+        return connection
+
+    def _entry(self, row: Row, text: str) -> Entry:
+        tenant, request_id, accepted_ms, facts, erased, record = row
+        terminal, large = (None, None) if record is None else self._read_outcome(record)
         return restored(
-            tenant, request_id, stored, text=text, terminal=event, accepted_ms=accepted_ms, erased=bool(erased)
+            tenant,
+            request_id,
+            facts,
+            text=text,
+            terminal=terminal,
+            large=large,
+            record_bytes=len(record or b""),
+            accepted_ms=accepted_ms,
+            erased=bool(erased),
         )
+
+
+def _put(connection: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:
+    """Insert or replace, many rows in one statement: after each statement this thread waits its turn."""
+    at = 0
+    for count in _AT_ONCE:
+        while len(rows) - at >= count:
+            places = f"({', '.join('?' * len(rows[at]))})"
+            values = [value for row in rows[at : at + count] for value in row]
+            connection.execute(f"INSERT OR REPLACE INTO {table} VALUES {', '.join([places] * count)}", values)
+            at += count
+
+
+def _row(copy: Snapshot) -> Row:
+    return (
+        copy.tenant,
+        copy.request_id,
+        copy.accepted_ms,
+        copy.updated_ms,
+        copy.status_name,
+        int(copy.closed),
+        copy.facts[4],
+        facts_text(copy),
+        int(copy.erased),
+    )

@@ -11,14 +11,18 @@ from penstock.gateway.follower import Follower
 from penstock.gateway.models import find_model
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view import View
-from penstock.producers.transport import AsyncTransport
+from penstock.producers.outgoing import request_record, valid_traceparent
+from penstock.producers.transport import AsyncTransport, Delivery
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BrokerUnavailable, IdempotencyKeyReused, InvalidRequest, Overloaded
+from penstock.schemas.errors import BrokerUnavailable, IdempotencyKeyReused, InvalidRequest, NotFound, Overloaded
 from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.ids import idempotent_request_id
-from penstock.schemas.records import InferenceRequest, ModelInfo
+from penstock.schemas.records import InferenceRequest, ModelInfo, Origin
 from penstock.schemas.requests import content_hash
-from penstock.schemas.topics import TopicNames, request_key
+from penstock.schemas.topics import TopicNames
+
+SOURCE = "penstock-gateway"
+"""`ce_source` of what a gateway writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +55,23 @@ class Submitter:
         self._pending = 0
         self._same_key: dict[str, asyncio.Future[str]] = {}
 
-    async def submit(self, request: InferenceRequest, *, idempotency_key: str | None = None) -> Accepted:
+    async def submit(
+        self, request: InferenceRequest, *, idempotency_key: str | None = None, traceparent: str | None = None
+    ) -> Accepted:
         """Put a request on its topic and wait for the broker's word.
 
+        `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace.
         Raises Overloaded, BrokerUnavailable, TooLarge, ModelNotFound, InvalidRequest (unknown pool) and
         IdempotencyKeyReused.
         """
         await self._check_pool(request)
         find_model(self._models(), request.task, request.model, request.pool)
         if idempotency_key is not None:
-            return await self._submit_once(request, idempotency_key)
-        await self._produce(request)
+            return await self._submit_once(request, idempotency_key, traceparent)
+        await self._produce(request, traceparent)
         return Accepted(request.request_id)
 
-    async def _submit_once(self, request: InferenceRequest, key: str) -> Accepted:
+    async def _submit_once(self, request: InferenceRequest, key: str, traceparent: str | None) -> Accepted:
         """A repeat of a key is the same request, at every gateway, while the horizon lasts."""
         if not 0 < len(key) <= 255:
             raise InvalidRequest("Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
@@ -85,7 +92,7 @@ class Submitter:
                 future.set_result(found.content)
                 self._check_same(found.content, request)
                 return Accepted(request_id, replayed=True)
-            await self._produce(request)
+            await self._produce(request, traceparent)
             future.set_result(content_hash(request))
             return Accepted(request_id)
         except BaseException as error:
@@ -109,14 +116,31 @@ class Submitter:
         if not self._follower.known_topic(topic) and not await self._follower.add_topic_now(topic):
             raise InvalidRequest(f"there is no pool {request.pool}", param="pool")
 
-    async def _produce(self, request: InferenceRequest) -> None:
+    async def _produce(self, request: InferenceRequest, traceparent: str | None) -> None:
         conf = self._limits
         if self._pending >= conf.max_pending_submits or self._view.live_count >= conf.max_live:
             raise Overloaded("the gateway holds as many requests as it may; try again", retry_after_s=1)
-        topic = self._names.request(request.task, request.priority, request.pool)
+        record = request_record(
+            request, self._names, self._codec, source=SOURCE, traceparent=valid_traceparent(traceparent)
+        )
         self._pending += 1
         try:
-            await self._transport.produce(topic, self._codec.encode(request), key=request_key(request))
+            delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+        except NotFound as error:
+            # It was there a moment ago: a broker that has just started may not know it yet.
+            raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
         finally:
             self._pending -= 1
-        self._view.accepted(request)
+        self._view.accepted(request, _origin_of(delivery))
+
+
+def _origin_of(delivery: Delivery) -> Origin | None:
+    """Where the record stands; None if the broker did not say, as for a repeat that it had already."""
+    if delivery.offset < 0 or delivery.timestamp_ms <= 0:
+        return None
+    return Origin(
+        topic=delivery.topic,
+        partition=delivery.partition,
+        offset=delivery.offset,
+        append_time_ms=delivery.timestamp_ms,
+    )

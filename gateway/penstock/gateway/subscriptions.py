@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import cast
 
 from penstock.gateway.follower import Follower
 from penstock.gateway.frames import Frame, ResultFrame
@@ -21,6 +22,10 @@ class SlowConsumer(Exception):
 
 class Stopping(Overloaded):
     """The gateway stops; what the subscriber follows goes on, and any gateway tells the rest."""
+
+
+def _is_unready(frame: Frame) -> bool:
+    return isinstance(frame, ResultFrame) and frame.large is not None
 
 
 class Subscription:
@@ -64,7 +69,10 @@ class Subscription:
 
     async def next_frame(self) -> Frame | None:
         """The next frame; None after the last of a single request. Raises SlowConsumer, Stopping."""
-        while not self._client.frames:
+        while not (queued := self._client.frames) or _is_unready(queued[0]):
+            if queued:
+                await cast("ResultFrame", queued[0]).ready()
+                continue
             if self._client.gone is Gone.SLOW:
                 raise SlowConsumer
             if self._client.gone is Gone.STOPPING:
@@ -73,17 +81,17 @@ class Subscription:
                 return None
             self._ready.clear()
             await self._ready.wait()
-        frame = self._client.frames.popleft()
+        frame = queued.popleft()
         if self._single and isinstance(frame, ResultFrame):
-            frames = self._client.frames
             self.close()
-            frames.clear()
+            queued.clear()
         return frame
 
     def take_nowait(self) -> list[Frame]:
-        """All frames that are queued now."""
-        frames = list(self._client.frames)
-        self._client.frames.clear()
+        """All frames that are queued now, up to one that is to be waited for: `next_frame` gives that."""
+        frames, queued = list[Frame](), self._client.frames
+        while queued and not _is_unready(queued[0]):
+            frames.append(queued.popleft())
         return frames
 
     def close(self) -> None:

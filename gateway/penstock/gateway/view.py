@@ -8,20 +8,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from penstock.gateway.census import Census
 from penstock.gateway.entries import BLANKED, Entry, Key
-from penstock.gateway.frames import Frame, ResultFrame
-from penstock.gateway.hub import Hub
+from penstock.gateway.hub import Hub, Subject
+from penstock.gateway.outputs import OutcomeReader
 from penstock.gateway.rates import Rate
-from penstock.gateway.store import TP, Batch, Store
+from penstock.gateway.store import TP, Store
 from penstock.gateway.tenants import Tenants
+from penstock.gateway.unwritten import Recent, Unwritten
 from penstock.producers.clock import now_ms
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
+from penstock.schemas.fold import IGNORED
 from penstock.schemas.ids import derived_request_id, is_derived_id
 from penstock.schemas.records import (
     ControlCommand,
@@ -33,16 +35,19 @@ from penstock.schemas.records import (
     WorkerState,
 )
 from penstock.schemas.requests import parse_request_bytes
-from penstock.schemas.topics import CLASSES, HEADER_ORIGIN, TopicNames, partition_for, priority_class
+from penstock.schemas.topics import HEADER_ORIGIN, TopicNames, partition_for
 
 logger = logging.getLogger(__name__)
 
-RECENT = 4_096
-"""Ended requests kept in memory, so that their last readers need no disk."""
+RECENT_BYTES = 64 * 2**20
+"""Memory for ended requests, so that their last readers need no disk."""
 
 
 class View:
-    """Folds raw messages; `on_outcome` and `on_status` are called once per piece of news."""
+    """Folds raw messages; `on_outcome` and `on_status` are called once per piece of news.
+
+    `codec` never waits: it raises RegistryUnavailable, and `blocking`, for threads, then asks for the schema.
+    """
 
     def __init__(
         self,
@@ -54,8 +59,12 @@ class View:
         on_outcome: Callable[[ResultEvent], None] = lambda _: None,
         on_status: Callable[[StatusEvent], None] = lambda _: None,
         codec: Codec | None = None,
+        blocking: Codec | None = None,
+        recent_bytes: int = RECENT_BYTES,
+        counts_since_ms: int = 0,
         tenants: Tenants | None = None,
     ) -> None:
+        """`on_outcome`, `on_status` and `outcomes` hear of what was written since `counts_since_ms` alone."""
         self._store = store
         self.tenants = tenants or Tenants()
         self.tenants.clear()
@@ -65,19 +74,34 @@ class View:
         self._on_outcome = on_outcome
         self._on_status = on_status
         self._codec = codec or default_codec()
-        self._live: dict[Key, Entry] = {entry.key: entry for entry in store.live()}
-        self._recent: OrderedDict[Key, Entry] = OrderedDict()
-        self._dirty: dict[Key, Entry] = {}
-        self._writing: deque[tuple[threading.Event, dict[Key, Entry]]] = deque()
+        self._blocking = blocking or self._codec
+        self._read_outcome = OutcomeReader(self._codec, self._blocking)
+        self._status_head = self._codec.head(StatusEvent, "request_id", "tenant", "done")
+        self._handlers: dict[str, Callable[[RawMessage], None]] = {
+            names.result: self._result,
+            names.status: self._status,
+            names.control: self._control,
+            names.model: self._model,
+            names.worker: self._worker,
+        }
+        self._now_ms = now_ms()
+        # What happened to them meanwhile is yet to be read: their silence begins now.
+        self._live: dict[Key, Entry] = {entry.key: entry for entry in store.live(self._now_ms)}
+        self._recent = Recent(recent_bytes)
+        self._unwritten = Unwritten(store)
+        self._own: dict[TP, set[int]] = {}
+        """Offsets of requests that this gateway put there itself and that are still to be read."""
+        self._counts_since_ms = counts_since_ms
         self._offsets: dict[TP, int] = {}
         self._moved: set[TP] = set()
         self.models: dict[tuple[str, str], ModelInfo] = {}
         self.workers: dict[str, WorkerState] = {}
         self.outcomes: dict[str, int] = {}
         self.arrivals, self.endings = Rate(), Rate()
-        at_ms = now_ms()
+        self.census = Census()
         for entry in self._live.values():
-            entry.updated_ms = at_ms
+            entry.updated_ms = self._now_ms
+            self.census.count(entry)
             self.tenants.began(entry.tenant)
 
     # -- looking up
@@ -86,75 +110,80 @@ class View:
     def live_count(self) -> int:
         return len(self._live)
 
+    @property
+    def recent_bytes(self) -> int:
+        """What the ended requests in memory take, about."""
+        return self._recent.size_bytes
+
     def find(self, key: Key) -> Entry | None:
         """The entry in memory or on disk."""
-        return self._live.get(key) or self._recent.get(key) or self._unwritten(key) or self._store.get(key)
+        return self.in_memory(key) or self._store.get(key)
 
-    def _unwritten(self, key: Key) -> Entry | None:
-        """What the file does not hold yet, however long ago it was last asked for."""
-        found = self._dirty.get(key)
-        for _, entries in reversed(self._writing):
-            found = found or entries.get(key)
-        return found
+    def in_memory(self, key: Key) -> Entry | None:
+        """The entry, if it is live, ended lately, or not written yet."""
+        return self._live.get(key) or self._recent.get(key) or self._unwritten.get(key)
 
-    def page(self, tenant: str, **options: Any) -> list[Entry]:
+    def page(self, tenant: str, **options: Any) -> list[Entry] | None:
         """A page of what is written, as `Store.page` has it. Blocks; for a thread."""
         return self._store.page(tenant, **options)
 
-    def entry(self, key: Key) -> Entry:
-        """The entry, made when it is new."""
-        return self.find(key) or self._new(key)
+    def entry(self, key: Key, partition: int | None = None) -> Entry:
+        """The entry, made when it is new; `partition` is that of its results, if it is known."""
+        return self.find(key) or self._new(key, partition)
 
-    def _new(self, key: Key) -> Entry:
-        made = self._live[key] = Entry(key[0], key[1], partition_for(key[1].encode(), self._partitions))
+    def _new(self, key: Key, partition: int | None = None) -> Entry:
+        if partition is None:
+            partition = partition_for(key[1].encode(), self._partitions)
+        made = self._live[key] = Entry(key[0], key[1], partition)
         self.tenants.began(made.tenant)
         return made
 
+    def result_partitions(self, count: int) -> None:
+        """The result topic has so many partitions now."""
+        self._partitions = count
+
     def queue_depths(self, now_ms: int) -> tuple[dict[str, int], dict[str, float]]:
         """(requests that wait, age in seconds of the oldest) by class."""
-        depths: dict[str, int] = dict.fromkeys(CLASSES, 0)
-        ages: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
-        for entry in self._live.values():
-            if entry.status is None or entry.status.rank < 40:
-                klass = priority_class(entry.priority)
-                depths[klass] += 1
-                ages[klass] = max(ages[klass], (now_ms - entry.accepted_ms) / 1000 if entry.accepted_ms else 0.0)
-        return depths, ages
+        return self.census.queue_depths(now_ms)
 
     def live_entries(self) -> Iterable[Entry]:
         return self._live.values()
 
     # -- events
 
-    def accepted(self, request: InferenceRequest) -> Entry:
-        """A request that this gateway has just put on its topic."""
+    def accepted(self, request: InferenceRequest, origin: Origin | None = None) -> Entry:
+        """A request that this gateway has just put on its topic, at `origin` if the broker said so.
+
+        Its record is not decoded when it is read.
+        """
+        self._now_ms = now_ms()
         key: Key = (request.tenant, request.request_id)
         # An id that this gateway made is known from the topics at most, not from the disk.
         entry = self.entry(key) if is_derived_id(request.request_id) else self._live.get(key) or self._recent.get(key)
         if entry is None:
             entry = self._new(key)
         if not entry.content:
-            self._on_request(entry, request, None)
+            self._on_request(entry, request, origin)
+            if origin is not None:
+                self.arrivals.count(origin.append_time_ms)
+                if self._offsets.get((origin.topic, origin.partition), 0) <= origin.offset:
+                    self._own.setdefault((origin.topic, origin.partition), set()).add(origin.offset)
         return entry
 
     def apply(self, messages: Sequence[RawMessage]) -> None:
         """Fold a batch of raw messages, in the order of each partition.
 
-        Raises RegistryUnavailable at a record whose schema nobody can tell now: `offsets` says how far it came.
+        Raises RegistryUnavailable at a record whose schema nobody has asked for: `offsets` says how far it came.
         """
-        names = self._names
+        self._now_ms = now_ms()
         for message in messages:
+            tp = (message.topic, message.partition)
             try:
-                if message.topic == names.result:
-                    self._result(message)
-                elif message.topic == names.status:
-                    self._status(message)
-                elif message.topic == names.control:
-                    self._control(message)
-                elif message.topic == names.model:
-                    self._model(message)
-                elif message.topic == names.worker:
-                    self._worker(message)
+                handler = self._handlers.get(message.topic)
+                if handler is not None:
+                    handler(message)
+                elif (own := self._own.get(tp)) and message.offset in own:
+                    own.discard(message.offset)
                 else:
                     self._request(message)
             except RegistryUnavailable:
@@ -165,14 +194,13 @@ class View:
             except Exception:
                 # One record must not end the view of all others; at a restart it would come again.
                 logger.exception("view.failed topic=%s offset=%d", message.topic, message.offset)
-            tp = (message.topic, message.partition)
             self._offsets[tp] = message.offset + 1
             self._moved.add(tp)
 
     def look_up(self, message: RawMessage) -> bool:
         """Ask for the schema of a record that stopped `apply`, for a thread: whether folding can go on."""
         try:
-            self._codec.decode_any(message.value or b"")
+            self._blocking.decode_any(message.value or b"")
         except RegistryUnavailable:
             return False
         except PenstockError:
@@ -210,47 +238,66 @@ class View:
         if introduced and entry.conversation_id is not None:
             # Results may be read before the request that says whose they are.
             conversation = ("conversation", entry.tenant, entry.conversation_id)
-            if self._hub.listened(conversation):
+            if self._hub.listens(conversation):
                 self._hub.publish_except(conversation, ("request", *entry.key), entry.opening(None))
 
     def _result(self, message: RawMessage) -> None:
-        event = self._codec.decode(message.value or b"", ResultEvent)
-        entry = self.entry((event.tenant, event.request_id))
+        record = message.value or b""
+        event, large = self._read_outcome(record)
+        entry = self.entry((event.tenant, event.request_id), message.partition)
         if entry.done or (entry.erased and entry.key not in self._live):
             return
-        before = (entry.fold.epoch, entry.fold.attempt)
-        frames = entry.on_result(event, message.offset)
+        entry.on_partition(message.partition)
+        fold = entry.fold
+        before = (fold.epoch, fold.attempt)
+        step = entry.on_result(event, message.offset, large)
+        done = entry.done
+        if done:
+            entry.record = record
+            entry.kept_bytes += len(record)
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
-        if frames or entry.done or before != (entry.fold.epoch, entry.fold.attempt):
+        if step is not IGNORED or before != (fold.epoch, fold.attempt):
             self._touch(entry)
-        if entry.done:
+        if done and message.timestamp_ms >= self._counts_since_ms:
             self._on_outcome(event)
             status = event.status or "unknown"
             self.outcomes[status] = self.outcomes.get(status, 0) + 1
+        if done:
             self.endings.count(message.timestamp_ms)
             used = 0 if event.usage is None else event.usage.prompt_tokens + event.usage.completion_tokens
-            self.tenants.on_outcome(entry.tenant, status, used, message.timestamp_ms)
-        self._tell(entry, frames)
-        if entry.done and entry.erased:
-            self._blank(entry)
+            self.tenants.on_outcome(entry.tenant, event.status or "unknown", used, message.timestamp_ms)
+        subjects = self._subjects(entry)
+        if self._hub.listened(subjects):
+            self._hub.publish_once(subjects, entry.frames_of(step))
+        if done:
+            if self._hub.listens(outcome := ("outcome", *entry.key)):
+                self._hub.publish(outcome, entry.result_frame())
+            entry.forget_text()
+            if entry.erased:
+                self._blank(entry)
 
     def _status(self, message: RawMessage) -> None:
-        event = self._codec.decode(message.value or b"", StatusEvent)
-        if event.done:
+        value = message.value or b""
+        request_id, tenant, done = self._status_head(value)
+        if done:
             return
-        entry = self.entry((event.tenant, event.request_id))
+        key: Key = (tenant, request_id)
+        entry = self.in_memory(key)
+        if entry is not None and (entry.done or entry.erased):
+            return  # it tells nothing new: the outcome was heard first
+        event = self._codec.decode(value, StatusEvent)
+        entry = entry or self.entry(key)
         if entry.erased:
             return
         before = entry.status
-        frames = entry.on_status(event)
+        subjects = self._subjects(entry)
+        frames = entry.on_status(event, listened=self._hub.listened(subjects))
         if entry.status is event:
             self._touch(entry)
-            self._tell(entry, frames)
-            if before is None or (before.attempt, before.epoch, before.status) != (
-                event.attempt,
-                event.epoch,
-                event.status,
-            ):
+            self._hub.publish_once(subjects, frames)
+            here = (event.attempt, event.epoch, event.status)
+            is_new = before is None or (before.attempt, before.epoch, before.status) != here
+            if is_new and message.timestamp_ms >= self._counts_since_ms:
                 self._on_status(event)
 
     def _control(self, message: RawMessage) -> None:
@@ -288,29 +335,29 @@ class View:
         state = self._codec.decode(message.value, WorkerState)
         self.workers[state.worker_id] = state
 
-    def _tell(self, entry: Entry, frames: Sequence[Frame]) -> None:
-        hub = self._hub
-        subjects = [("request", *entry.key)]
+    def _subjects(self, entry: Entry) -> list[Subject]:
+        """Who follows one of these hears of the entry; of its outcome also who waits for that alone."""
+        subjects: list[Subject] = [("request", *entry.key)]
         if entry.conversation_id is not None:
             subjects.append(("conversation", entry.tenant, entry.conversation_id))
-        hub.publish_once(subjects, frames)
-        if frames and isinstance(frames[-1], ResultFrame):
-            hub.publish(("outcome", *entry.key), frames[-1])
+        return subjects
 
     # -- keeping
 
     def _touch(self, entry: Entry) -> None:
-        entry.updated_ms = now_ms()
-        self._dirty[entry.key] = entry
+        entry.updated_ms = self._now_ms
+        self._unwritten.add(entry)
         if entry.done:
             self._end(entry)
+        elif not entry.blanked:
+            self.census.count(entry)
 
     def _end(self, entry: Entry) -> None:
-        if self._live.pop(entry.key, None) is not None:
-            self.tenants.ended(entry.tenant)
-        self._recent[entry.key] = entry
-        while len(self._recent) > RECENT:
-            self._recent.popitem(last=False)
+        live = self._live.pop(entry.key, None)
+        if live is not None:
+            self.census.forget(live)
+            self.tenants.ended(live.tenant)
+        self._recent.add(entry)
 
     def offsets(self) -> dict[TP, int]:
         """Next offset of each partition that was folded."""
@@ -318,30 +365,33 @@ class View:
 
     def flush(self, written: threading.Event | None = None) -> bool:
         """Hand what changed to the writer, with the offsets that it reflects; False when the writer is behind."""
-        while self._writing and self._writing[0][0].is_set():
-            self._writing.popleft()
-        if not self._dirty and not self._moved and written is None:
-            return True
-        if self._store.is_behind:
+        moved = {tp: self._offsets[tp] for tp in self._moved if tp in self._offsets}
+        if not self._unwritten.hand_over(moved, written):
             return False
-        rows = [self._store.row(entry) for entry in self._dirty.values()]
-        done = written or threading.Event()
-        self._store.submit(Batch(rows, {tp: self._offsets[tp] for tp in self._moved if tp in self._offsets}, done))
-        self._writing.append((done, self._dirty))
-        self._dirty = {}
         self._moved.clear()
         return True
 
     @property
     def backlog(self) -> int:
-        """Entries that wait for the writer."""
-        return len(self._dirty)
+        """Entries that changed and were not handed to the writer."""
+        return len(self._unwritten)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits to be handed to the writer that nothing more should be read."""
+        return self._unwritten.is_full
 
     def prune(self, before_ms: int) -> None:
         """Forget what nothing was heard of since; `Store.prune` does the same to the file."""
         for key in [key for key, entry in self._live.items() if entry.updated_ms < before_ms]:
-            del self._live[key]
+            self.census.forget(self._live.pop(key))
             self.tenants.ended(key[0])
+
+    def forget_partitions(self, gone: Collection[TP]) -> None:
+        """Partitions of topics that are there no more."""
+        for tp in gone:
+            self._offsets.pop(tp, None)
+            self._own.pop(tp, None)
 
     def forget_stale_workers(self, older_than_s: float) -> None:
         limit = (time.time() - older_than_s) * 1000

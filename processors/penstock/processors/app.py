@@ -23,6 +23,7 @@ from penstock.processors.settings import WorkerSettings
 from penstock.producers import admin
 from penstock.producers.clock import now_ms
 from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
+from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.records import WorkerState
 from penstock.schemas.topics import CLASSES, TopicNames
 
@@ -56,7 +57,7 @@ async def run_worker(settings: WorkerSettings) -> int:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr(logging.INFO)
     try:
         settings = WorkerSettings()
     except (ValueError, FileNotFoundError) as error:

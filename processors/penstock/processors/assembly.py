@@ -140,7 +140,7 @@ def assemble(
     )
     erasing = Erasing(turns, book, membership.owns)
     execution = Execution(
-        flow, lanes.engine, turns, Outputs(conf.artifacts_dir), metrics, clock=clock, changed=worker.changed
+        flow, lanes.engine, turns, Outputs(settings.artifacts_location), metrics, clock=clock, changed=worker.changed
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
     worker.connect(

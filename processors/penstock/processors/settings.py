@@ -9,7 +9,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from penstock.producers.configuration import KafkaSection, ProcessSettings, RegistrySection, Section, SharedSection
+from penstock.producers.configuration import (
+    ArtifactsSection,
+    KafkaSection,
+    ProcessSettings,
+    RegistrySection,
+    Section,
+    SharedSection,
+)
 from penstock.producers.settings import KafkaSettings
 
 
@@ -22,8 +29,8 @@ class WorkerSection(Section):
     """Serve the request topics of this pool instead of the common ones."""
     data_dir: Path = Path(".penstock/worker")
     """The folder of the crash journal and of Faust's files; each worker of a machine needs its own."""
-    artifacts_dir: str = ".penstock/artifacts"
-    """The folder, or `s3://…` URL, of outputs over 256 KiB: the same place as the gateway's artifacts_dir."""
+    artifacts_dir: str | None = None
+    """Only when the worker sees the artifacts under another name than `artifacts.location`: a folder or a URL."""
     health_host: str = "127.0.0.1"
     """The address of /healthz, /readyz and /metrics."""
     health_port: int = 8001
@@ -122,8 +129,14 @@ class WorkerSettings(ProcessSettings):
     worker: WorkerSection = Field(default_factory=WorkerSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
     memory: MemorySection = Field(default_factory=MemorySection)
+    artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
     models: list[ModelSection] = Field(default_factory=list[ModelSection])
+
+    @property
+    def artifacts_location(self) -> str:
+        """The folder or URL of artifacts, as this process sees it; `ArtifactStore` decides which of the two it is."""
+        return self.worker.artifacts_dir or self.artifacts.location
 
     @property
     def worker_id(self) -> str:

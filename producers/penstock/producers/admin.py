@@ -6,6 +6,7 @@ Every function raises BrokerUnavailable when Kafka does not answer within `timeo
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -17,7 +18,14 @@ from typing import Any, cast
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
-from penstock.producers.kafka_errors import client_logger, from_kafka, missing_topic, wrong_configuration
+from penstock.producers.forking import keep_in_children
+from penstock.producers.kafka_errors import (
+    client_logger,
+    from_kafka,
+    missing_topic,
+    translated,
+    wrong_configuration,
+)
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError
 from penstock.schemas.topics import TP, TopicSpec, conversation_topic_config
@@ -46,23 +54,44 @@ STUCK_S = 3.0
 """An answer about the cluster that takes longer is asked for again with a new client."""
 
 _clients: dict[tuple[object, ...], AdminClient] = {}
-_retired: deque[AdminClient] = deque(maxlen=8)
-"""Clients that were replaced; one that is collected while somebody awaits its answer ends it with an error."""
+_retired: deque[tuple[float, AdminClient]] = deque()
+"""Clients that were replaced, and when. One that ends while somebody awaits its answer ends that with an error."""
+RETIRED_S, MAX_RETIRED = 45.0, 4
+"""So long, and so many, replaced clients are kept with their threads: nobody awaits an answer for longer."""
+RENEW_S = 1.0
+"""A client is not replaced before it is so old: an outage would pile them up."""
+_made_at: dict[tuple[object, ...], float] = {}
 _clients_lock = threading.Lock()
 
 
 def admin_client(settings: KafkaSettings) -> AdminClient:
     """The process's admin client for these settings; connecting one per call would cost more than the calls."""
     key = _key(settings)
+    ended: list[AdminClient] = []
     with _clients_lock:
+        while _retired and (len(_retired) > MAX_RETIRED or time.monotonic() - _retired[0][0] > RETIRED_S):
+            ended.append(_retired.popleft()[1])  # it ends, with its threads, when this call does
         if key not in _clients:
+            _made_at[key] = time.monotonic()
             config = settings.librdkafka()
             del config["allow.auto.create.topics"]  # a consumer's property
             try:
                 _clients[key] = AdminClient(config, logger=client_logger)
             except KafkaException as error:
                 raise wrong_configuration(error) from error
+            keep_in_children(_clients[key])
         return _clients[key]
+
+
+def _begin_anew() -> None:
+    """In a forked child: make clients of its own."""
+    global _clients_lock
+    _clients_lock = threading.Lock()  # another thread of the parent may have held it
+    _clients.clear()
+    _retired.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _key(settings: KafkaSettings) -> tuple[object, ...]:
@@ -71,9 +100,10 @@ def _key(settings: KafkaSettings) -> tuple[object, ...]:
 
 def _forget(settings: KafkaSettings, client: AdminClient) -> None:
     """Begin with a new client: one that lost its broker can stay without any connection for a minute and more."""
+    key = _key(settings)
     with _clients_lock:
-        if _clients.get(_key(settings)) is client:
-            _retired.append(_clients.pop(_key(settings)))
+        if _clients.get(key) is client and time.monotonic() - _made_at.get(key, 0.0) >= RENEW_S:
+            _retired.append((time.monotonic(), _clients.pop(key)))
 
 
 def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: float = 30.0) -> list[TopicReport]:
@@ -113,7 +143,8 @@ def topic_configs(settings: KafkaSettings, topics: Sequence[str], timeout_s: flo
     if not topics:
         return {}
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
-    futures = admin_client(settings).describe_configs(resources, request_timeout=timeout_s)
+    with translated("read the settings of topics"):
+        futures = admin_client(settings).describe_configs(resources, request_timeout=timeout_s)
     found: dict[str, dict[str, str]] = {}
     for resource, future in futures.items():
         name = resource.name
@@ -228,11 +259,12 @@ def _offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s:
 
 
 def _list_offsets(client: AdminClient, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
-    futures = client.list_offsets(
-        {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
-        isolation_level=IsolationLevel.READ_COMMITTED,
-        request_timeout=timeout_s,
-    )
+    with translated("look up offsets"):
+        futures = client.list_offsets(
+            {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=timeout_s,
+        )
     return {
         (tp.topic, tp.partition): int(_wait(future, f"look up offsets of {tp.topic}", timeout_s, tp.topic).offset)
         for tp, future in futures.items()
@@ -302,7 +334,8 @@ def _descriptions(
     if not topics:
         return {}
     client = admin_client(settings)
-    futures = client.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+    with translated("look up topics"):
+        futures = client.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
     found: dict[str, Any] = {}
     for name, future in futures.items():
         try:

@@ -28,6 +28,8 @@ class AsyncClient:
 
     def __init__(self, settings: KafkaSettings | None = None, **options: Unpack[ClientOptions]) -> None:
         self._core = ClientCore(settings or KafkaSettings(), options)
+        # Made at the first send, not here: a client may be made before its loop runs.
+        self._sender: tuple[asyncio.AbstractEventLoop, AsyncTransport] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,7 +75,10 @@ class AsyncClient:
         async with aclosing(self.follow(request, timeout=timeout, since_ms=since_ms)) as events:
             async for event in events:
                 if isinstance(event, Result):
-                    return completed(event.event)
+                    outcome = completed(event.event)
+                    if outcome.output_artifact is None:
+                        return outcome
+                    return await asyncio.to_thread(self._core.with_output, outcome)
         raise InternalError("a follow ended without a result")
 
     async def cancel(self, request_id: str, *, reason: str | None = None) -> None:
@@ -98,9 +103,10 @@ class AsyncClient:
         await asyncio.to_thread(self._core.close, timeout)
 
     async def _send(self, record: Outgoing) -> Delivery:
-        # Made here, not in the constructor: a client may be made before its loop runs.
-        transport = AsyncTransport(self._core.transport)
-        return await transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+        loop = asyncio.get_running_loop()
+        if self._sender is None or self._sender[0] is not loop:
+            self._sender = (loop, AsyncTransport(self._core.transport, loop))
+        return await self._sender[1].produce(record.topic, record.value, key=record.key, headers=record.headers)
 
 
 class AsyncArtifacts:

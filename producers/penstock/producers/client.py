@@ -73,11 +73,16 @@ class Client:
     def result(
         self, request: Submitted | str, timeout: float | None = None, *, since_ms: int | None = None
     ) -> ResultEvent:
-        """Wait for the outcome. Raises the typed error of a request that did not complete, and as `follow`."""
+        """Wait for the outcome, with its whole output: one over 256 KiB is fetched from where artifacts lie.
+
+        Raises the typed error of a request that did not complete, and as `follow`. For a large output also
+        InvalidRequest when the client was made without `artifacts=`, and NotFound when it is not there (erased, or
+        another place); `follow` gives the reference, `Result.artifact`, without fetching.
+        """
         with closing(self.follow(request, timeout=timeout, since_ms=since_ms)) as events:
             for event in events:
                 if isinstance(event, Result):
-                    return completed(event.event)
+                    return self._core.with_output(completed(event.event))
         raise InternalError("a follow ended without a result")
 
     def cancel(self, request_id: str, *, reason: str | None = None) -> None:

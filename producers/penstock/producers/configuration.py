@@ -52,6 +52,11 @@ class KafkaSection(SharedSection):
         )
 
 
+class ArtifactsSection(SharedSection):
+    location: str = Field(default=".penstock/artifacts", min_length=1)
+    """The folder, or the URL (`s3://bucket/prefix`), of uploads and of outputs over 256 KiB: one for all processes."""
+
+
 class RegistrySection(SharedSection):
     url: str | None = None
     """A Confluent-compatible registry: our schemas are registered there, and ids from it are read."""

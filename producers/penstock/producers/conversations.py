@@ -67,7 +67,9 @@ def read_conversation(
 ) -> list[ConversationRecord]:
     """All records from `from_offset` to the end that the topic has now; what does not decode is left out.
 
-    Raises InvalidRequest for an impossible id, NotFound for an unknown conversation, BrokerUnavailable.
+    `codec` is that of the installation: with a registry its ids may stand in the topic (`schemas.registry`).
+    Raises InvalidRequest for an impossible id, NotFound for an unknown conversation, BrokerUnavailable,
+    RegistryUnavailable.
     """
     topic = settings.names.conversation(check_tenant(tenant), check_conversation_id(conversation_id))
     try:

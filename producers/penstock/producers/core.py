@@ -4,11 +4,12 @@ except for Kafka's metadata, each time bounded by `timeout_s`.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -17,7 +18,8 @@ from penstock.producers.artifacts import ArtifactStore, TenantArtifacts
 from penstock.producers.clock import now_ms
 from penstock.producers.conversations import ConversationRecord, Turn, fold_messages, read_conversation
 from penstock.producers.events import Event, EventFold
-from penstock.producers.follower import Follow, Follower
+from penstock.producers.follow import Follow
+from penstock.producers.follower import Follower
 from penstock.producers.kafka_errors import missing_topic
 from penstock.producers.outgoing import Outgoing, control_record, request_record
 from penstock.producers.settings import KafkaSettings
@@ -25,7 +27,7 @@ from penstock.producers.transport import Delivery, Transport
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import BrokerUnavailable, InvalidRequest
 from penstock.schemas.ids import DEFAULT_TENANT, check_request_id, check_tenant
-from penstock.schemas.records import ControlCommand, InferenceRequest
+from penstock.schemas.records import PAYLOAD_FIELDS, ControlCommand, InferenceRequest, ResultEvent
 from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import TP, partition_for
 
@@ -70,7 +72,7 @@ class ClientOptions(TypedDict, total=False):
     timeout_s: float
     """Bounds every wait for the broker (10); waits for outcomes have their own."""
     artifacts: ArtifactStore | str | Path | None
-    """Where artifacts lie: a folder, an s3:// URL, or a store."""
+    """Where artifacts lie, the worker's `artifacts_dir`: a folder, an s3:// URL, or a store."""
     codec: Codec | None
     """Another than the package's, to write or read ids of a registry."""
     max_follows: int
@@ -225,6 +227,21 @@ class ClientCore:
             if not isinstance(self._artifacts, ArtifactStore):
                 self._artifacts = ArtifactStore(self._artifacts)
             return TenantArtifacts(self._artifacts, self.tenant)
+
+    def with_output(self, outcome: ResultEvent) -> ResultEvent:
+        """A completed outcome with its output, fetched when it is kept as an artifact. Raises as `Client.result`."""
+        kept = outcome.output_artifact
+        if kept is None or outcome.task not in PAYLOAD_FIELDS:
+            return outcome
+        if self._artifacts is None:
+            raise InvalidRequest(
+                f"the output of {outcome.request_id} ({kept.size_bytes} bytes) is an artifact: make the client with"
+                " `artifacts=`, the worker's artifacts_dir, or take the reference from `follow`",
+                param="artifacts",
+                details={"artifact": kept.to_dict()},
+            )
+        output = json.loads(self.artifacts().get(kept.artifact_id, sha256=kept.sha256))
+        return replace(outcome, **{outcome.task: output})
 
     def close(self, timeout_s: float) -> None:
         """Deliver what was sent, then stop both threads. Raises BrokerUnavailable when something was not delivered."""

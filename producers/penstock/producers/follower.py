@@ -1,72 +1,30 @@
 """One consumer for all follows of a client: it reads the partitions that somebody waits on, each record once.
 
-A follow begins at an offset from before its request was produced, so the reading may have to go back; what others have
-seen already they ignore by offset. A follow whose buffer is full is parked: the records stay in Kafka, and it goes
-back for them when it was emptied. So nothing is lost and nothing grows.
+A follow begins at an offset from before its request was produced, so the reading may have to go back a little; what
+others have seen already they ignore by offset. A follow that needs records far behind (its request is old, or its
+buffer was full for long) is caught up by a second consumer first (`catchup`), so that it holds up nobody.
+
+A follow whose buffer is full is parked: the records stay in Kafka, and it goes back for them when it was emptied. So
+nothing is lost and nothing grows.
 """
 
 from __future__ import annotations
 
-import logging
+import os
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from penstock.producers.catchup import CatchUp
+from penstock.producers.follow import Follow
+from penstock.producers.forking import keep_in_children
 from penstock.producers.reader import TP, PartitionReader, RawMessage
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import InternalError, Overloaded
 
-logger = logging.getLogger(__name__)
-
-
-class Follow:
-    """The records of one key, from given offsets on. `on_ready` is called when an empty buffer got something."""
-
-    def __init__(self, key: bytes, begin: Mapping[TP, int], limit: int, on_ready: Callable[[], None]) -> None:
-        self.key = key
-        self._next = dict(begin)
-        self._limit = limit
-        self._on_ready = on_ready
-        self._lock = threading.Lock()
-        self._buffer: deque[RawMessage] = deque()
-        self._parked = False
-
-    @property
-    def parked(self) -> bool:
-        """Whether records were left in Kafka because the buffer was full."""
-        return self._parked
-
-    def offer(self, message: RawMessage) -> None:
-        """Take a record of this key, unless it was taken before or there is no room."""
-        tp = (message.topic, message.partition)
-        with self._lock:
-            if self._parked or message.offset < self._next.get(tp, 1 << 62):
-                return
-            if len(self._buffer) >= self._limit:
-                self._parked = True
-                return
-            self._next[tp] = message.offset + 1
-            self._buffer.append(message)
-            first = len(self._buffer) == 1
-        if first:
-            self._on_ready()
-
-    def wake(self) -> None:
-        """Let who waits look again."""
-        self._on_ready()
-
-    def take(self) -> list[RawMessage]:
-        """All buffered records; the buffer is empty then."""
-        with self._lock:
-            taken = list(self._buffer)
-            self._buffer.clear()
-        return taken
-
-    def resume(self) -> dict[TP, int]:
-        """Leave the parked state; where reading has to go on from."""
-        with self._lock:
-            self._parked = False
-            return dict(self._next)
+BACK_RECORDS = 200
+"""So far back the shared reader goes for one follow; reading so many again delays the others by some milliseconds."""
+AHEAD_RECORDS = 10_000
+"""When a new follow begins so far ahead of the shared reader, those who wait for older records are caught up apart."""
 
 
 class Follower:
@@ -79,12 +37,15 @@ class Follower:
         self._reader = PartitionReader(
             settings, {}, "end", self._on_batch, fetch_wait_ms=10, poll_s=0.01, name="penstock-follower"
         )
+        self._catch_up = CatchUp(settings, self._caught_up)
         self._reader.start()
         self._lock = threading.Lock()
         self._open: set[Follow] = set()
         self._stopped = False
-        self._by_key: dict[bytes, list[Follow]] = {}
-        self._watchers: dict[TP, int] = {}
+        self._pid = os.getpid()
+        keep_in_children(self)
+        self._live: dict[TP, dict[bytes, list[Follow]]] = {}
+        self._behind: set[tuple[Follow, TP]] = set()
 
     def positions(self) -> dict[TP, int]:
         """How far the partitions that are read now have been read."""
@@ -98,7 +59,7 @@ class Follower:
             if len(self._open) >= self._max_follows:
                 raise Overloaded(f"this client follows {self._max_follows} requests already", retry_after_s=1.0)
             self._open.add(follow)
-        self._reader.call(lambda: self._begin(follow, begin))
+        self._reader.call(lambda: self._place(follow, begin))
         return follow
 
     def take(self, follow: Follow) -> list[RawMessage]:
@@ -114,57 +75,104 @@ class Follower:
             if follow not in self._open:
                 return
             self._open.remove(follow)
+        follow.closed = True
         self._reader.call(lambda: self._end(follow))
 
     @property
     def failed(self) -> bool:
         """Whether reading has ended by an error; a new follower can be made."""
-        return self._reader.failure is not None
+        return self._failure is not None
+
+    @property
+    def _failure(self) -> BaseException | None:
+        return self._reader.failure or self._catch_up.failure
 
     def check(self) -> None:
         """Raises InternalError when reading has ended."""
+        if self._pid != os.getpid():
+            raise InternalError("this client was made before fork(): make one in each process")
         if self._stopped:
             raise InternalError("the client is closed")
-        if self._reader.failure is not None:
-            raise InternalError(f"following has failed: {self._reader.failure}")
+        if self._failure is not None:
+            raise InternalError(f"following has failed: {self._failure}")
 
     def stop(self) -> None:
-        """End the thread and leave the broker. Who waits is woken, to find out."""
+        """End the threads and leave the broker. Who waits is woken, to find out."""
+        if self._pid != os.getpid():
+            return
         self._stopped = True
         self._reader.stop()
+        self._catch_up.stop()
         with self._lock:
             waiting = list(self._open)
         for follow in waiting:
             follow.wake()
 
-    def _begin(self, follow: Follow, begin: Mapping[TP, int]) -> None:
-        self._by_key.setdefault(follow.key, []).append(follow)
-        for tp in begin:
-            self._watchers[tp] = self._watchers.get(tp, 0) + 1
-        self._read_from(begin)
+    # -- on the reader's thread
+
+    def _place(self, follow: Follow, offsets: Mapping[TP, int]) -> None:
+        """Read each of these partitions for it: by the shared reader, or apart when that has gone far beyond."""
+        for tp, offset in offsets.items():
+            if follow.closed or (follow, tp) in self._behind:
+                continue
+            position = self._reader.positions().get(tp)
+            if position is not None and position - offset > BACK_RECORDS:
+                self._leave(follow, tp)
+                self._read_apart(follow, tp)
+                continue
+            if position is not None and offset - position > AHEAD_RECORDS:
+                self._read_all_apart(tp, position)
+                position = None
+            if position is None or position > offset:
+                self._reader.seek(tp, offset)
+            self._join(follow, tp)
+
+    def _read_all_apart(self, tp: TP, position: int) -> None:
+        for follow in [follow for follows in self._live.pop(tp, {}).values() for follow in follows]:
+            follow.pass_to(tp, position)
+            self._read_apart(follow, tp)
+
+    def _read_apart(self, follow: Follow, tp: TP) -> None:
+        self._behind.add((follow, tp))
+        self._catch_up.add(follow, tp)
+
+    def _caught_up(self, follow: Follow, tp: TP) -> None:
+        """Called by the second consumer, on its thread, when it has read to the end, or the follow has no room."""
+        self._reader.call(lambda: self._come_back(follow, tp))
+
+    def _come_back(self, follow: Follow, tp: TP) -> None:
+        self._behind.discard((follow, tp))
+        if not follow.parked:  # one that is parked is placed when it was emptied
+            self._place(follow, {tp: follow.next(tp)})
 
     def _resume(self, follow: Follow) -> None:
-        if follow in self._by_key.get(follow.key, ()) and follow.parked:
-            self._read_from(follow.resume())
+        if follow.parked and not follow.closed:
+            self._place(follow, follow.resume())
 
     def _end(self, follow: Follow) -> None:
-        rest = [other for other in self._by_key.pop(follow.key, []) if other is not follow]
-        if rest:
-            self._by_key[follow.key] = rest
         for tp in follow.resume():
-            self._watchers[tp] -= 1
-            if not self._watchers[tp]:
-                del self._watchers[tp]
-                self._reader.drop(tp)
+            self._leave(follow, tp)
+            self._behind.discard((follow, tp))
 
-    def _read_from(self, offsets: Mapping[TP, int]) -> None:
-        positions = self._reader.positions()
-        for tp, offset in offsets.items():
-            if tp not in positions or positions[tp] > offset:
-                self._reader.seek(tp, offset)
+    def _join(self, follow: Follow, tp: TP) -> None:
+        follows = self._live.setdefault(tp, {}).setdefault(follow.key, [])
+        if follow not in follows:
+            follows.append(follow)
+
+    def _leave(self, follow: Follow, tp: TP) -> None:
+        by_key = self._live.get(tp, {})
+        if follow not in by_key.get(follow.key, ()):
+            return
+        by_key[follow.key].remove(follow)
+        if not by_key[follow.key]:
+            del by_key[follow.key]
+        if not by_key:
+            del self._live[tp]
+            self._reader.drop(tp)
 
     def _on_batch(self, messages: Sequence[RawMessage]) -> None:
         for message in messages:
             if message.key is not None:
-                for follow in self._by_key.get(message.key, ()):
+                by_key = self._live.get((message.topic, message.partition), {})
+                for follow in by_key.get(message.key, ()):
                     follow.offer(message)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -58,6 +60,17 @@ _AWAY = frozenset(
     {
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        KafkaError.INCONSISTENT_TOPIC_ID,
+        # Asked for as many replicas as there were brokers: fewer are registered while some restart.
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+        KafkaError.STALE_BROKER_EPOCH,
+        KafkaError.STALE_CTRL_EPOCH,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.UNKNOWN,  # "unknown server error": what a broker says of its own trouble
+        KafkaError.UNKNOWN_CONTROLLER_ID,
+        KafkaError.UNKNOWN_TOPIC_ID,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.KAFKA_STORAGE_ERROR,
@@ -74,6 +87,21 @@ _AWAY = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError._ALL_BROKERS_DOWN,  # pyright: ignore[reportPrivateUsage]
+        # Answers that were cut off, and questions that a lost broker left open.
+        KafkaError._BAD_MSG,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._FAIL,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._INTR,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._IN_PROGRESS,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._ISR_INSUFF,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._NODE_UPDATE,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._NOENT,  # pyright: ignore[reportPrivateUsage]  # "failed to query partition leaders": no broker is known that leads them
+        KafkaError._OUTDATED,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._PARTIAL,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._RETRY,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._UNDERFLOW,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._UNKNOWN_BROKER,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._WAIT_CACHE,  # pyright: ignore[reportPrivateUsage]
+        KafkaError._WAIT_COORD,  # pyright: ignore[reportPrivateUsage]
         KafkaError._MSG_TIMED_OUT,  # pyright: ignore[reportPrivateUsage]
         KafkaError._TIMED_OUT,  # pyright: ignore[reportPrivateUsage]
         KafkaError._TIMED_OUT_QUEUE,  # pyright: ignore[reportPrivateUsage]
@@ -87,6 +115,17 @@ _AWAY = frozenset(
         KafkaError._DESTROY_BROKER,  # pyright: ignore[reportPrivateUsage]
     }
 )
+
+
+@contextmanager
+def translated(doing: str, topic: str | None = None) -> Generator[None]:
+    """Whatever Kafka raises within, as our own error. Raises as `from_kafka` says."""
+    try:
+        yield
+    except KafkaException as error:
+        raise from_kafka(error, doing, topic) from error
+    except TimeoutError as error:
+        raise BrokerUnavailable(f"{doing}: no answer", retry_after_s=1.0) from error
 
 
 def missing_topic(topic: str) -> NotFound:
@@ -107,7 +146,8 @@ def too_large(topic: str, size_bytes: int, limit_bytes: int) -> TooLarge:
 def wrong_configuration(error: KafkaException) -> InvalidRequest:
     """The error for settings that librdkafka does not take; mostly a name or value in `security`."""
     cause = error.args[0] if error.args else error
-    return InvalidRequest(f"the Kafka settings are wrong: {cause}", param="kafka.security")
+    reason = cause.str() if isinstance(cause, KafkaError) else str(cause)
+    return InvalidRequest(f"the Kafka settings are wrong: {reason}", param="kafka.security")
 
 
 def from_kafka(error: KafkaError | KafkaException, doing: str, topic: str | None = None) -> PenstockError:
@@ -124,6 +164,6 @@ def from_kafka(error: KafkaError | KafkaException, doing: str, topic: str | None
         return Forbidden(f"{doing}: Kafka refuses this client: {error.str()}")
     if code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
         return TooLarge(f"{doing}: the broker's message.max.bytes does not allow a record of this size")
-    if code in _AWAY or error.retriable() or error.fatal():
+    if code in _AWAY or code in _MISSING or error.retriable() or error.fatal():
         return BrokerUnavailable(f"{doing}: {error.str()}", retry_after_s=1.0)
     return InternalError(f"{doing}: {error.name()} {error.str()}")

@@ -1,7 +1,9 @@
-"""Records on their way out: which topic, key and headers a request or a command gets. Pure."""
+"""Records on their way out: which topic, key and headers a request or a command gets. Pure but for new trace ids."""
 
 from __future__ import annotations
 
+import re
+import secrets
 from dataclasses import dataclass
 
 from penstock.schemas.codec import Codec
@@ -9,6 +11,9 @@ from penstock.schemas.records import ControlCommand, InferenceRequest
 from penstock.schemas.topics import HEADER_CONTENT_TYPE, HEADER_TRACEPARENT, TopicNames, request_key
 
 _CONTENT_TYPE = (HEADER_CONTENT_TYPE, b"application/avro")
+_SPEC_VERSION = ("ce_specversion", b"1.0")
+# W3C Trace Context, version 00; a later version may have more behind the flags.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,17 +26,19 @@ class Outgoing:
     headers: list[tuple[str, bytes]]
 
 
+def valid_traceparent(given: str | None) -> str:
+    """The trace that a caller is in, as W3C Trace Context writes it; a new one when that is not well-formed."""
+    match = None if given is None or len(given) > 256 else _TRACEPARENT.fullmatch(given)
+    if match is not None and (match[1] is None or not match[0].startswith("00")):
+        return match[0]
+    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+
+
 def request_record(
     request: InferenceRequest, names: TopicNames, codec: Codec, *, source: str, traceparent: str | None = None
 ) -> Outgoing:
     """A request as a record with CloudEvents headers; `source` names who sends it."""
-    headers = [
-        _CONTENT_TYPE,
-        ("ce_specversion", b"1.0"),
-        ("ce_id", request.request_id.encode()),
-        ("ce_source", source.encode()),
-        ("ce_type", b"penstock.v1.InferenceRequest"),
-    ]
+    headers = _headers("InferenceRequest", request.request_id, source)
     if traceparent is not None:
         headers.append((HEADER_TRACEPARENT, traceparent.encode()))
     return Outgoing(
@@ -42,11 +49,23 @@ def request_record(
     )
 
 
-def control_record(command: ControlCommand, names: TopicNames, codec: Codec) -> Outgoing:
+def control_record(command: ControlCommand, names: TopicNames, codec: Codec, *, source: str = "penstock") -> Outgoing:
     """A command as a record; a later one of the same kind for the same request replaces it."""
+    identity = f"{command.request_id}/{command.kind}"
     return Outgoing(
         topic=names.control,
-        key=f"{command.request_id}/{command.kind}".encode(),
+        key=identity.encode(),
         value=codec.encode(command),
-        headers=[_CONTENT_TYPE],
+        headers=_headers("ControlCommand", identity, source),
     )
+
+
+def _headers(kind: str, identity: str, source: str) -> list[tuple[str, bytes]]:
+    """What the value is, and CloudEvents in binary mode."""
+    return [
+        _CONTENT_TYPE,
+        _SPEC_VERSION,
+        ("ce_id", identity.encode()),
+        ("ce_source", source.encode()),
+        ("ce_type", f"penstock.v1.{kind}".encode()),
+    ]

@@ -12,7 +12,7 @@ import operator
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,10 +42,11 @@ Headers = tuple[tuple[str, bytes | None], ...]
 _call_headers: Callable[[Message], Any] = operator.methodcaller("headers")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RawMessage:
     """A record as it stands in the log; `value` is None for a tombstone. Times in ms since the epoch.
 
+    Nobody changes one; a frozen class would cost a call for each field.
     `headers` is empty and `headers_readable` False when a header's name is not UTF-8.
     """
 
@@ -113,7 +114,8 @@ class PartitionReader:
 
     `topics` may instead map (topic, partition) to the offset to begin at. `on_batch` runs on the reader's thread with
     up to `batch_size` records. When it raises, reading ends and `failure` says why. Without `tells_ends` it costs less,
-    and `wait_until_caught_up` takes longer when no record stands before a partition's end.
+    and `wait_until_caught_up` takes longer when no record stands before a partition's end. Records of topics in
+    `without_headers` come without them, which costs less too.
     """
 
     def __init__(
@@ -128,8 +130,10 @@ class PartitionReader:
         fetch_wait_ms: int = 100,
         poll_s: float = 0.1,
         tells_ends: bool = True,
+        without_headers: Container[str] = (),
         name: str = "penstock-reader",
     ) -> None:
+        self._without_headers = without_headers
         self._settings = settings
         self._topics = topics
         self._start: Start = start
@@ -158,7 +162,10 @@ class PartitionReader:
 
     def add_topics(self, topics: Sequence[str], timeout_s: float = 10.0) -> None:
         """Read these as well, from the same `start`. What is read already goes on."""
-        begin = self._begin(topics, timeout_s)
+        self.add_partitions(self._begin(topics, timeout_s))
+
+    def add_partitions(self, begin: Mapping[TP, int]) -> None:
+        """Read these as well, each from its offset, unless they are read already."""
         self.call(lambda: self._add({tp: offset for tp, offset in begin.items() if tp not in self._positions}))
 
     def call(self, action: Callable[[], None]) -> None:
@@ -285,12 +292,13 @@ class PartitionReader:
         reached: dict[TP, int] = {}
         for message in [first, *self._consumer.consume(self._batch_size - 1, 0)]:
             error = message.error()
-            tp = (message.topic() or "", message.partition() or 0)
             if error is None:
-                batch.append(raw_message(message))
-                reached[tp] = (message.offset() or 0) + 1
+                record = raw_message(message, self._without_headers)
+                batch.append(record)
+                reached[record.topic, record.partition] = record.offset + 1
             elif error.code() == _PARTITION_EOF:
                 # Behind the last record there may be offsets that compaction emptied: the end is reached all the same.
+                tp = (message.topic() or "", message.partition() or 0)
                 reached[tp] = max(reached.get(tp, 0), message.offset() or 0)
             else:
                 logger.warning("reader.error topic=%s error=%s", message.topic(), error)
@@ -315,11 +323,12 @@ def message_headers(message: Message) -> tuple[Headers, bool]:
     return (tuple(headers) if headers else ()), True
 
 
-def raw_message(message: Message) -> RawMessage:
-    """A record of librdkafka as a value."""
-    headers, readable = message_headers(message)
+def raw_message(message: Message, without_headers: Container[str] = ()) -> RawMessage:
+    """A record of librdkafka as a value; that of a topic in `without_headers` without its headers."""
+    topic = message.topic() or ""
+    headers, readable = ((), True) if topic in without_headers else message_headers(message)
     return RawMessage(
-        message.topic() or "",
+        topic,
         message.partition() or 0,
         message.offset() or 0,
         message.timestamp()[1],
@@ -392,15 +401,23 @@ def read_to_end(
     partitions = [(topic, n) for n in (range(count) if partition is None else [partition])]
     first = admin.begin_offsets(settings, partitions, deadline_s)
     end = admin.end_offsets(settings, partitions, deadline_s)
-    begin = {tp: max(from_offset, first[tp]) for tp in partitions}
-    left = {tp: end[tp] for tp in partitions if begin[tp] < end[tp]}
-    if not left:
+    return read_ranges(settings, {tp: (max(from_offset, first[tp]), end[tp]) for tp in partitions}, give_up)
+
+
+def read_ranges(settings: KafkaSettings, ranges: Mapping[TP, tuple[int, int]], give_up: float) -> list[RawMessage]:
+    """The records of these ranges of offsets (from, to but not with), partition by partition.
+
+    They must lie between the offsets that the partition has. Raises BrokerUnavailable at `give_up` (monotonic).
+    """
+    ranges = {tp: (begin, end) for tp, (begin, end) in ranges.items() if begin < end}
+    if not ranges:
         return []
     consumer = make_consumer(settings)
     try:
-        consumer.assign([TopicPartition(*tp, begin[tp]) for tp in left])
-        return _read_up_to(consumer, left, give_up, deadline_s)
+        consumer.assign([TopicPartition(*tp, begin) for tp, (begin, _) in ranges.items()])
+        return _read_up_to(consumer, {tp: end for tp, (_, end) in ranges.items()}, give_up)
     except KafkaException as error:
+        topic = next(iter(ranges))[0]
         raise from_kafka(error, f"read {topic}", topic) from error
     finally:
         consumer.close()
@@ -431,12 +448,12 @@ def empty_ranges(
     return empty
 
 
-def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float, deadline_s: float) -> list[RawMessage]:
+def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float) -> list[RawMessage]:
     found: dict[TP, list[RawMessage]] = {tp: [] for tp in left}
     while left:
         if (remaining := give_up - time.monotonic()) <= 0:
             topic = next(iter(left))[0]
-            raise BrokerUnavailable(f"{topic} was not read to its end within {deadline_s:.0f} s", retry_after_s=1.0)
+            raise BrokerUnavailable(f"{topic} was not read to its end in time", retry_after_s=1.0)
         message = consumer.poll(min(remaining, 0.2))
         if message is None:
             continue
@@ -471,6 +488,7 @@ __all__ = [
     "make_consumer",
     "message_headers",
     "raw_message",
+    "read_ranges",
     "read_to_end",
     "resolve_start",
 ]

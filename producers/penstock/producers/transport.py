@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from penstock.producers.forking import keep_in_children
 from penstock.producers.kafka_errors import client_logger, from_kafka, too_large, wrong_configuration
 from penstock.producers.settings import KafkaSettings
-from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError
+from penstock.schemas.errors import BrokerUnavailable, InternalError, Overloaded, PenstockError
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,12 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 _RECORD_OVERHEAD_BYTES = 70
 """What a record batch of one adds to key, value and headers at most, as librdkafka counts it."""
+
+
+def record_bytes(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
+    """What a record counts against `max_record_bytes`."""
+    size_bytes = len(value or b"") + len(key or b"")
+    return size_bytes + sum(len(name) + len(content or b"") + 10 for name, content in headers or ())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +90,8 @@ class Transport:
         self._fatal: PenstockError | None = None
         self._closing = False
         self._ended = False
+        self._pid = os.getpid()
+        keep_in_children(self)
         self._thread = threading.Thread(target=self._poll_forever, name="penstock-transport", daemon=True)
         self._thread.start()
 
@@ -101,11 +111,10 @@ class Transport:
     ) -> None:
         """Queue one record; returns at once. `on_delivery` then runs exactly once, unless this raises.
 
-        Raises TooLarge (naming the limit), Overloaded (the local queue is full), BrokerUnavailable, NotFound.
+        Raises TooLarge (naming the limit), Overloaded (the local queue is full), BrokerUnavailable, NotFound, and
+        InternalError in a child of the process that made this.
         """
-        size_bytes = len(value or b"") + len(key or b"")
-        if headers:
-            size_bytes += sum(len(name) + len(content or b"") + 10 for name, content in headers)
+        size_bytes = record_bytes(value, key, headers)
         if size_bytes > self._max_record_bytes:
             raise too_large(topic, size_bytes, self._max_record_bytes)
         producer = self._usable()
@@ -144,7 +153,7 @@ class Transport:
 
     def close(self, timeout_s: float = 10.0) -> int:
         """Take nothing more, flush, end the poll thread. What remains (the number returned) is told as undelivered."""
-        if self._closing:
+        if self._closing or self._pid != os.getpid():
             return 0
         self._closing = True
         left = self.flush(timeout_s)
@@ -166,6 +175,8 @@ class Transport:
             raise wrong_configuration(error) from error
 
     def _usable(self) -> Producer:
+        if self._pid != os.getpid():
+            raise InternalError("this client was made before fork(): make one in each process")
         if self._closing:
             raise BrokerUnavailable("the transport is closed")
         if self._fatal is not None:

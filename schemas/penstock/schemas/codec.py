@@ -6,12 +6,20 @@ Encoders and decoders are generated from the schemas at their first use (`pensto
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from penstock.schemas.compiled import HEADER_SIZE, Decoder, Encoder, make_decoder, make_encoder, schema_name
+from penstock.schemas.compiled import (
+    HEADER_SIZE,
+    Decoder,
+    Encoder,
+    make_decoder,
+    make_encoder,
+    make_head,
+    schema_name,
+)
 from penstock.schemas.errors import BadAvro, UnknownSchema, WrongMagic
 from penstock.schemas.records import RECORDS, Record
 
@@ -24,6 +32,7 @@ MAX_REFUSALS = 1_000
 _FOLDER = Path(__file__).with_name("avro")
 _HEADER = struct.Struct(">BI")
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 
 def _versions(name: str) -> list[Path]:
@@ -91,6 +100,43 @@ class Codec:
             raise BadAvro(f"wrong record: {type(record).__name__} where {record_type.__name__} is read")
         return record
 
+    def decoder(self, record_type: type[R], *, without: Sequence[str] = ()) -> Callable[[bytes], R]:
+        """A `decode` that passes over the optional fields `without`: they are None in what it gives."""
+        current = schema_text(record_type.__name__)
+        return self._reading(record_type, lambda text: make_decoder(text, current, record_type, without))
+
+    def head(self, record_type: type[Record], *names: str) -> Callable[[bytes], tuple[Any, ...]]:
+        """What reads only these fields of a record. It raises as `decode`, but looks at nothing behind the last."""
+        current = schema_text(record_type.__name__)
+        return self._reading(record_type, lambda text: make_head(text, current, record_type, names))
+
+    def _reading(self, kind: type[Record], make: Callable[[str], Callable[[bytes], T]]) -> Callable[[bytes], T]:
+        made: dict[bytes, Callable[[bytes], T]] = {}
+
+        def read(data: bytes) -> T:
+            reader = made.get(data[:HEADER_SIZE]) or new_reader(data)
+            try:
+                return reader(data)
+            except BadAvro:
+                raise
+            except Exception as error:  # a decoder raises whatever its parsing runs into
+                raise BadAvro(f"not readable by its schema: {type(error).__name__} {error}"[:300]) from error
+
+        def new_reader(data: bytes) -> Callable[[bytes], T]:
+            schema_id, text = self._schema_of(data)
+            name = schema_name(text)
+            reader = make(text) if name == kind.__name__ else wrong_record(name)
+            made[schema_id.to_bytes(HEADER_SIZE, "big")] = reader
+            return reader
+
+        def wrong_record(name: str) -> Callable[[bytes], T]:
+            def refuse(_: bytes) -> T:
+                raise BadAvro(f"wrong record: {name} where {kind.__name__} is read")
+
+            return refuse
+
+        return read
+
     def decode_any(self, data: bytes) -> Record:
         """Whatever record the bytes say they are. Raises as `decode`."""
         decoder = self._decoders.get(data[:HEADER_SIZE]) or self._new_decoder(data)
@@ -107,6 +153,11 @@ class Codec:
         return encoder
 
     def _new_decoder(self, data: bytes) -> Decoder:
+        self._schema_of(data)
+        return self._decoders[bytes(data[:HEADER_SIZE])]
+
+    def _schema_of(self, data: bytes) -> tuple[int, str]:
+        """(id, text) of the schema, of which `_decoders` holds a decoder then. Raises as `decode`."""
         if len(data) < HEADER_SIZE or data[0] != 0:
             raise WrongMagic("not in the Confluent wire format: no magic byte 0 with a schema id")
         schema_id = int.from_bytes(data[1:HEADER_SIZE], "big")
@@ -119,13 +170,17 @@ class Codec:
             raise UnknownSchema(f"schema id {schema_id} (0x{schema_id:08X}) is not one of ours")
         if (refusal := self._refusals.get(schema_id)) is not None:
             raise UnknownSchema(refusal)
-        try:
-            decoder = self._decoders[bytes(data[:HEADER_SIZE])] = self._decoder_of(schema_id, text)
-        except UnknownSchema as error:
-            if len(self._refusals) < MAX_REFUSALS:  # an id never changes its schema, and each parsing takes its time
-                self._refusals[schema_id] = str(error)
-            raise
-        return decoder
+        header = bytes(data[:HEADER_SIZE])
+        if header not in self._decoders:
+            try:
+                self._decoders[header] = self._decoder_of(schema_id, text)
+            except UnknownSchema as error:
+                if (
+                    len(self._refusals) < MAX_REFUSALS
+                ):  # an id never changes its schema, and each parsing takes its time
+                    self._refusals[schema_id] = str(error)
+                raise
+        return schema_id, text
 
     def _decoder_of(self, schema_id: int, text: str) -> Decoder:
         try:

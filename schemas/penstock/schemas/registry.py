@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, schema_text
@@ -27,7 +28,7 @@ class RegistryClient:
     def __init__(self, url: str, *, timeout_s: float = 10, transport: httpx.BaseTransport | None = None) -> None:
         import httpx
 
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         self._http = httpx.Client(timeout=timeout_s, transport=transport, trust_env=False)
 
     def get_schema(self, schema_id: int) -> str:
@@ -51,9 +52,9 @@ class RegistryClient:
         import httpx
 
         try:
-            return self._http.request(method, self._url + path, json=body, headers={"accept": _MEDIA_TYPE})
+            return self._http.request(method, self.url + path, json=body, headers={"accept": _MEDIA_TYPE})
         except httpx.HTTPError as error:
-            raise RegistryUnavailable(f"no schema registry at {self._url}: {error}", retry_after_s=1) from error
+            raise RegistryUnavailable(f"no schema registry at {self.url}: {error}", retry_after_s=1) from error
 
     def _field(self, answer: httpx.Response, name: str) -> Any:
         if answer.is_error:
@@ -61,7 +62,7 @@ class RegistryClient:
         try:
             return answer.json()[name]
         except (ValueError, TypeError, KeyError) as error:
-            raise RegistryUnavailable(f"{self._url} does not answer as a schema registry", retry_after_s=1) from error
+            raise RegistryUnavailable(f"{self.url} does not answer as a schema registry", retry_after_s=1) from error
 
 
 class UnknownIds:
@@ -115,14 +116,18 @@ class RegistryResolver:
         self._unknown = unknown if unknown is not None else UnknownIds()
         self._lock = threading.Lock()
 
-    def schema_for(self, schema_id: int) -> str:
-        """Raises UnknownSchema, RegistryUnavailable."""
+    def remembered(self, schema_id: int) -> str | None:
+        """The schema without asking anybody; None when the registry has to be asked. Raises UnknownSchema."""
         with self._lock:
             known = self._known.get(schema_id)
-        if known is not None:
-            return known
-        if self._unknown.age(schema_id) is not None:
+        if known is None and self._unknown.age(schema_id) is not None:
             raise _unknown(schema_id)
+        return known
+
+    def schema_for(self, schema_id: int) -> str:
+        """Raises UnknownSchema, RegistryUnavailable."""
+        if (known := self.remembered(schema_id)) is not None:
+            return known
         try:
             text = self._client.get_schema(schema_id)
         except UnknownSchema:
@@ -131,6 +136,22 @@ class RegistryResolver:
         with self._lock:
             self._known[schema_id] = text
         return text
+
+
+class RememberedResolver:
+    """What a resolver has found already, for an event loop: it asks nobody.
+
+    Of an id that has to be asked for it says RegistryUnavailable; the caller lets a thread ask, and comes again.
+    """
+
+    def __init__(self, resolver: RegistryResolver) -> None:
+        self._resolver = resolver
+
+    def schema_for(self, schema_id: int) -> str:
+        """Raises UnknownSchema, RegistryUnavailable."""
+        if (known := self._resolver.remembered(schema_id)) is not None:
+            return known
+        raise RegistryUnavailable(f"schema id {schema_id} is being asked for", retry_after_s=0.1)
 
 
 class BackgroundResolver:
@@ -181,16 +202,48 @@ class BackgroundResolver:
             self._asking.discard(schema_id)
 
 
-def registry_codec(url: str | None, *, write: bool = False, background: bool = False) -> Codec:
-    """The codec for an installation: the package's own ids alone, or with a registry beside it.
+@dataclass(frozen=True, slots=True)
+class Codecs:
+    """Two codecs of one installation, with one memory of schemas between them.
+
+    `blocking` asks the registry when it meets an id that it does not know: for threads. `prompt` never asks: it raises
+    RegistryUnavailable until `blocking` has met the id.
+    """
+
+    blocking: Codec
+    prompt: Codec
+
+
+def registry_codecs(url: str | None, *, write: bool = False) -> Codecs:
+    """The codecs for an installation: the package's own ids alone, or with a registry beside it.
 
     With a registry every schema is registered there, ids from it are read, and with `write` they are written too.
-    With `background` the codec can be used on an event loop: `BackgroundResolver` tells how.
     Raises RegistryUnavailable when `write` is asked and nobody can say which ids to write.
     """
     if url is None:
-        return default_codec()
+        return Codecs(default_codec(), default_codec())
     client = RegistryClient(url)
+    resolver, ids = RegistryResolver(client), _registered_ids(client, write=write)
+    return Codecs(Codec(resolver, writer_ids=ids), Codec(RememberedResolver(resolver), writer_ids=ids))
+
+
+def registry_codec(url: str | None, *, write: bool = False, background: bool = False) -> Codec:
+    """As `registry_codecs`, the one that may block. With `background`: for a loop, as `BackgroundResolver` tells."""
+    if url is None or not background:
+        return registry_codecs(url, write=write).blocking
+    client = RegistryClient(url)
+    ids = _registered_ids(client, write=write)
+    # The other one remembers by itself what is unknown.
+    return Codec(BackgroundResolver(RegistryResolver(client, unknown=UnknownIds(seconds=0))), writer_ids=ids)
+
+
+def reading_codec(url: str | None) -> Codec:
+    """A codec that only reads, for tools: it registers nothing, and asks the registry when an id of it comes."""
+    return default_codec() if url is None else Codec(RegistryResolver(RegistryClient(url)))
+
+
+def _registered_ids(client: RegistryClient, *, write: bool) -> dict[str, int] | None:
+    """Register our schemas; with `write` the registry's ids of them. Raises RegistryUnavailable with `write` alone."""
     ids: dict[str, int] = {}
     try:
         for name in SCHEMA_IDS:
@@ -198,9 +251,5 @@ def registry_codec(url: str | None, *, write: bool = False, background: bool = F
     except RegistryUnavailable:
         if write:
             raise
-        logger.warning("registry.unavailable url=%s: its ids are asked for when they come", url)
-    if background:  # which remembers by itself what is unknown
-        resolver = BackgroundResolver(RegistryResolver(client, unknown=UnknownIds(seconds=0)))
-    else:
-        resolver = RegistryResolver(client)
-    return Codec(resolver, writer_ids=ids if write else None)
+        logger.warning("registry.unavailable url=%s: its ids are asked for when they come", client.url)
+    return ids if write else None

@@ -19,7 +19,7 @@ from penstock.cli.paths import free_port
 from penstock.gateway import app as gateway_app
 from penstock.gateway.context import context_of_app
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings
-from penstock.producers.configuration import KafkaSection
+from penstock.producers.configuration import KafkaSection, RegistrySection
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import Delivery, Transport
 from penstock.schemas.codec import default_codec
@@ -117,14 +117,18 @@ class Job:
     def chunk(self, text: str, at: int, *, attempt: int = 1, epoch: int = 1) -> Job:
         return self._result(kind="chunk", text=text, text_offset=at, attempt=attempt, epoch=epoch)
 
+    def result_event(self, text: str) -> ResultEvent:
+        """The event that `end` writes."""
+        return self._event(kind="terminal", status="completed", text_generation={"text": text}, attempt=1, epoch=1)
+
     def end(self, text: str, *, attempt: int = 1, epoch: int = 1, status: str = "completed", **values: Any) -> Job:
         output = {"text": text} if status == "completed" else None
         return self._result(
             kind="terminal", status=status, text_generation=output, attempt=attempt, epoch=epoch, **values
         )
 
-    def _result(self, **values: Any) -> Job:
-        event = ResultEvent(
+    def _event(self, **values: Any) -> ResultEvent:
+        return ResultEvent(
             request_id=self.id,
             tenant=self.request.tenant,
             origin=self.origin,
@@ -133,7 +137,9 @@ class Job:
             worker_id="scribe",
             **values,
         )
-        self.scribe.put(self.scribe.names.result, event, self.id.encode())
+
+    def _result(self, **values: Any) -> Job:
+        self.scribe.put(self.scribe.names.result, self._event(**values), self.id.encode())
         return self
 
 
@@ -190,12 +196,19 @@ class Place:
         self.scribe = Scribe(self.kafka)
         self._stack = ExitStack()
 
-    def settings(self, name: str, auth: dict[str, Any] | None = None, **options: Any) -> GatewaySettings:
-        conf = {"view_path": self.folder / f"{name}.sqlite", "artifacts_dir": self.folder / "artifacts", **options}
+    def settings(
+        self,
+        name: str,
+        auth: dict[str, Any] | None = None,
+        schema_registry: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> GatewaySettings:
+        conf = {"view_path": self.folder / f"{name}.sqlite", "artifacts_dir": str(self.folder / "artifacts"), **options}
         return GatewaySettings(
             kafka=KafkaSection(bootstrap_servers=self.bootstrap, topic_prefix=self.prefix),
             gateway=GatewaySection(**conf),
             auth=AuthSection(**(auth or {})),
+            schema_registry=RegistrySection(**(schema_registry or {})),
         )
 
     def gateway(self, name: str = "g1", *, ready: bool = True, **options: Any) -> Gateway:

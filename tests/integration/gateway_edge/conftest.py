@@ -126,7 +126,9 @@ class FakeService:
     def liveness(self) -> Liveness:
         return judge(self.workers, MODELS, 0, 1)
 
-    async def submit(self, request: InferenceRequest, *, idempotency_key: str | None = None) -> Accepted:
+    async def submit(
+        self, request: InferenceRequest, *, idempotency_key: str | None = None, traceparent: str | None = None
+    ) -> Accepted:
         if self._words(request)[0] == "busy":
             raise Overloaded("the gateway is full", retry_after_s=3)
         self.requests.append(request)

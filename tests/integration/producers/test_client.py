@@ -14,7 +14,8 @@ import pytest
 
 from penstock.producers import AsyncClient, Chunk, Client, KafkaSettings, Restarted, Result, Status
 from penstock.producers.admin import create_conversation_topic
-from penstock.producers.reader import read_to_end
+from penstock.producers.follower import BACK_RECORDS
+from penstock.producers.reader import PartitionReader, read_to_end
 from penstock.producers.transport import Transport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import Cancelled, EngineFailed, NotFound, Overloaded, TooLarge
@@ -107,6 +108,46 @@ def test_a_slow_reader_loses_nothing_and_stops_nobody(client: Client, worker: An
     assert client.result(ask(client), timeout=20).output_text == TEXT
     events = [first, *slow]
     assert "".join(event.text for event in events if isinstance(event, Chunk)) == long
+
+
+def test_a_follow_of_an_old_request_does_not_hold_up_the_others(
+    client: Client, worker: Any, settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its bare id it is read from the topic's beginning, but by a consumer of its own."""
+    ids = [name for n in range(1000) if partition_for((name := f"r-{n}").encode(), 4) == 2][:3]
+    with Client(settings) as other:
+        assert other.result(ask(other, request_id=ids[0]), timeout=20).output_text == TEXT
+    filling = Transport(settings)
+    for _ in range(5_000):
+        filling.send(settings.names.result, b"of others", key=b"other", partition=2)
+    filling.close()
+    held: list[tuple[InferenceRequest, Origin]] = []
+    worker.script = lambda worker, request, origin: held.append((request, origin))
+    live = client.follow(ask(client, request_id=ids[1]), timeout=60)
+    wait_until(lambda: held)
+    worker.chunk(*held[0], "begun ", 0)
+    assert next(live) == Chunk(text="begun ", text_offset=0, attempt=1)
+
+    went_back: list[int] = []
+    seek = PartitionReader.seek
+
+    def watched(reader: PartitionReader, tp: tuple[str, int], offset: int) -> None:
+        went_back.append(reader.positions().get(tp, offset) - offset)
+        seek(reader, tp, offset)
+
+    monkeypatch.setattr(PartitionReader, "seek", watched)
+    assert client.result(ids[0], timeout=30).output_text == TEXT
+    waiting = client.follow(ids[2], timeout=30)  # of one that is still to come: caught up, then followed on
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, waiting)
+        worker.outcome(*held[0], "begun and done")
+        assert [event.text for event in live if isinstance(event, Chunk)] == ["and done"]
+        ask(client, request_id=ids[2])
+        wait_until(lambda: len(held) > 1)
+        worker.outcome(*held[1], "late")
+        assert first.result(30) == Chunk(text="late", text_offset=0, attempt=1)
+    waiting.close()
+    assert max(went_back, default=0) <= BACK_RECORDS
 
 
 def test_a_failure_raises_its_typed_error(client: Client, worker: Any) -> None:

@@ -103,7 +103,7 @@ class HubMachine(RuleBasedStateMachine):
             if client.gone is not None:
                 assert not client.push(Frame(request_id="late", cursor=None))
         listened = set().union(*self.subjects.values())
-        assert {subject for subject in SUBJECTS if self.hub.listened(subject)} == listened
+        assert {subject for subject in SUBJECTS if self.hub.listens(subject)} == listened
         assert self.hub.subjects() == len(listened)
 
 

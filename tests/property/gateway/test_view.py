@@ -97,7 +97,6 @@ class ViewMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.clock = Clock()
         self.patch.setattr(view_module, "now_ms", self.clock)
-        self.patch.setattr(view_module, "RECENT", 1)
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-view-"))
         self.logs: dict[TP, list[Written]] = {tp: [] for tp in TPS}
         self.origins: dict[Key, list[Origin]] = {key: [] for key in KEYS}
@@ -117,7 +116,9 @@ class ViewMachine(RuleBasedStateMachine):
         for key in KEYS:
             self.clients[key] = hub.connect(lambda: None)
             hub.subscribe(self.clients[key], ("request", *key))
-        self.view = View(self.store, hub, NAMES, PARTITIONS, on_outcome=self.outcomes.append, codec=codec)
+        self.view = View(
+            self.store, hub, NAMES, PARTITIONS, on_outcome=self.outcomes.append, codec=codec, recent_bytes=5_000
+        )
 
     # -- writing to the topics
 
@@ -353,7 +354,8 @@ class ViewMachine(RuleBasedStateMachine):
     def subscribers_hear_of_their_own_request_only(self) -> None:
         for (tenant, request_id), client in self.clients.items():
             results = [frame for frame in client.frames if isinstance(frame, ResultFrame)]
-            assert len(results) <= 1
+            # What is forgotten may be read again by a request's late twin: nobody knows that it ended.
+            assert len(results) <= 1 or (tenant, request_id) in self.forgotten
             for frame in client.frames:
                 assert frame.request_id == request_id
                 if isinstance(frame, ChunkFrame):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import fastavro
@@ -19,8 +21,8 @@ from penstock.schemas.compiled.decoder import compile_decoder
 from penstock.schemas.compiled.encoder import compile_encoder
 from penstock.schemas.compiled.tree import UnsafeSchema, Unsupported, schema_tree
 from penstock.schemas.compiled.varints import int_bytes, long_bytes, read_int, read_long
-from penstock.schemas.errors import BadAvro, UnknownSchema
-from penstock.schemas.records import RECORDS, InferenceRequest, ModelInfo, Record, ResultEvent, WorkerState
+from penstock.schemas.errors import BadAvro, UnknownSchema, WrongMagic
+from penstock.schemas.records import RECORDS, InferenceRequest, ModelInfo, Record, ResultEvent, WorkerState, fields_of
 
 CODEC = default_codec()
 HEADER = b"\0\0\0\0\7"
@@ -40,6 +42,19 @@ REFERENCE_DECODERS = {kind: reference.make_decoder(current(kind), current(kind),
 STRATEGIES = {kind: records_of(kind) for kind in RECORDS}
 RELEASES = [(kind, schema_id) for kind in RECORDS for schema_id in SCHEMA_IDS[kind.__name__]]
 NAMED = pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+
+
+RESULT: dict[str, Any] = {
+    "request_id": "r",
+    "tenant": "t",
+    "kind": "terminal",
+    "origin": {"topic": "t", "partition": 0, "offset": 1, "append_time_ms": 1},
+    "attempt": 1,
+    "epoch": 1,
+    "task": "embedding",
+    "created_at": 1,
+    "worker_id": "w",
+}
 
 
 def written(text: str, values: Any) -> bytes:
@@ -341,3 +356,45 @@ def test_what_is_not_generated_goes_through_fastavro() -> None:
     encoded = written(text, values)
     decoder = make_decoder(text, schema_text("InferenceRequest"), InferenceRequest)
     assert decoder(encoded) == InferenceRequest.from_dict(values)
+
+
+@NAMED
+@SLOW
+@given(data=st.data())
+def test_a_head_is_the_same_fields_of_the_record(kind: type[Record], data: st.DataObject) -> None:
+    record = data.draw(STRATEGIES[kind])
+    names = data.draw(st.lists(st.sampled_from(list(fields_of(kind))), min_size=1, max_size=4, unique=True))
+    names = [name for name in names if kind.nested_kind(name) is None]
+    encoded = CODEC.encode(record)
+    assert CODEC.head(kind, *names)(encoded) == tuple(getattr(CODEC.decode_any(encoded), name) for name in names)
+
+
+@SLOW
+@given(record=STRATEGIES[ResultEvent])
+def test_what_is_passed_over_is_none_and_all_else_is_as_it_was(record: Any) -> None:
+    encoded = CODEC.encode(record)
+    whole = CODEC.decode(encoded, ResultEvent)
+    assert CODEC.decoder(ResultEvent, without=("embedding", "text"))(encoded) == replace(
+        whole, embedding=None, text=None
+    )
+
+
+def test_special_decoders_refuse_as_the_codec_does() -> None:
+    model = CODEC.encode(ModelInfo(model="m", tasks=[], engine="e", state="ready", updated_at=1, worker_id="w"))
+    for read in (CODEC.head(ResultEvent, "request_id"), CODEC.decoder(ResultEvent, without=("embedding",))):
+        for _ in range(2):
+            with pytest.raises(BadAvro, match="wrong record"):
+                read(model)
+        with pytest.raises(WrongMagic):
+            read(b"{}")
+        with pytest.raises(UnknownSchema):
+            read(b"\0\0\0\0\7rest")
+        with pytest.raises(BadAvro):
+            read(CODEC.encode(ResultEvent.from_dict(RESULT))[:6])
+
+
+def test_a_list_that_lies_about_its_length_is_not_passed_over() -> None:
+    encoded = CODEC.encode(ResultEvent.from_dict({**RESULT, "embedding": {"embeddings": [[0.5] * 4], "dimensions": 4}}))
+    at = encoded.index(b"\x08" + struct.pack("<f", 0.5))
+    with pytest.raises(BadAvro):
+        CODEC.decoder(ResultEvent, without=("embedding",))(encoded[:at] + b"\xfe\x7f" + encoded[at + 1 :])

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from penstock.cli.kafka_jars import KAFKA_VERSION
+from penstock.gateway.settings import GatewaySettings
+from penstock.processors.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
 
@@ -109,3 +111,24 @@ def test_the_gateway_is_open_to_other_containers_only_with_keys() -> None:
 
 def test_a_worker_has_time_to_drain(compose: dict[str, Any]) -> None:
     assert int(compose["services"]["worker"]["stop_grace_period"].removesuffix("s")) >= 40
+
+
+def test_worker_and_gateway_find_the_same_artifacts_on_a_volume_that_both_mount(
+    compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(ROOT / "deploy/penstock.toml"))
+    location = GatewaySettings().artifacts_location
+    assert WorkerSettings().artifacts_location == location
+    for service in ("worker", "gateway"):
+        mounts = [volume.partition(":")[2] for volume in compose["services"][service]["volumes"]]
+        assert any(Path(location).is_relative_to(mount) for mount in mounts)
+
+
+@pytest.mark.parametrize("location", ["/srv/artifacts", "s3://bucket/some/prefix"])
+def test_artifacts_are_one_setting_with_the_same_meaning_for_both(
+    location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ARTIFACTS__LOCATION", location)
+    assert (GatewaySettings().artifacts_location, WorkerSettings().artifacts_location) == (location, location)
+    monkeypatch.setenv("PENSTOCK_GATEWAY__ARTIFACTS_DIR", "s3://seen/otherwise")
+    assert GatewaySettings().artifacts_location == "s3://seen/otherwise"

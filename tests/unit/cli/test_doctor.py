@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from penstock.cli.doctor import broker_setting_checks
+from penstock.cli.doctor import broker_setting_checks, gateway_check
+from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
 from penstock.cli.topics import broken, unequal_text_topics
 from penstock.producers.admin import TopicReport
 from penstock.schemas.topics import TopicNames, topic_specs
@@ -15,6 +18,7 @@ GOOD = {
     "message.max.bytes": "1048588",
     "unclean.leader.election.enable": "false",
 }
+URL = "http://127.0.0.1:8000"
 SPECS = topic_specs(TopicNames(), partitions=4)
 
 
@@ -68,3 +72,46 @@ def test_text_topics_must_be_equal_in_each_pool() -> None:
     assert unequal_text_topics(names, counts) == []
     (line,) = unequal_text_topics(names, counts, ["gpu"])
     assert "p-inference.request.low.gpu 8" in line
+
+
+DEGRADED = {"status": "degraded", "models_without_worker": ["chat"], "reason": "no worker is alive"}
+
+
+def test_a_gateway_without_workers_is_something_to_mend() -> None:
+    found = gateway_check(URL, readiness_of(200, DEGRADED), Path("/data/logs/worker.log"))
+    assert found.state == "fail"
+    assert found.detail == f"{URL} is degraded: no worker is alive; without a worker: chat"
+    assert found.cure is not None
+    assert "/data/logs/worker.log" in found.cure
+    assert gateway_check(URL, readiness_of(200, {"status": "ready"}), None).state == "ok"
+    assert gateway_check(URL, Readiness(status="unreachable", reason="refused"), None).state == "fail"
+
+
+@pytest.mark.parametrize(
+    ("http_status", "body", "status", "serves"),
+    [
+        (200, DEGRADED, "degraded", True),
+        (200, {"status": "ready", "reason": None}, "ready", True),
+        (503, {"status": "not_ready", "reason": "catching up"}, "unavailable", False),
+        (503, {"status": "starting"}, "starting", False),
+        (200, "ok", "ready", True),
+        (502, None, "unavailable", False),
+        (200, {"status": "degraded", "models_without_worker": [{"id": "chat"}]}, "degraded", True),
+    ],
+)
+def test_what_a_gateway_says_is_understood_with_and_without_details(
+    http_status: int, body: object, status: str, serves: bool
+) -> None:
+    found = readiness_of(http_status, body)
+    assert (found.status, found.serves) == (status, serves)
+    assert found.models_without_worker == (("chat",) if status == "degraded" else ())
+
+
+def test_each_change_is_told_once() -> None:
+    told: list[str] = []
+    watch = ReadinessWatch(lambda: Readiness(status="ready"), told.append, Path("/logs/worker.log"))
+    degraded = Readiness(status="degraded", reason="no live worker has a, b", models_without_worker=("a", "b"))
+    for found in (Readiness(status="ready"), degraded, degraded, Readiness(status="unreachable"), degraded):
+        watch.note(found)
+    watch.note(Readiness(status="ready"))
+    assert told == ["degraded: no live worker has a, b (log: /logs/worker.log)", "all models are served again"]

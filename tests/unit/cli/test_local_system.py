@@ -7,11 +7,14 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.cli import local_system
+from penstock.cli.chosen_models import chat_model, remote_model
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.cli.local_system import LocalSystem, Options, card, chat_model, remote_model
+from penstock.cli.local_system import LocalSystem, Options, card
 from penstock.cli.paths import free_port
 from penstock.cli.state import Home, PartState, SystemState
 
@@ -79,6 +82,63 @@ def test_a_port_in_use_is_found_before_anything_is_started(tmp_path: Path) -> No
         with pytest.raises(CliFailure, match=rf"port {port} is in use: .*--port"):
             system.start()
         assert system.supervisor.parts == []
+
+
+def started_nothing(system: LocalSystem, reason: str) -> None:
+    with pytest.raises(CliFailure, match=reason):
+        system.start()
+    assert system.supervisor.parts == []
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    def system(**options: Any) -> LocalSystem:
+        return LocalSystem(Options(data_dir=tmp_path, port=free_port(), kafka_port=free_port(), **options), print)
+
+    started_nothing(system(model="/nope"), "/nope is no folder")
+    started_nothing(system(model="models/none.gguf"), "no such file")
+    started_nothing(system(remote=f"http://127.0.0.1:{free_port()}/v1"), "check the URL")
+    config = tmp_path / "penstock.toml"
+    config.write_text('[[models]]\nid = "mine"\nsource = "/nope"\nengine = "text"\n')
+    started_nothing(system(config=config), "the model mine: its source /nope is not there")
+
+
+def test_the_workers_port_is_the_one_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "penstock.toml"
+    monkeypatch.delenv("PENSTOCK_CONFIG", raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config.write_text(f"[worker]\nhealth_port = {port}\n")
+        options = Options(data_dir=tmp_path, port=free_port(), kafka_port=free_port(), model="/nope", config=config)
+        started_nothing(LocalSystem(options, print), f"port {port} for the worker's health is in use")
+        monkeypatch.setattr(local_system, "WORKER_HEALTH_PORT", port)
+        other = LocalSystem(Options(data_dir=tmp_path, port=free_port(), model="/nope"), print)
+        started_nothing(other, "is no folder")  # nobody named the port: another one is taken, and shown
+        assert other.worker_port != port
+        assert f"http://127.0.0.1:{other.worker_port}/readyz" in card(other)
+    monkeypatch.setenv("PENSTOCK_WORKER__HEALTH_PORT", str(port))
+    named = LocalSystem(Options(data_dir=tmp_path, port=free_port(), model="/nope"), print)
+    started_nothing(named, "is no folder")
+    assert named.worker_port == port
+
+
+def test_a_place_for_artifacts_that_was_named_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "penstock.toml"
+    config.write_text('[artifacts]\nlocation = "s3://bucket/mine"\n')
+    found = LocalSystem(Options(data_dir=tmp_path, config=config), print)._write_settings()
+    assert found["PENSTOCK_ARTIFACTS__LOCATION"] == "s3://bucket/mine"
+    found = LocalSystem(Options(data_dir=tmp_path), print)._write_settings()
+    assert found["PENSTOCK_ARTIFACTS__LOCATION"] == str(tmp_path / "artifacts")
+
+
+def test_commands_on_the_card_name_their_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my data"
+    system = LocalSystem(Options(data_dir=folder), print)
+    assert f"penstock logs -f --data-dir '{folder}'" in card(system)
+    assert f"penstock status --data-dir '{folder}'" in card(system)
+    monkeypatch.setenv("PENSTOCK_DATA", str(folder))
+    assert "--data-dir" not in card(system)
 
 
 def test_the_card_is_short_and_says_what_to_type(tmp_path: Path) -> None:

@@ -42,7 +42,10 @@ def test_wrong_usage_is_2() -> None:
 def test_a_failure_is_one_line_with_its_exit_code(tmp_path: Path) -> None:
     done = runner.invoke(app, ["status", "--data-dir", str(tmp_path)])
     assert done.exit_code == 3
-    assert done.stderr == f"penstock: Penstock is not running on {tmp_path}: start it with `penstock up`\n"
+    assert (
+        done.stderr
+        == f"penstock: Penstock is not running on {tmp_path}: start it with `penstock up --data-dir {tmp_path}`\n"
+    )
 
 
 def test_down_with_nothing_running_is_no_failure(tmp_path: Path) -> None:

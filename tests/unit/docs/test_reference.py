@@ -113,5 +113,6 @@ def test_frames(reference: dict[str, Page]) -> None:
     kinds: list[type[Any]] = [kind for kind in Frame.__subclasses__() if kind.__module__ == Frame.__module__]
     assert {kind.type for kind in kinds} <= set(rows)
     for kind in kinds:
-        own = [name for name in kind.__dataclass_fields__ if name not in Frame.__dataclass_fields__]
+        fields = kind.__dataclass_fields__
+        own = [name for name in fields if fields[name].repr and name not in Frame.__dataclass_fields__]
         assert not [name for name in own if f"`{name}`" not in rows[kind.type]]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.entries import Entry, facts, restored
+from penstock.gateway.entries import Entry
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
+from penstock.gateway.rows import facts_text, restored, snapshot
 from penstock.schemas.cursor import Cursor, decode_cursor
 from penstock.schemas.errors import ExecutionTimeout, InvalidCursor, to_error_record
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
@@ -70,7 +71,7 @@ def after_restart(entry: Entry) -> Entry:
     return restored(
         "default",
         "r",
-        facts(entry),
+        facts_text(snapshot(entry)),
         text="" if entry.done else entry.fold.text,
         terminal=entry.terminal,
         accepted_ms=entry.accepted_ms,
@@ -126,7 +127,7 @@ def test_whoever_reads_from_wherever_has_the_result(name: str, restart: bool) ->
     following[0].take(entry.opening(None))
     for offset, event in enumerate(log):
         away += [reader.copy() for reader in following]
-        frames = entry.on_result(event, offset)
+        frames = entry.frames_of(entry.on_result(event, offset))
         if restart:
             entry = after_restart(entry)
         for reader in following:
@@ -168,7 +169,7 @@ def test_coming_back_in_the_middle(name: str) -> None:
             for offset, event in enumerate(log):
                 if offset == come_back and reader.result is None:
                     reader.take(entry.opening(reader.cursor))
-                frames = entry.on_result(event, offset)
+                frames = entry.frames_of(entry.on_result(event, offset))
                 if not leave <= offset < come_back:
                     reader.take(frames)
             assert reader.text == text
@@ -178,7 +179,9 @@ def test_coming_back_in_the_middle(name: str) -> None:
 @pytest.mark.parametrize("name", LOGS)
 def test_who_did_not_ask_for_a_stream_still_gets_the_whole_result(name: str) -> None:
     entry = new_entry(stream=False)
-    frames = [frame for offset, event in enumerate(LOGS[name]) for frame in entry.on_result(event, offset)]
+    frames = [
+        frame for offset, event in enumerate(LOGS[name]) for frame in entry.frames_of(entry.on_result(event, offset))
+    ]
     assert isinstance(frames[-1], ResultFrame)
     assert sum(isinstance(frame, ResultFrame) for frame in frames) == 1
     assert [type(frame) for frame in entry.opening(None)] == [ResultFrame]
@@ -236,7 +239,7 @@ def test_a_failure_is_told_whole() -> None:
     entry = new_entry()
     entry.on_result(chunk("ab", 0), 0)
     error = to_error_record(ExecutionTimeout("too slow"))
-    frames = entry.on_result(replace(BASE, kind="terminal", status="failed", error=error), 1)
+    frames = entry.frames_of(entry.on_result(replace(BASE, kind="terminal", status="failed", error=error), 1))
     assert [type(frame) for frame in frames] == [ResultFrame]
     body = frames[0].to_json()
     assert (body["status"], body["done"], body["result"]) == ("failed", True, None)

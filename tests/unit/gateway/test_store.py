@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.gateway import store as store_module
+from penstock.gateway import view_file
 from penstock.gateway.entries import Entry
+from penstock.gateway.rows import snapshot
 from penstock.gateway.store import MAX_WAITING, TP, Batch, Store
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import Overloaded
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent
 from support import wait_until
 
@@ -72,12 +77,14 @@ def new_entry(
 def ended(entry: Entry) -> Entry:
     origin = entry.origin
     assert origin is not None
-    entry.on_result(replace(TERMINAL, request_id=entry.request_id, tenant=entry.tenant, origin=origin), 5)
+    event = replace(TERMINAL, request_id=entry.request_id, tenant=entry.tenant, origin=origin)
+    entry.on_result(event, 5)
+    entry.record = default_codec().encode(event)
     return entry
 
 
 def submit(store: Store, offset: int, *entries: Entry) -> threading.Event:
-    batch = Batch([store.row(entry) for entry in entries], {RESULTS: offset}, threading.Event())
+    batch = Batch([snapshot(entry) for entry in entries], {RESULTS: offset}, threading.Event())
     store.submit(batch)
     return batch.written
 
@@ -105,8 +112,8 @@ def fail_at_row(path: Path, request_id: str) -> None:
     )
 
 
-def ids(entries: list[Entry]) -> list[str]:
-    return [entry.request_id for entry in entries]
+def ids(entries: list[Entry] | None) -> list[str]:
+    return [entry.request_id for entry in entries or ()]
 
 
 # -- what is written
@@ -270,7 +277,7 @@ def test_a_file_of_another_cluster_is_emptied(path: Path, identity: str) -> None
 def test_a_file_of_another_version_is_emptied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Store(path, "cluster")) as store:
         write(store, 1, new_entry())
-    monkeypatch.setattr(store_module, "VERSION", store_module.VERSION + 1)
+    monkeypatch.setattr(view_file, "VERSION", view_file.VERSION + 1)
     with closing(Store(path, "cluster")) as store:
         assert store.get(("default", "r")) is None
         assert store.offsets() == {}
@@ -356,10 +363,10 @@ def test_a_page_goes_on_though_new_ones_came(store: Store) -> None:
     assert ids(store.page("default", limit=2, after="r3", newest_first=False)) == ["r9"]
 
 
-def test_behind_what_nobody_knows_there_is_nothing(store: Store) -> None:
+def test_behind_what_nobody_knows_there_is_no_page(store: Store) -> None:
     write(store, 1, new_entry("a"), new_entry("b", tenant="other"))
     for after in ("unknown", "b"):
-        assert store.page("default", limit=9, after=after, newest_first=True) == []
+        assert store.page("default", limit=9, after=after, newest_first=True) is None
 
 
 def test_pages_of_a_status_and_of_a_conversation(store: Store) -> None:
@@ -385,3 +392,49 @@ def test_the_erased_are_known_and_not_listed(store: Store) -> None:
     found = store.get(("default", "r1"))
     assert found is not None
     assert found.erased
+
+
+@pytest.mark.parametrize(
+    ("filters", "index"),
+    [
+        ({}, "by_time"),
+        ({"status": "completed"}, "by_status"),
+        ({"conversation_id": "c"}, "by_conversation"),
+        ({"status": "completed", "conversation_id": "c"}, "by_both"),
+    ],
+)
+@pytest.mark.parametrize("newest_first", [True, False])
+@pytest.mark.parametrize("after", [None, "r"])
+def test_a_page_reads_its_own_rows_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch, filters: Any, index: str, newest_first: bool, after: str | None
+) -> None:
+    """By an index that has the filter and the order: no page costs more when there are more rows."""
+    write(store, 1, new_entry("r"))
+    asked: list[str] = []
+    store.page("default", limit=9, after=None, newest_first=True)
+    connection = store._page_connection()
+    connection.set_trace_callback(asked.append)
+    store.page("default", limit=9, after=after, newest_first=newest_first, **filters)
+    connection.set_trace_callback(None)
+    plan = " ".join(str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {asked[-1]}"))
+    assert f"USING INDEX {index} (" in plan
+    assert "TEMP B-TREE" not in plan
+    assert after is None or "(accepted_ms,request_id)" in plan or "accepted_ms" in plan.split(index)[1]
+
+
+def test_a_file_that_cannot_be_opened_now_is_not_thrown_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full passes; the rows are still good then."""
+    with closing(Store(path, "cluster")) as store:
+        write(store, 1, new_entry("kept"))
+
+    def full(*_: object, **__: object) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL  # pyright: ignore[reportAttributeAccessIssue]
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(view_file, "connect", full)
+        with pytest.raises(Overloaded, match="full"):
+            Store(path, "cluster")
+    with closing(Store(path, "cluster")) as store:
+        assert ids(store.live()) == ["kept"]

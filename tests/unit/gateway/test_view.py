@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.gateway import store as store_module
+from penstock.gateway import unwritten as unwritten_module
 from penstock.gateway import view as view_module
 from penstock.gateway.entries import Entry, Key
 from penstock.gateway.frames import ChunkFrame, ResultFrame, StatusFrame
@@ -21,7 +22,8 @@ from penstock.gateway.store import MAX_WAITING, TP, Store
 from penstock.gateway.view import View
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, schema_text
-from penstock.schemas.errors import RegistryUnavailable
+from penstock.schemas.cursor import decode_cursor
+from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
 from penstock.schemas.ids import derived_request_id
 from penstock.schemas.records import (
     ControlCommand,
@@ -33,6 +35,7 @@ from penstock.schemas.records import (
     StatusEvent,
     WorkerState,
 )
+from penstock.schemas.registry import RegistryResolver, RememberedResolver
 from penstock.schemas.topics import CLASSES, HEADER_ORIGIN, TopicNames
 from support import wait_until
 
@@ -93,11 +96,15 @@ class Registry:
 
     def __init__(self) -> None:
         self.down = False
+        self.asked: set[str] = set()
+        """Names of the threads that asked."""
 
-    def schema_for(self, schema_id: int) -> str:
+    def get_schema(self, schema_id: int) -> str:
+        self.asked.add(threading.current_thread().name)
         if self.down:
             raise RegistryUnavailable("nobody answers")
-        assert schema_id == self.SCHEMA_ID
+        if schema_id != self.SCHEMA_ID:
+            raise UnknownSchema("not here")
         return schema_text("ResultEvent")
 
 
@@ -107,7 +114,10 @@ class Gateway:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.registry = Registry()
-        self.codec = Codec(self.registry)
+        resolver = RegistryResolver(self.registry)  # pyright: ignore[reportArgumentType]
+        self.codec, self.prompt = Codec(resolver), Codec(RememberedResolver(resolver))
+        self.recent_bytes = 1 << 20
+        self.counts_since_ms = 0
         self.on_outcome: Callable[[ResultEvent], None] = lambda _: None
         self.statuses: list[str] = []
         self.next: dict[TP, int] = {}
@@ -124,7 +134,10 @@ class Gateway:
             1,
             on_outcome=self.note_outcome,
             on_status=lambda event: self.statuses.append(event.status),
-            codec=self.codec,
+            codec=self.prompt,
+            blocking=self.codec,
+            recent_bytes=self.recent_bytes,
+            counts_since_ms=self.counts_since_ms,
         )
 
     def note_outcome(self, event: ResultEvent) -> None:
@@ -138,7 +151,14 @@ class Gateway:
         return replace(RawMessage(*tp, offset, 1_000, None, raw), **values)
 
     def read(self, tp: TP, *values: Record | bytes | None, **more: Any) -> None:
-        self.view.apply([self.message(tp, value, **more) for value in values])
+        batch = [self.message(tp, value, **more) for value in values]
+        while batch:
+            try:
+                self.view.apply(batch)
+                return
+            except RegistryUnavailable:  # as the follower does it
+                batch = [message for message in batch if message.offset >= self.view.offsets().get(tp, 0)]
+                assert self.view.look_up(batch[0])
 
     def listen(self, *subjects: tuple[str, ...]) -> Client:
         client = self.hub.connect(lambda: None)
@@ -208,6 +228,19 @@ def test_from_acceptance_to_the_outcome(gateway: Gateway) -> None:
     assert view.offsets() == {REQUESTS: 1, STATUSES: 4, RESULTS: 5}
 
 
+def test_counters_do_not_count_what_is_read_again(gateway: Gateway) -> None:
+    """A view that was lost reads two days of topics; the process has not seen them happen."""
+    gateway.counts_since_ms = 2_000
+    gateway.restart()
+    gateway.read(STATUSES, RUNNING)
+    gateway.read(RESULTS, TERMINAL, timestamp_ms=1_999)
+    assert (gateway.outcomes, gateway.statuses, gateway.view.outcomes) == ([], [], {})
+    assert gateway.found().done
+    gateway.read(STATUSES, replace(RUNNING, request_id="s"), timestamp_ms=2_000)
+    gateway.read(RESULTS, replace(TERMINAL, request_id="s"), timestamp_ms=2_000)
+    assert (gateway.outcomes, gateway.statuses, gateway.view.outcomes) == (["s"], ["running"], {"completed": 1})
+
+
 def test_results_before_their_request(gateway: Gateway) -> None:
     gateway.read(RESULTS, CHUNK, TERMINAL)
     assert gateway.found().origin == ORIGIN
@@ -238,7 +271,7 @@ def test_tenants_with_the_same_id(gateway: Gateway) -> None:
     assert types(theirs) == []
     gateway.flush()
     for tenant in ("default", "other"):
-        page = gateway.view.page(tenant, limit=9, after=None, newest_first=True)
+        page = gateway.view.page(tenant, limit=9, after=None, newest_first=True) or []
         assert [entry.key for entry in page] == [(tenant, "r")]
 
 
@@ -252,6 +285,119 @@ def test_how_many_wait(gateway: Gateway) -> None:
     depths, ages = gateway.view.queue_depths(4_500)
     assert depths == {"high": 1, "medium": 2, "low": 1}
     assert ages == {"high": 3.5, "medium": 3.5, "low": 3.5}
+
+
+def test_what_this_gateway_produced_is_not_decoded_again(gateway: Gateway) -> None:
+    """The delivery report said where it stands. What another one put there is."""
+    own = replace(ORIGIN, offset=1)
+    gateway.view.accepted(REQUEST, own)
+    assert (gateway.found().origin, gateway.found().accepted_ms) == (own, 1_000)
+    client = gateway.listen(CONVERSATION)
+    gateway.read(REQUESTS, replace(REQUEST, request_id="theirs"), b"not even looked at")
+    assert gateway.view.offsets() == {REQUESTS: 2}
+    assert gateway.found(("default", "theirs")).content
+    assert gateway.view.arrivals.per_s(1_000) == 2 / 60
+    assert types(client) == [StatusFrame], "of the other's request alone"
+    gateway.read(REQUESTS, REQUEST)
+    assert gateway.found().origin == own, "its repeat is read, and is not the first"
+
+
+def test_a_record_that_was_read_before_its_delivery_report(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    gateway.view.accepted(REQUEST, ORIGIN)
+    gateway.next[REQUESTS] = 0
+    gateway.read(REQUESTS, replace(REQUEST, request_id="s"))
+    assert gateway.found(("default", "s")).content, "the offset is not taken for one of ours"
+    assert gateway.view.arrivals.per_s(1_000) == 2 / 60
+
+
+def test_statuses_of_ended_requests_are_not_decoded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway.read(RESULTS, TERMINAL)
+    decoded: list[bytes] = []
+    decode = Codec.decode
+    monkeypatch.setattr(Codec, "decode", lambda codec, data, kind: decoded.append(data) or decode(codec, data, kind))
+    gateway.read(STATUSES, RUNNING, replace(RUNNING, request_id="s", status="completed", done=True, rank=100))
+    assert decoded == []
+    assert gateway.view.find(("default", "s")) is None
+    gateway.read(STATUSES, replace(RUNNING, request_id="s"))
+    assert len(decoded) == 1
+
+
+def test_frames_are_made_only_for_who_listens(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(Entry, "frames_of", lambda entry, step: made.append(entry.request_id) or [])
+    gateway.read(RESULTS, CHUNK, TERMINAL)
+    assert made == []
+    gateway.listen(("request", "default", "s"))
+    gateway.read(RESULTS, replace(CHUNK, request_id="s"))
+    assert made == ["s"]
+
+
+def test_ended_requests_are_kept_by_their_bytes(gateway: Gateway) -> None:
+    """A stated bound on memory, whatever they hold; all are found, on disk at least."""
+    gateway.recent_bytes = 1_000_000
+    gateway.restart()
+    vector = {"embeddings": [[0.5] * 1024] * 16, "dimensions": 1024}
+    for number in range(64):
+        event = replace(TERMINAL, request_id=f"e{number}", task="embedding", text_generation=None, embedding=vector)
+        gateway.read(RESULTS, event, replace(TERMINAL, request_id=f"t{number}"))
+        assert gateway.view.recent_bytes <= 1_000_000
+    assert gateway.view.recent_bytes > 900_000
+    gateway.flush()
+    for name in ("e0", "e63"):
+        entry = gateway.found(("default", name))
+        assert entry.terminal is not None
+        assert entry.terminal.embedding is None, "nothing large is held decoded"
+        assert (entry.to_json(whole=True)["result"] or {})["embeddings"] == vector["embeddings"]
+
+
+def test_memory_of_unwritten_outcomes_is_bounded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unwritten_module, "MAX_BYTES", 10_000)
+    assert not gateway.view.is_full
+    gateway.read(RESULTS, *(replace(TERMINAL, request_id=f"{n}", metadata={"x": "y" * 4_000}) for n in range(3)))
+    assert gateway.view.is_full
+    gateway.flush()
+    assert not gateway.view.is_full
+
+
+def test_text_is_written_once(gateway: Gateway) -> None:
+    """The file gets what is new of a stream, not all of it again; a newer attempt's text replaces it."""
+    pieces = "SELECT at, text FROM texts ORDER BY at"
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(RESULTS, CHUNK)
+    gateway.flush()
+    gateway.read(RESULTS, replace(CHUNK, text="r", text_offset=3), replace(CHUNK, text="et", text_offset=4))
+    gateway.read(STATUSES, RUNNING)
+    gateway.flush()
+    gateway.read(STATUSES, replace(RUNNING, position=2))
+    gateway.flush()
+    assert gateway.execute(pieces) == [(0, "sec"), (3, "ret")]
+    gateway.read(RESULTS, replace(CHUNK, attempt=2, text="ab"))
+    gateway.flush()
+    assert gateway.execute(pieces) == [(0, "ab")]
+    gateway.restart()
+    gateway.read(RESULTS, replace(CHUNK, attempt=2, text="c", text_offset=2))
+    gateway.flush()
+    assert gateway.execute(pieces) == [(0, "ab"), (2, "c")]
+    gateway.read(RESULTS, replace(TERMINAL, attempt=2))
+    gateway.flush()
+    assert gateway.execute(pieces) == []
+    gateway.restart()
+    assert gateway.found().terminal == replace(TERMINAL, attempt=2)
+
+
+def test_events_on_another_partition_than_expected(gateway: Gateway) -> None:
+    """The result topic got more partitions while the request ran: cursors of before are good still."""
+    gateway.read(REQUESTS, REQUEST)
+    old = decode_cursor(gateway.found().cursor())
+    gateway.read((NAMES.result, 3), CHUNK)
+    entry = gateway.found()
+    new = decode_cursor(entry.cursor())
+    assert (old.partition, new.partition) == (0, 3)
+    for cursor in (old, new):
+        entry.check_cursor(cursor)
+    with pytest.raises(InvalidCursor):
+        entry.check_cursor(replace(new, partition=7))
 
 
 # -- other records
@@ -310,6 +456,33 @@ def test_a_registry_that_is_away_holds_the_view_where_it_is(gateway: Gateway) ->
     assert gateway.found().done
     assert gateway.found(("default", "s")).done
     assert gateway.view.offsets() == {RESULTS: 3}
+
+
+def test_a_registry_is_never_asked_on_the_loop(gateway: Gateway) -> None:
+    """Not for an id that it has, and not for one that it does not have."""
+    ours = gateway.codec.encode(TERMINAL)
+    for schema_id in (Registry.SCHEMA_ID, 99):
+        foreign = gateway.message(RESULTS, b"\x00" + schema_id.to_bytes(4, "big") + ours[5:])
+        with pytest.raises(RegistryUnavailable):
+            gateway.view.apply([foreign])
+        assert gateway.registry.asked == set()
+        thread = threading.Thread(target=gateway.view.look_up, args=(foreign,), name="aside")
+        thread.start()
+        thread.join(10)
+        gateway.view.apply([foreign])
+        assert gateway.registry.asked == {"aside"}
+        gateway.registry.asked.clear()
+    assert gateway.found().done
+
+
+def test_what_a_registrys_id_brought_is_read_again_without_it(gateway: Gateway) -> None:
+    ours = gateway.codec.encode(TERMINAL)
+    gateway.read(RESULTS, b"\x00" + Registry.SCHEMA_ID.to_bytes(4, "big") + ours[5:])
+    gateway.flush()
+    gateway.registry.down = True
+    gateway.codec = Codec()
+    gateway.restart()
+    assert gateway.found().terminal == TERMINAL
 
 
 def test_what_is_no_record_at_all_does_not_wait_for_the_registry(gateway: Gateway) -> None:
@@ -380,9 +553,10 @@ def test_nothing_new_is_not_written(gateway: Gateway) -> None:
     assert gateway.store.failure is None
 
 
-def test_what_is_on_its_way_to_the_disk_is_found(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_on_its_way_to_the_disk_is_found(gateway: Gateway) -> None:
     """Ended, pushed out of memory by others, and not in the file yet: changed, handed over, written."""
-    monkeypatch.setattr(view_module, "RECENT", 1)
+    gateway.recent_bytes = 0
+    gateway.restart()
     gateway.read(REQUESTS, REQUEST)
     gateway.flush()
     gateway.read(RESULTS, TERMINAL, *(replace(TERMINAL, request_id=f"s{at}") for at in range(3)))
@@ -446,7 +620,7 @@ def test_a_gateway_that_was_away_for_long_keeps_what_is_live(gateway: Gateway, m
     gateway.flush()
     now_ms = 10_000_000
     gateway.restart()
-    assert gateway.store.prune(9_000_000) == 1
+    assert gateway.store.prune(9_000_000) == 0
     gateway.view.prune(9_000_000)
     gateway.read(RESULTS, replace(CHUNK, text="ret", text_offset=3))
     gateway.flush()
@@ -460,7 +634,10 @@ def test_a_gateway_that_was_away_for_long_keeps_what_is_live(gateway: Gateway, m
 def secrets(gateway: Gateway) -> list[str]:
     """The rows that still hold what the caller said or was told."""
     gateway.flush()
-    rows = gateway.execute("SELECT facts, text, terminal FROM requests")
+    rows = gateway.execute(
+        "SELECT facts, text, record FROM requests LEFT JOIN texts USING (tenant, request_id)"
+        " LEFT JOIN outcomes USING (tenant, request_id)"
+    )
     return [str(row) for row in rows if "sec" in str(row)]
 
 

@@ -24,7 +24,7 @@ from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import Outputs
 from penstock.processors.worker import RECORDS_A_TURN, SLOW_TICK_S, Rooms, Worker
-from penstock.producers.reader import RawMessage
+from penstock.producers.reader import Headers, RawMessage
 from penstock.producers.transport import Delivery
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import RegistryUnavailable
@@ -44,11 +44,15 @@ class Broker:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []
+        self.headers: list[tuple[str, Any]] = []
         self.waiting: list[tuple[str, Callable[[Delivery], None]]] = []
         self.acknowledges = True
 
-    def produce_nowait(self, topic: str, value: bytes | None, *, callback: Any = None, **_: Any) -> None:
+    def produce_nowait(
+        self, topic: str, value: bytes | None, *, callback: Any = None, headers: Any = None, **_: Any
+    ) -> None:
         self.sent.append((topic, value or b""))
+        self.headers.append((topic, headers))
         self.waiting.append((topic, callback))
         if self.acknowledges:
             self.acknowledge()
@@ -166,12 +170,12 @@ class Shell:
             Assignment(partitions=frozenset(tps), generation=generation, fenced=fenced, committed=committed)
         )
 
-    def deliver(self, topic: str, *values: bytes, partition: int = 0) -> None:
+    def deliver(self, topic: str, *values: bytes, partition: int = 0, headers: Headers = ()) -> None:
         """The next records of a partition, as one batch."""
         tp = (topic, partition)
         start = self.ends.get(tp, 0)
         self.ends[tp] = start + len(values)
-        records = [Delivered(start + n, NOW_MS, None, value, (), True) for n, value in enumerate(values)]
+        records = [Delivered(start + n, NOW_MS, None, value, headers, True) for n, value in enumerate(values)]
         self.worker.on_batch(Batch(tp, start, start + len(values), 1, records, lambda: self.given_back.append(tp)))
 
     def up(self, slots: int = 4, *, inline: bool = True) -> None:
@@ -235,6 +239,23 @@ async def test_a_record_becomes_an_outcome_and_its_offset_may_be_committed(shell
     shell.broker.acknowledge()
     assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}
     assert shell.metrics.completed_total == 1
+
+
+async def test_all_that_is_said_of_a_request_carries_its_trace(shell: Shell) -> None:
+    """What is longer than any trace is none of ours to repeat on every chunk."""
+    trace = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    shell.up()
+    shell.deliver(LOW, request("r", stream=True), headers=(("other", b"x"), trace))
+    await shell.turns()
+    shell.finish("r")
+    await shell.turns()
+    topics = {topic for topic, headers in shell.broker.headers if headers == [trace]}
+    assert topics == {NAMES.status, NAMES.result}
+    assert all(headers == [trace] for topic, headers in shell.broker.headers if topic in topics)
+    shell.broker.headers.clear()
+    shell.deliver(LOW, request("s"), headers=((trace[0], b"x" * 300),))
+    await shell.turns()
+    assert [headers for _, headers in shell.broker.headers if headers] == []
 
 
 async def test_a_large_batch_takes_several_turns_and_the_gate_hears_of_it_once(

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.cli.paths import free_port
-from penstock.producers import Client, KafkaSettings
+from penstock.producers import AsyncClient, Client, KafkaSettings
+from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.core import ClientCore
 from penstock.producers.outgoing import request_record
+from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, PenstockError
-from penstock.schemas.records import InferenceRequest
+from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, NotFound, PenstockError
+from penstock.schemas.records import ArtifactRef, InferenceRequest, Origin, ResultEvent
 from penstock.schemas.topics import TopicNames
+
+ROOT = Path(__file__).parents[3]
 
 LIGHT = """
 import sys
@@ -27,6 +37,15 @@ assert not heavy, heavy
 
 def test_importing_the_library_is_light() -> None:
     subprocess.run([sys.executable, "-c", LIGHT], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("root", ["schemas", "producers", "processors", "gateway", "cli"])
+def test_every_package_says_that_it_is_typed(root: str) -> None:
+    """PEP 561: one marker for each, since `penstock` itself is a namespace. Hatchling packs all that git knows."""
+    marker = ROOT / root / "penstock" / root / "py.typed"
+    assert marker.is_file()
+    packed = subprocess.run(["git", "ls-files", str(marker)], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert packed.stdout.strip()
 
 
 @pytest.fixture
@@ -85,3 +104,98 @@ def test_a_conversation_decides_the_key_and_the_priority_the_topic() -> None:
     headers = dict(record.headers)
     assert headers["traceparent"] == b"00-a-b-01"
     assert (headers["ce_id"], headers["ce_specversion"]) == (b"r", b"1.0")
+
+
+FORKING = """
+import os, sys
+from penstock.producers import Client, KafkaSettings, admin
+from penstock.schemas.errors import BrokerUnavailable, InternalError
+
+settings = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+client = Client(settings, timeout_s=1)
+before = admin.admin_client(settings)
+with admin._clients_lock:  # as another thread may, at that moment
+    child = os.fork()
+if child == 0:
+    assert admin.admin_client(settings) is not before
+    try:
+        admin.broker_count(settings, timeout_s=0.5)
+    except BrokerUnavailable:
+        pass
+    try:
+        client.cancel("r")
+    except InternalError as error:
+        assert "fork" in str(error)
+    client.close()
+    sys.exit(7)  # and not os._exit: what was inherited must not be waited for at the end either
+_, status = os.waitpid(child, 0)
+assert admin.admin_client(settings) is before
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_has_kafka_clients_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKING], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+
+
+async def test_one_transport_serves_all_sends_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[AsyncTransport] = []
+    made_as_before = AsyncTransport.__init__
+
+    def counting(self: AsyncTransport, *arguments: Any) -> None:
+        made.append(self)
+        made_as_before(self, *arguments)
+
+    monkeypatch.setattr(AsyncTransport, "__init__", counting)
+    client = AsyncClient(KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"), timeout_s=0.2)
+    done = await asyncio.gather(*(client.cancel(f"r-{n}") for n in range(20)), return_exceptions=True)
+    assert {type(outcome) for outcome in done} == {BrokerUnavailable}
+    assert len(made) == 1
+    await client.close()
+
+
+def large(tenant: str, store: ArtifactStore) -> ResultEvent:
+    artifact = store.put(tenant, json.dumps({"embeddings": [[1.0, 2.0]]}).encode(), media_type="application/json")
+    return ResultEvent(
+        request_id="r",
+        tenant=tenant,
+        kind="terminal",
+        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=0),
+        attempt=1,
+        epoch=1,
+        task="embedding",
+        created_at=1,
+        worker_id="w",
+        status="completed",
+        output_artifact=ArtifactRef(
+            artifact_id=artifact.artifact_id,
+            uri=artifact.uri,
+            media_type=artifact.media_type,
+            size_bytes=artifact.size_bytes,
+            sha256=artifact.sha256,
+        ),
+    )
+
+
+def core(**options: Any) -> ClientCore:
+    return ClientCore(KafkaSettings(bootstrap_servers="127.0.0.1:1"), {"tenant": "acme", **options})
+
+
+def test_a_large_output_is_fetched_and_verified(tmp_path: Path) -> None:
+    outcome = large("acme", ArtifactStore(tmp_path))
+    made = core(artifacts=tmp_path)
+    assert made.with_output(outcome).output == {"embeddings": [[1.0, 2.0]]}
+    assert outcome.output_artifact is not None
+    forged = dataclasses.replace(outcome.output_artifact, sha256="0" * 64)
+    with pytest.raises(InternalError, match="digest"):
+        made.with_output(dataclasses.replace(outcome, output_artifact=forged))
+    with pytest.raises(NotFound):
+        core(artifacts=tmp_path / "elsewhere").with_output(outcome)
+
+
+def test_a_large_output_is_never_silently_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="artifacts=") as refused:
+        core().with_output(large("acme", ArtifactStore(tmp_path)))
+    assert refused.value.details is not None
+    assert refused.value.details["artifact"]["media_type"] == "application/json"

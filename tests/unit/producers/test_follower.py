@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.producers.follower import Follow
+from penstock.producers.follow import Follow
 from penstock.producers.reader import RawMessage
 
 TP = ("result", 0)

@@ -11,7 +11,16 @@ import pytest
 from penstock.schemas.codec import SCHEMA_IDS, Codec, schema_text
 from penstock.schemas.errors import Conflict, RegistryUnavailable, UnknownSchema
 from penstock.schemas.records import ControlCommand
-from penstock.schemas.registry import BackgroundResolver, RegistryClient, RegistryResolver, UnknownIds
+from penstock.schemas.registry import (
+    BackgroundResolver,
+    RegistryClient,
+    RegistryResolver,
+    RememberedResolver,
+    UnknownIds,
+    reading_codec,
+    registry_codec,
+    registry_codecs,
+)
 from support import wait_until
 
 COMMAND = ControlCommand(kind="cancel", request_id="r", tenant="default", created_at=1)
@@ -257,3 +266,29 @@ def test_many_unknown_ids_keep_no_memory(registry: Registry, client: RegistryCli
         with pytest.raises(UnknownSchema):
             answered(resolver, schema_id)
     assert len(resolver.unknown) == 5
+
+
+def test_a_loop_is_told_what_a_thread_has_found(registry: Registry, client: RegistryClient) -> None:
+    """It asks nobody: neither for what is unknown yet, nor for what the registry does not have."""
+    number = client.register("s", schema_text("ControlCommand"))
+    resolver = RegistryResolver(client)
+    prompt, blocking = Codec(RememberedResolver(resolver)), Codec(resolver)
+    encoded = Codec(writer_ids={"ControlCommand": number}).encode(COMMAND)
+    before = registry.asked
+    with pytest.raises(RegistryUnavailable):
+        prompt.decode(encoded, ControlCommand)
+    assert registry.asked == before
+    blocking.decode(encoded, ControlCommand)
+    assert prompt.decode(encoded, ControlCommand) == COMMAND
+    missing = b"\0" + (999).to_bytes(4, "big") + encoded[5:]
+    with pytest.raises(RegistryUnavailable):
+        prompt.decode(missing, ControlCommand)
+    for codec in (blocking, prompt, blocking):
+        with pytest.raises(UnknownSchema):
+            codec.decode(missing, ControlCommand)
+    assert registry.asked == before + 2
+
+
+def test_codecs_without_a_registry_are_the_package_s_own() -> None:
+    codecs = registry_codecs(None, write=True)
+    assert codecs.blocking is codecs.prompt is reading_codec(None) is registry_codec(None)

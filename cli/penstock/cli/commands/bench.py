@@ -14,7 +14,18 @@ import httpx
 import typer
 from rich.progress import Progress
 
-from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, errors, print_json, print_table
+from penstock.cli.commands.common import (
+    DEFAULT_URL,
+    AsJson,
+    BuiltTask,
+    Gateway,
+    Key,
+    Url,
+    auth_headers,
+    errors,
+    print_json,
+    print_table,
+)
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.schemas.topics import priority_class
 
@@ -35,7 +46,7 @@ class Sample:
 class Load:
     """What to send and how; the same seed sends the same mix."""
 
-    task: str
+    task: BuiltTask
     model: str | None
     prompt: str
     max_tokens: int
@@ -52,7 +63,7 @@ class Load:
         priority = self.random.choices(numbers, weights)[0]
         payload: dict[str, Any] = (
             {"input": self.prompt}
-            if self.task == "embedding"
+            if self.task is BuiltTask.EMBEDDING
             else {"messages": [{"role": "user", "content": self.prompt}], "max_tokens": self.max_tokens}
         )
         body = {"task": self.task, "model": self.model, "priority": priority, "payload": payload}
@@ -173,7 +184,7 @@ def bench(
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Clients that each wait for their answer.")] = 8,
     duration: Annotated[float, typer.Option(min=0.1, help="Seconds of sending.")] = 10,
-    task: Annotated[str, typer.Option(help="text_generation or embedding.")] = "text_generation",
+    task: Annotated[BuiltTask, typer.Option(help="What to ask for.")] = BuiltTask.TEXT_GENERATION,
     model: Annotated[str | None, typer.Option(help="Model id or alias; without it the best for the task.")] = None,
     prompt: Annotated[str, typer.Option(help="What each request says.")] = "Say a word about rivers.",
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 16,
@@ -201,7 +212,7 @@ def bench(
     )
     with Gateway(url, key) as gateway:
         gateway.call("GET", "/healthz")  # one clear line now rather than thousands of failed requests
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = auth_headers(key)
     with Progress(console=errors, transient=True) as progress:
         elapsed_s = asyncio.run(generate(load, url, headers, progress))
     rows = summarize(load.samples, elapsed_s)

@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
 from rich.prompt import Prompt
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
-from penstock.cli.commands.common import DEFAULT_URL, Gateway, Key, Url, console, errors
+from penstock.cli.commands.common import (
+    DEFAULT_URL,
+    Gateway,
+    Key,
+    Url,
+    auth_headers,
+    checked_url,
+    console,
+    errors,
+    no_gateway,
+)
 from penstock.cli.commands.conversations import item_text
 from penstock.cli.failures import CliFailure, ExitCode
 
@@ -21,23 +32,63 @@ HELP = (
     " /quit (or Ctrl-D) ends; Ctrl-C cancels an answer."
 )
 
+BUSY_LIMIT_S = 600.0
+
+
+class Busy(Exception):
+    """The gateway asks to come again later; `after_s` None: it does not say when."""
+
+    def __init__(self, message: str, after_s: float | None) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class Waiting:
+    """Waits as long as a busy gateway asks, and says so; longer and longer when it does not say how long."""
+
+    def __init__(self) -> None:
+        self._unsaid_s = 1.0
+        self._give_up = time.monotonic() + BUSY_LIMIT_S
+
+    def wait(self, busy: Busy) -> None:
+        """Raises CliFailure when it was busy for too long."""
+        wait_s = busy.after_s
+        if wait_s is None:
+            wait_s, self._unsaid_s = self._unsaid_s, min(30.0, 2 * self._unsaid_s)
+        if time.monotonic() + wait_s > self._give_up:
+            raise CliFailure(f"{busy}; gave up after {BUSY_LIMIT_S:.0f} s", exit_code=ExitCode.TIMED_OUT) from busy
+        errors.print(f"({busy}; asking again in {max(1, round(wait_s))} s)", style="yellow", markup=False)
+        time.sleep(wait_s)
+
 
 class ChatSocket:
     """One WebSocket for a whole chat; it is dialled again, with the last cursor, when it drops in mid-answer."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        self.url = url.rstrip("/").replace("http", "ws", 1) + "/v1/ws"
-        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.gateway = checked_url(url)
+        self.url = self.gateway.replace("http", "ws", 1) + "/v1/ws"
+        self.headers = auth_headers(key)
         self.socket: ClientConnection | None = None
+        self._opened = ExitStack()
+
+    def connect(self) -> None:
+        """Dial; a gateway that is busy is waited for. Raises CliFailure when there is none, or it refuses."""
+        waiting = Waiting()
+        while True:
+            try:
+                self.socket = self.dial()
+                return
+            except Busy as busy:
+                waiting.wait(busy)
 
     def send(self, frame: dict[str, Any]) -> None:
         if self.socket is None:
-            self.socket = self.dial()
+            self.connect()
+        assert self.socket is not None
         try:
             self.socket.send(json.dumps(frame))
         except ConnectionClosed:
-            self.socket = self.dial()
-            self.socket.send(json.dumps(frame))
+            self.resume(frame)
 
     def resume(self, frame: dict[str, Any], patience_s: float = 30) -> None:
         """Dial until the gateway is back: an answer that was begun goes on at it."""
@@ -47,38 +98,67 @@ class ChatSocket:
                 self.socket = self.dial()
                 self.socket.send(json.dumps(frame))
                 return
-            except (CliFailure, ConnectionClosed):
-                if time.monotonic() > give_up:
-                    raise
+            except (CliFailure, ConnectionClosed, Busy) as error:
+                if time.monotonic() > give_up or (isinstance(error, CliFailure) and not error.unreachable):
+                    raise CliFailure(str(error), exit_code=ExitCode.UNREACHABLE) from error
                 time.sleep(0.5)
 
     def dial(self) -> ClientConnection:
+        """Raises Busy, or CliFailure saying why there is no socket."""
+        self.close()
         try:
             # A proxy of the environment is for the outside.
-            return connect(
+            dialled = connect(
                 self.url,
                 additional_headers=self.headers,
                 subprotocols=["penstock.v1"],  # type: ignore[list-item]
                 proxy=None,
             )
-        except (OSError, InvalidStatus) as error:
-            raise CliFailure(
-                f"no gateway at {self.url} ({error}); start one with `penstock up` or name it with --url",
-                exit_code=ExitCode.UNREACHABLE,
-            ) from error
+            return self._opened.enter_context(dialled)
+        except InvalidStatus as error:
+            raise refusal(error) from error
+        except (OSError, InvalidHandshake, InvalidURI) as error:
+            raise no_gateway(self.gateway, error) from error
 
     def receive(self) -> dict[str, Any]:
         assert self.socket is not None
         return json.loads(self.socket.recv())
 
     def close(self) -> None:
-        if self.socket is not None:
-            self.socket.close()
+        self._opened.close()
+
+
+def refusal(error: InvalidStatus) -> Busy | CliFailure:
+    """What an HTTP answer in place of a socket means."""
+    answer = error.response
+    try:
+        text = str(json.loads(answer.body or b"")["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        text = f"the gateway answers with HTTP {answer.status_code}"
+    if answer.status_code not in (429, 503):
+        return CliFailure(text)
+    try:
+        return Busy(text, float(answer.headers.get("retry-after", "")))
+    except ValueError:
+        return Busy(text, None)
 
 
 def answer(chat: ChatSocket, request: dict[str, Any]) -> None:
-    """Sends one turn and prints its answer as it comes."""
-    chat.send({"type": "submit", "request": request})
+    """Sends one turn and prints its answer as it comes. A gateway that is busy is waited for."""
+    # One key for all tries: a turn that was taken before the socket dropped is not taken twice.
+    submit = {"type": "submit", "request": request, "idempotency_key": uuid.uuid4().hex}
+    waiting = Waiting()
+    while True:
+        try:
+            take_turn(chat, submit)
+            return
+        except Busy as busy:
+            waiting.wait(busy)
+
+
+def take_turn(chat: ChatSocket, submit: dict[str, Any]) -> None:
+    """One try. Raises Busy when the gateway did not take it now."""
+    chat.send(submit)
     request_id: str | None = None
     cursor: str | None = None
     waiting = console.status("waiting…") if console.is_terminal else None
@@ -93,21 +173,32 @@ def answer(chat: ChatSocket, request: dict[str, Any]) -> None:
                     raise
                 chat.send({"type": "cancel", "request_id": request_id})
                 continue
-            except ConnectionClosed as error:
-                if request_id is None:
-                    raise CliFailure(f"the gateway closed the socket: {error}") from error
-                chat.resume({"type": "subscribe", "request_id": request_id, "after": cursor})
+            except ConnectionClosed:
+                taken = {"type": "subscribe", "request_id": request_id, "after": cursor}
+                chat.resume(submit if request_id is None else taken)
                 continue
             cursor = frame.get("cursor") or cursor
             request_id = frame.get("request_id") or request_id
             if waiting and frame["type"] in ("chunk", "snapshot", "result", "error"):
                 waiting.stop()
                 waiting = None
+            if frame["type"] == "error" and request_id is None and frame["error"].get("retryable"):
+                raise Busy(frame["error"]["message"], retry_after_s(frame))
             if show(frame, waiting):
                 return
     finally:
         if waiting:
             waiting.stop()
+
+
+def retry_after_s(frame: dict[str, Any]) -> float | None:
+    """How long an error frame asks to wait, if it says."""
+    error = frame["error"]
+    for place in (frame, error, error.get("details") or {}):
+        for name in ("retry_after_s", "retry_after"):
+            if isinstance(place.get(name), int | float):
+                return float(place[name])
+    return None
 
 
 def show(frame: dict[str, Any], waiting: Any) -> bool:
@@ -155,9 +246,10 @@ def chat(
     conversation = conversation or f"chat-{uuid.uuid4().hex[:8]}"
     fresh, last = system, ""
     interactive = console.is_terminal
+    socket = ChatSocket(url, key)
+    socket.connect()  # before anything is typed
     if interactive:
         console.print(f"conversation [bold]{conversation}[/bold]. {HELP}", style="dim")
-    socket = ChatSocket(url, key)
     try:
         while True:
             try:
@@ -190,16 +282,20 @@ def chat(
             }
             if temperature is not None:
                 payload["temperature"] = temperature
-            answer(
-                socket,
-                {
-                    "task": "text_generation",
-                    "model": model,
-                    "conversation_id": conversation,
-                    "stream": True,
-                    "payload": payload,
-                },
-            )
+            request = {
+                "task": "text_generation",
+                "model": model,
+                "conversation_id": conversation,
+                "stream": True,
+                "payload": payload,
+            }
+            try:
+                answer(socket, request)
+            except CliFailure as failure:
+                if not interactive or failure.unreachable:
+                    raise
+                errors.print(f"({failure})", style="yellow", markup=False)
+                continue
             last, fresh = line, None
     finally:
         socket.close()

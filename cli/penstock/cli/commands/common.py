@@ -6,7 +6,9 @@ import json
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import httpx
 import typer
@@ -14,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.schemas.texts import shortened
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -23,6 +26,14 @@ Key = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one document or one line per record.")]
 
+
+class BuiltTask(StrEnum):
+    """Tasks that can be asked for; the other tasks of the schemas are still to be built."""
+
+    TEXT_GENERATION = "text_generation"
+    EMBEDDING = "embedding"
+
+
 console = Console()
 errors = Console(stderr=True)
 
@@ -31,10 +42,9 @@ class Gateway:
     """A gateway over HTTP; every failure becomes one line and the exit code that DESIGN gives it."""
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 30) -> None:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.url = url.rstrip("/")
+        self.url = checked_url(url)
         # A proxy of the environment is for the outside; what it would do to streams on loopback is not wanted.
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, headers=auth_headers(key), timeout=timeout_s, trust_env=False)
 
     def __enter__(self) -> Gateway:
         return self
@@ -52,15 +62,18 @@ class Gateway:
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
         raise_for_error(answer)
-        return answer.json() if answer.content else None
+        try:
+            return answer.json() if answer.content else None
+        except ValueError as error:
+            raise CliFailure(f"what answers at {self.url} is no gateway of Penstock: name it with --url") from error
 
     @contextmanager
     def stream(
-        self, method: str, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, timeout: httpx.Timeout | None = None
     ) -> Generator[httpx.Response]:
         """An open answer whose lines come as they are sent. Raises CliFailure."""
         try:
-            with self.http.stream(method, path, json=body, headers=dict(headers or {}), timeout=None) as answer:
+            with self.http.stream(method, path, headers=dict(headers or {}), timeout=timeout) as answer:
                 if answer.is_error:
                     answer.read()
                 raise_for_error(answer)
@@ -80,11 +93,36 @@ class Gateway:
             after = page["last_id"]
 
 
+def checked_url(url: str) -> str:
+    """A gateway's URL without the slash at its end. Raises CliFailure (usage)."""
+    try:
+        parts = urlsplit(url)
+        well_formed = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 80) > 0
+    except ValueError:
+        well_formed = False
+    if not well_formed:
+        raise CliFailure(f"--url {url}: write it as http://127.0.0.1:8000", exit_code=ExitCode.USAGE)
+    return url.rstrip("/")
+
+
+def auth_headers(key: str | None) -> dict[str, str]:
+    """Raises CliFailure (usage) for a key that cannot be one."""
+    if not key:
+        return {}
+    if not (key.isascii() and key.isprintable()):
+        raise CliFailure("--key has characters that no key of Penstock has", exit_code=ExitCode.USAGE)
+    return {"authorization": f"Bearer {key}"}
+
+
 def unreachable(url: str, error: httpx.HTTPError) -> CliFailure:
     if isinstance(error, httpx.TimeoutException):
         return CliFailure(
             f"{url} did not answer in time; is it overloaded? `penstock status`", exit_code=ExitCode.TIMED_OUT
         )
+    return no_gateway(url, error)
+
+
+def no_gateway(url: str, error: Exception) -> CliFailure:
     return CliFailure(
         f"no gateway at {url} ({error}); start one with `penstock up` or name it with --url",
         exit_code=ExitCode.UNREACHABLE,
@@ -98,20 +136,33 @@ def raise_for_error(answer: httpx.Response) -> None:
         error = answer.json()["error"]
         text = f"{error['message']} ({error['code']}{', ' + error['param'] if error.get('param') else ''})"
     except (ValueError, KeyError, TypeError):
-        text = f"HTTP {answer.status_code}: {answer.text[:200]}"
+        text = f"HTTP {answer.status_code}: {shortened(answer.text, 200)}"
     code = ExitCode.UNREACHABLE if answer.status_code == 503 else ExitCode.FAILED
     raise CliFailure(text, exit_code=ExitCode.TIMED_OUT if answer.status_code == 504 else code)
 
 
 def sse_frames(answer: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The data of each server-sent event, decoded; comments and the closing [DONE] are left out."""
-    for line in answer.iter_lines():
-        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
-            yield json.loads(data)
+    """The data of each server-sent event, decoded; comments and the closing [DONE] are left out.
+
+    Lines end with a line feed and nothing else: httpx's own would also part a text at U+2028 and the like.
+    """
+    rest = b""
+    for piece in answer.iter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                yield json.loads(data)
 
 
-def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))
+def outcome_text(outcome: Mapping[str, Any]) -> str:
+    """The text of a request that has ended, or its output as JSON when it has none."""
+    output = outcome.get("result") or {}
+    return output["text"] if "text" in output else json.dumps(output, ensure_ascii=False)
+
+
+def print_json(value: Any, *, indented: bool = False) -> None:
+    """One line for programs; `indented` for people."""
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2 if indented else None))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,29 +13,73 @@ import typer
 
 from penstock.cli.commands.common import AsJson, print_json, print_table
 from penstock.cli.config import ClusterSettings, load, use_config
-from penstock.cli.failures import CliFailure
+from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.reaching import require_kafka
 from penstock.cli.topics import Bootstrap, Config, Prefix, kafka_settings
-from penstock.producers.reader import RawMessage, read_to_end
+from penstock.producers import admin
+from penstock.producers.kafka_errors import missing_topic
+from penstock.producers.reader import RawMessage, read_ranges
+from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import DecodeError
 from penstock.schemas.records import DeadLetter
+from penstock.schemas.texts import shortened
+from penstock.schemas.topics import TP
 
 app = typer.Typer(no_args_is_help=True, help="List and show dead letters.")
-SHOWN_BYTES = 400
+READ_S = 60.0
 
 
-def letters(bootstrap: str | None, prefix: str | None, config: Path | None) -> list[tuple[RawMessage, DeadLetter]]:
-    """All dead letters, oldest first."""
+def cluster(bootstrap: str | None, prefix: str | None, config: Path | None) -> KafkaSettings:
     use_config(config)
-    settings = kafka_settings(load(ClusterSettings), bootstrap, prefix)
+    return require_kafka(kafka_settings(load(ClusterSettings), bootstrap, prefix))
+
+
+def newest(settings: KafkaSettings, limit: int) -> list[tuple[RawMessage, DeadLetter]]:
+    """The newest dead letters, oldest first. Of each partition no more than `limit` records are read."""
+    give_up = time.monotonic() + READ_S
+    offsets = bounds(settings)
     codec = default_codec()
-    found: list[tuple[RawMessage, DeadLetter]] = []
-    for message in read_to_end(settings, settings.names.dlq, deadline_s=60):
+    letters: list[tuple[RawMessage, DeadLetter]] = []
+    for message in read_ranges(settings, {tp: (max(b, e - limit), e) for tp, (b, e) in offsets.items()}, give_up):
         try:
-            found.append((message, codec.decode(message.value or b"", DeadLetter)))
+            letters.append((message, codec.decode(message.value or b"", DeadLetter)))
         except DecodeError as error:
             typer.echo(f"{message.partition}/{message.offset} is no dead letter: {error}", err=True)
-    return sorted(found, key=lambda pair: pair[1].created_at)
+    return sorted(letters, key=lambda pair: pair[1].created_at)[-limit:]
+
+
+def place_of(letter_id: str) -> tuple[int, int]:
+    """(partition, offset). Raises CliFailure (usage)."""
+    numbers = re.fullmatch(r"(\d+)/(\d+)", letter_id)
+    if numbers is None:
+        raise CliFailure(f"{letter_id}: write it as partition/offset, as 2/17", exit_code=ExitCode.USAGE)
+    return int(numbers[1]), int(numbers[2])
+
+
+def read_one(settings: KafkaSettings, partition: int, offset: int) -> tuple[RawMessage, DeadLetter]:
+    """One dead letter: its record is read and no other. Raises CliFailure."""
+    tp, letter_id = (settings.names.dlq, partition), f"{partition}/{offset}"
+    begin, end = bounds(settings).get(tp, (0, 0))
+    if begin <= offset < end:
+        give_up = time.monotonic() + READ_S
+        for message in read_ranges(settings, {tp: (offset, offset + 1)}, give_up):
+            try:
+                return message, default_codec().decode(message.value or b"", DeadLetter)
+            except DecodeError as error:
+                raise CliFailure(f"{letter_id} is no dead letter: {error}") from error
+    raise CliFailure(f"there is no dead letter {letter_id}; `penstock dlq list` shows them")
+
+
+def bounds(settings: KafkaSettings) -> dict[TP, tuple[int, int]]:
+    """The first offset and the end of each partition of the topic."""
+    topic = settings.names.dlq
+    count = admin.partition_counts(settings, [topic]).get(topic)
+    if count is None:
+        raise missing_topic(topic)
+    partitions = [(topic, number) for number in range(count)]
+    first, end = admin.begin_offsets(settings, partitions), admin.end_offsets(settings, partitions)
+    return {tp: (first[tp], end[tp]) for tp in partitions}
 
 
 def as_json(message: RawMessage, letter: DeadLetter) -> dict[str, Any]:
@@ -74,7 +120,7 @@ def list_letters(
     json_lines: AsJson = False,
 ) -> None:
     """Dead letters with their reasons. Example: penstock dlq list --json"""
-    found = letters(bootstrap_servers, topic_prefix, config)[-limit:]
+    found = newest(cluster(bootstrap_servers, topic_prefix, config), limit)
     if json_lines:
         for message, letter in found:
             print_json(as_json(message, letter))
@@ -86,7 +132,7 @@ def list_letters(
             letter.reason_code,
             f"{letter.origin.topic}/{letter.origin.partition}@{letter.origin.offset}",
             letter.request_id,
-            letter.reason[:60],
+            shortened(letter.reason, 80),
         ]
         for message, letter in found
     ]
@@ -100,14 +146,12 @@ def show(
     bootstrap_servers: Bootstrap = None,
     topic_prefix: Prefix = None,
     config: Config = None,
-    json_lines: AsJson = True,
+    json_lines: AsJson = False,
 ) -> None:
     """One dead letter with its original. Example: penstock dlq show 2/17 --raw > record.bin"""
-    for message, letter in letters(bootstrap_servers, topic_prefix, config):
-        if f"{message.partition}/{message.offset}" == letter_id:
-            if raw:
-                sys.stdout.buffer.write(letter.original)
-            else:
-                print_json(as_json(message, letter))
-            return
-    raise CliFailure(f"there is no dead letter {letter_id}; `penstock dlq list` shows them")
+    partition, offset = place_of(letter_id)
+    message, letter = read_one(cluster(bootstrap_servers, topic_prefix, config), partition, offset)
+    if raw:
+        sys.stdout.buffer.write(letter.original)
+    else:
+        print_json(as_json(message, letter), indented=not json_lines)

@@ -37,10 +37,10 @@ def list_requests(
 
 
 @app.command()
-def show(request_id: RequestId, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = True) -> None:
-    """One request as JSON, with its result when it has one. Example: penstock requests show 3f0c…"""
+def show(request_id: RequestId, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+    """One request, with its result when it has one; --json prints one line. Example: penstock requests show 3f0c…"""
     with Gateway(url, key) as gateway:
-        print_json(gateway.call("GET", f"/v1/requests/{request_id}"))
+        print_json(gateway.call("GET", f"/v1/requests/{request_id}"), indented=not as_json)
 
 
 @app.command()

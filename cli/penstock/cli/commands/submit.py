@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, print_json, sse_frames
+from penstock.cli.commands.common import DEFAULT_URL, AsJson, BuiltTask, Gateway, Key, Url, outcome_text, print_json
+from penstock.cli.commands.following import follow, wait_for
 from penstock.cli.failures import CliFailure, ExitCode
 
 
-def request_body(prompt: str | None, file: Path | None, task: str) -> dict[str, Any]:
+def request_body(prompt: str | None, file: Path | None, task: BuiltTask) -> dict[str, Any]:
     """A request's JSON form from a file (or `-`), or built around a prompt."""
     if (prompt is None) == (file is None):
         raise CliFailure("give a prompt or --file, one of the two", exit_code=ExitCode.USAGE)
@@ -26,41 +27,43 @@ def request_body(prompt: str | None, file: Path | None, task: str) -> dict[str, 
         if not isinstance(body, dict):
             raise CliFailure(f"{file} does not hold one JSON object", exit_code=ExitCode.USAGE)
         return {str(name): value for name, value in body.items()}
-    if task == "embedding":
+    if task is BuiltTask.EMBEDDING:
         return {"task": task, "payload": {"input": prompt}}
     return {"task": task, "payload": {"messages": [{"role": "user", "content": prompt}]}}
 
 
-def outcome_text(result: dict[str, Any]) -> str:
-    found = result.get("result") or {}
-    return found["text"] if "text" in found else json.dumps(found, ensure_ascii=False)
-
-
-def follow_text(gateway: Gateway, request_id: str) -> str:
+def follow_text(gateway: Gateway, request_id: str, timeout_s: float) -> str:
     """Prints chunks as they come; returns the final status. An attempt that began anew is said on stderr."""
-    with gateway.stream("GET", f"/v1/requests/{request_id}/events") as answer:
-        for frame in sse_frames(answer):
-            match frame["type"]:
-                case "chunk" | "snapshot":
-                    typer.echo(frame["text"], nl=False)
-                case "restarted":
-                    typer.echo("\n[the worker was lost; the answer begins again]", err=True)
-                case "result":
-                    typer.echo()
-                    if frame.get("error"):
-                        typer.echo(f"{frame['status']}: {frame['error']['message']}", err=True)
-                    return str(frame["status"])
-                case _:
-                    pass
-    raise CliFailure(f"the event stream of {request_id} ended before its outcome; `penstock watch {request_id}`")
+    told = False
+    for frame in follow(gateway, request_id, timeout_s=timeout_s, submitted=True):
+        match frame["type"]:
+            case "chunk" | "snapshot":
+                if told and frame["type"] == "snapshot":
+                    typer.echo("\n[the text so far, again]", err=True)
+                typer.echo(frame["text"], nl=False)
+                told = True
+            case "restarted":
+                typer.echo("\n[the worker was lost; the answer begins again]", err=True)
+            case "result":
+                if not told and frame["status"] == "completed":
+                    typer.echo(outcome_text(frame), nl=False)
+                typer.echo()
+                if frame.get("error"):
+                    typer.echo(f"{frame['status']}: {frame['error']['message']}", err=True)
+                return str(frame["status"])
+            case _:
+                pass
+    raise AssertionError("a follow ends with its result")
 
 
 def submit(
     prompt: Annotated[str | None, typer.Argument(help="The text; or use --file.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A request in its JSON form; - for stdin.")] = None,
-    task: Annotated[str, typer.Option(help="What to do with the prompt.")] = "text_generation",
+    task: Annotated[BuiltTask, typer.Option(help="What to do with the prompt.")] = BuiltTask.TEXT_GENERATION,
     model: Annotated[str | None, typer.Option(help="Default: the best for the task.")] = None,
-    priority: Annotated[int | None, typer.Option(help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low.")] = None,
+    priority: Annotated[
+        int | None, typer.Option(min=0, help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low.")
+    ] = None,
     conversation: Annotated[str | None, typer.Option("--conversation", "-c", help="The conversation's id.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="A repeat with this key is the same request.")] = None,
@@ -95,7 +98,8 @@ def submit(
             print_json(accepted) if as_json else typer.echo(request_id)
             return
         if stream and not as_json:
-            raise typer.Exit(ExitCode.OK if follow_text(gateway, request_id) == "completed" else ExitCode.FAILED)
+            status = follow_text(gateway, request_id, timeout)
+            raise typer.Exit(ExitCode.OK if status == "completed" else ExitCode.FAILED)
         found = wait_for(gateway, request_id, timeout)
     if as_json:
         print_json(found)
@@ -106,19 +110,3 @@ def submit(
             f"{request_id} {found['status']}: {(found.get('error') or {}).get('message', '')}",
             exit_code=ExitCode.TIMED_OUT if found["status"] == "expired" else ExitCode.FAILED,
         )
-
-
-def wait_for(gateway: Gateway, request_id: str, timeout_s: float) -> dict[str, Any]:
-    """Long-polls until the outcome. Raises CliFailure (exit 4) with what it last saw."""
-    left = timeout_s
-    found: dict[str, Any] = {"status": "unknown"}
-    while left > 0:
-        step = min(30.0, left)
-        found = gateway.call("GET", f"/v1/requests/{request_id}", wait=max(1, int(step)), timeout_s=step + 15)
-        if found["done"]:
-            return found
-        left -= step
-    raise CliFailure(
-        f"{request_id} is still {found['status']} after {timeout_s:g} s; it goes on: `penstock watch {request_id}`",
-        exit_code=ExitCode.TIMED_OUT,
-    )

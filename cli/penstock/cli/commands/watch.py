@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, print_json, sse_frames
-from penstock.cli.commands.submit import outcome_text
+from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, outcome_text, print_json
+from penstock.cli.commands.following import follow
 from penstock.cli.failures import CliFailure, ExitCode
 
 
@@ -20,36 +20,60 @@ def watch(
 ) -> None:
     """Follow a request to its outcome: statuses on stderr, text on stdout; --json prints every frame as a line.
 
+    A gateway that restarts meanwhile is waited for, and the text goes on where it was.
+
     Example: penstock watch 3f0c… --json
     """
-    headers = {"last-event-id": after} if after else {}
-    status: str | None = None
-    told = False
+    watched = Watched(as_json=as_json, fresh=after is None)
     with Gateway(url, key) as gateway:
-        with gateway.stream("GET", f"/v1/requests/{request_id}/events", headers=headers) as answer:
-            for frame in sse_frames(answer):
-                if frame["type"] == "result":
-                    status = frame["status"]
-                    if not (as_json or told) and after is None and status == "completed":
-                        typer.echo(outcome_text(frame), nl=False)
-                if as_json:
-                    print_json(frame)
-                elif frame["type"] == "status":
-                    place = f" (position {frame['position']})" if frame.get("position") is not None else ""
-                    typer.echo(f"[{frame['status']}{place}]", err=True)
-                elif frame["type"] in ("chunk", "snapshot"):
-                    typer.echo(frame["text"], nl=False)
-                    told = True
-                elif frame["type"] == "restarted":
-                    typer.echo(f"\n[began again, attempt {frame.get('attempt')}]", err=True)
-        if status is None:  # already over, or the cursor stood behind everything
-            found = gateway.call("GET", f"/v1/requests/{request_id}")
-            status = found["status"]
-            if as_json:
-                print_json(found)
-            elif status == "completed" and after is None:
-                typer.echo(outcome_text(found), nl=False)
+        for frame in follow(gateway, request_id, after=after):
+            watched.show(frame)
     if not as_json:
-        typer.echo(f"\n[{status}]", err=True)
-    if status != "completed":
-        raise CliFailure(f"{request_id} {status}", exit_code=ExitCode.FAILED)
+        typer.echo(f"\n[{watched.status}]", err=True)
+    if watched.status != "completed":
+        raise CliFailure(f"{request_id} {watched.status}", exit_code=ExitCode.FAILED)
+
+
+class Watched:
+    """What was printed of a request so far. `fresh`: it is watched from its beginning."""
+
+    def __init__(self, *, as_json: bool, fresh: bool) -> None:
+        self.status: str | None = None
+        self._as_json = as_json
+        self._fresh = fresh
+        self._told = False
+        self._line = ""
+
+    def show(self, frame: dict[str, Any]) -> None:
+        self.status = frame.get("status", self.status)
+        if self._as_json:
+            print_json(frame)
+            return
+        match frame["type"]:
+            case "status":
+                place = f" (position {frame['position']})" if frame.get("position") is not None else ""
+                self._say(f"[{frame['status']}{place}]")
+            case "chunk":
+                self._text(frame["text"])
+            case "snapshot":
+                if self._told:
+                    self._say("\n[the text so far, again]")
+                self._text(frame["text"])
+            case "restarted":
+                self._say(f"\n[began again, attempt {frame.get('attempt')}]")
+            case "result" if self._fresh and not self._told and frame["status"] == "completed":
+                self._text(outcome_text(frame))
+            case "result" if frame.get("error"):
+                self._say(f"\n[{frame['error']['message']}]")
+            case _:
+                pass
+
+    def _say(self, line: str) -> None:
+        """What a new connection repeats is said once."""
+        if line != self._line:
+            typer.echo(line, err=True)
+        self._line = line
+
+    def _text(self, text: str) -> None:
+        typer.echo(text, nl=False)
+        self._told = True

@@ -28,6 +28,8 @@ from penstock.processors.engines.backend import Backend, Emit, Event, leave, loa
 from penstock.processors.engines.base import Prepared, RunFailed, RunSpec
 from penstock.processors.engines.channel import Channel
 from penstock.schemas.errors import EngineFailed, InternalError, InvalidRequest, PenstockError
+from penstock.schemas.logs import log_to_stderr
+from penstock.schemas.texts import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, A
     # Read when CUDA is first touched, which is after this: cards in NVML's order, and an allocator that fragments less.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    logging.basicConfig(level=logging.WARNING)
+    log_to_stderr(logging.WARNING)
     try:
         asyncio.run(serve(sock, backend, source, options))
     except BaseException:
@@ -72,7 +74,10 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
         backend = load_class(backend_name)(source, options, outbox.emit)
         info = await asyncio.to_thread(backend.load)
     except BaseException as error:
-        logger.exception("engine.load_failed source=%s", source)
+        # What a folder lacks is said in the message; a traceback tells only of faults.
+        told = isinstance(error, PenstockError | OSError | ValueError)
+        reason = f"{type(error).__name__}: {error}"
+        logger.error("engine.load_failed source=%s error=%s", source, reason, exc_info=None if told else error)
         channel.send([("refused", error if isinstance(error, PenstockError) else _load_failure(source, error))])
         while channel.unsent_bytes:
             await asyncio.sleep(0.01)
@@ -102,7 +107,7 @@ def _load_failure(source: str, error: BaseException) -> EngineFailed:
     """The reason for callers, who need not know where on this machine a model lies; the log has it whole."""
     name = Path(source).name
     reason = str(error).replace(source, name)
-    return EngineFailed(f"{name} could not be loaded: {type(error).__name__}: {reason}"[:500])
+    return EngineFailed(shortened(f"{name} could not be loaded: {type(error).__name__}: {reason}", 500))
 
 
 class Outbox:

@@ -46,6 +46,7 @@ from penstock.schemas.errors import (
     Overloaded,
     PenstockError,
 )
+from penstock.schemas.texts import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +174,8 @@ class RemoteEngine:
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
                 wait_s = delay_s
                 if loop.time() + wait_s > give_up:
-                    raise EngineFailed(f"the server of {self.model} cannot be reached: {error}"[:300]) from error
+                    reason = shortened(f"the server of {self.model} cannot be reached: {error}", 300)
+                    raise EngineFailed(reason) from error
             self.on_busy(wait_s)
             # Runs that were turned away together do not come back together.
             await asyncio.sleep(wait_s * (1 + 0.2 * random.random()))
@@ -307,7 +309,7 @@ def _counts(usage: Any) -> dict[str, int]:
 def _message(body: Any) -> str:
     error = body.get("error") if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
-    return encodable(str(text or "no reason given")[:300])
+    return encodable(shortened(str(text or "no reason given"), 300))
 
 
 def _typed(answer: httpx.Response) -> PenstockError:

@@ -29,6 +29,7 @@ from penstock.processors.engines.loading import (
 from penstock.processors.engines.sampling import GREEDY, Sampling, sampling_of
 from penstock.processors.engines.text_run import TextRun
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
+from penstock.schemas.texts import shortened
 
 if TYPE_CHECKING:
     from penstock.processors.engines.batching import BatchingLoop
@@ -121,7 +122,7 @@ class TextBackend:
         self._batching.add("warm-up", [self._first_id()], 1, GREEDY, self._end_ids())
         output = self._batching.wait_for_output(WARM_UP_S)
         if output is None or output.error is not None:
-            raise EngineFailed(f"the batching loop does not run: {self._batching.reason}"[:500])
+            raise EngineFailed(shortened(f"the batching loop does not run: {self._batching.reason}", 500))
 
     # -- preparing
 
@@ -190,7 +191,7 @@ class TextBackend:
             )
         except TemplateError as error:  # as templates say that roles do not alternate, or that they know no system role
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}"[:300], param="payload.messages"
+                shortened(f"the model's chat template refuses these messages: {error}", 300), param="payload.messages"
             ) from error
         return list(rendered["input_ids"])
 
@@ -259,7 +260,7 @@ class TextBackend:
                 if self._batching.dead:
                     self._loop_died()
                 # Requests are validated before: what fails here is the engine's fault.
-                self._fail(output.request_id, EngineFailed(f"the engine failed: {output.error}"[:300]))
+                self._fail(output.request_id, EngineFailed(shortened(f"the engine failed: {output.error}", 300)))
             elif (run := self._runs.get(output.request_id)) is not None:
                 self._advance(run, output.generated_tokens, final=True)
         return len(outputs)

@@ -10,16 +10,27 @@ from penstock.processors.core.effects import Chunk, Letter, Republish, Status, T
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.intake import origin_header
-from penstock.processors.kafka.publisher import Publisher
+from penstock.processors.kafka.publisher import Headers, Publisher
 from penstock.producers.clock import now_ms
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadAvro, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import STATUS_RANKS, DeadLetter, ResultEvent, StatusEvent, Usage
+from penstock.schemas.topics import HEADER_TRACEPARENT
 
 logger = logging.getLogger(__name__)
 
+MAX_TRACE_BYTES = 256
+
 EngineFacts = Callable[[Work], tuple[str | None, int | None]]
 """Device and measured bytes of the engine that runs a work."""
+
+
+def trace_of(work: Work) -> Headers | None:
+    """The trace that the request came with, for all that is said of it; it is not known while the request is parked."""
+    for name, value in () if work.body is None else work.body.headers:
+        if name == HEADER_TRACEPARENT and value is not None and len(value) <= MAX_TRACE_BYTES:
+            return [(name, value)]
+    return None
 
 
 class Outcomes:
@@ -48,7 +59,8 @@ class Outcomes:
                 detail=effect.detail,
                 position=work.position if effect.status == "queued" else None,
                 model=work.lane or None,
-            )
+            ),
+            headers=trace_of(work),
         )
 
     def chunk(self, effect: Chunk, acknowledged: Callable[[], None] | None) -> bool:
@@ -71,7 +83,7 @@ class Outcomes:
             metadata={},
         )
         try:
-            self._publisher.chunk(event, acknowledged)
+            self._publisher.chunk(event, acknowledged, headers=trace_of(work))
         except (BadAvro, TooLarge) as error:
             logger.error("chunk.refused request=%s error=%s", work.request_id, error.code)
             return False
@@ -108,7 +120,9 @@ class Outcomes:
             metadata=work.request.metadata,
             **output,
         )
-        self._publisher.result(event, lambda failure: done(effect.status if failure is None else "failed"))
+        self._publisher.result(
+            event, lambda failure: done(effect.status if failure is None else "failed"), headers=trace_of(work)
+        )
 
     def letter(self, effect: Letter, done: Callable[[], None]) -> None:
         """Keep the record in the dead-letter topic, with its bytes."""

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from penstock.producers.kafka_errors import too_large
-from penstock.producers.transport import Delivery
+from penstock.producers.transport import Delivery, record_bytes
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadAvro, InternalError, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import DeadLetter, ResultEvent, StatusEvent
@@ -112,14 +112,17 @@ class Publisher:
     def backlog(self) -> int:
         return len(self._waiting) + len(self._gathered) + len(self._letters)
 
-    def chunk(self, event: ResultEvent, done: Done | None = None) -> None:
+    def chunk(self, event: ResultEvent, done: Done | None = None, *, headers: Headers | None = None) -> None:
         """Publish a piece of a stream. Raises BadAvro, TooLarge for one that can never be published."""
         value, key = self._codec.encode(event), event.request_id.encode()
-        if len(value) + len(key) > self._max_record_bytes:
-            raise too_large(self._result, len(value) + len(key), self._max_record_bytes)
-        self._send(_Outgoing(self._result, value, key, must=True, done=done))
+        size_bytes = record_bytes(value, key, headers)
+        if size_bytes > self._max_record_bytes:
+            raise too_large(self._result, size_bytes, self._max_record_bytes)
+        self._send(_Outgoing(self._result, value, key, must=True, done=done, headers=headers))
 
-    def result(self, event: ResultEvent, done: Callable[[PenstockError | None], None]) -> None:
+    def result(
+        self, event: ResultEvent, done: Callable[[PenstockError | None], None], *, headers: Headers | None = None
+    ) -> None:
         """Publish the terminal event; `done` runs after the broker acknowledged it.
 
         What can never be published is replaced by a small failed event, whose error `done` is told.
@@ -137,9 +140,19 @@ class Publisher:
             logger.error("publish.unencodable request=%s error=%s", event.request_id, error)
             value = substitute(InternalError("the output cannot be encoded"))
         key = event.request_id.encode()
-        self._send(_Outgoing(self._result, value, key, must=True, done=lambda: done(failure), substitute=substitute))
+        self._send(
+            _Outgoing(
+                self._result,
+                value,
+                key,
+                must=True,
+                done=lambda: done(failure),
+                substitute=substitute,
+                headers=headers,
+            )
+        )
 
-    def status(self, event: StatusEvent) -> None:
+    def status(self, event: StatusEvent, *, headers: Headers | None = None) -> None:
         """Publish a status. It is advice, and dropped when it cannot be sent now; one that ends a request never is."""
 
         def bare(_error: PenstockError) -> bytes:
@@ -151,7 +164,8 @@ class Publisher:
             logger.error("publish.unencodable request=%s error=%s", event.request_id, error)
             value = bare(error)
         key = event.request_id.encode()
-        self._send(_Outgoing(self._status, value, key, must=event.done, substitute=bare if event.done else None))
+        substitute = bare if event.done else None
+        self._send(_Outgoing(self._status, value, key, must=event.done, substitute=substitute, headers=headers))
 
     def dead_letter(self, letter: DeadLetter, done: Done) -> None:
         """Publish a dead letter; when even that is too large, the same with the first bytes of the original only."""

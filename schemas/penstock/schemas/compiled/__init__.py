@@ -8,11 +8,11 @@ schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from penstock.schemas.compiled import reference
-from penstock.schemas.compiled.decoder import compile_decoder
+from penstock.schemas.compiled.decoder import compile_decoder, compile_head
 from penstock.schemas.compiled.encoder import compile_encoder
 from penstock.schemas.compiled.tree import Unsupported, schema_tree
 from penstock.schemas.records import Record
@@ -37,13 +37,29 @@ def make_encoder(text: str, kind: type[Record], header: bytes) -> Encoder:
         return reference.make_encoder(text, kind, header)
 
 
-def make_decoder(writer: str, reader: str, kind: type[Record]) -> Decoder:
+def make_decoder(writer: str, reader: str, kind: type[Record], without: Collection[str] = ()) -> Decoder:
     """What turns a message that was written by one schema into a record of another.
 
+    The optional fields `without` may be passed over: then they are None in the record.
     Raises UnsafeSchema (see `tree`) or whatever the parsing of a bad schema runs into.
     """
     written, wanted = schema_tree(writer), schema_tree(reader)
     try:
-        return compile_decoder(written, wanted, kind)
+        return compile_decoder(written, wanted, kind, without)
     except (Unsupported, SyntaxError):  # Python refuses source that is nested too deep
         return reference.make_decoder(writer, reader, kind)
+
+
+def make_head(writer: str, reader: str, kind: type[Record], names: Sequence[str]) -> Callable[[bytes], tuple[Any, ...]]:
+    """What reads only these fields of a message, as a tuple, and nothing behind them. Raises as `make_decoder`."""
+    written, wanted = schema_tree(writer), schema_tree(reader)
+    try:
+        return compile_head(written, wanted, names)
+    except (Unsupported, SyntaxError):
+        whole = reference.make_decoder(writer, reader, kind)
+
+        def head(data: bytes) -> tuple[Any, ...]:
+            record = whole(data)
+            return tuple(getattr(record, name) for name in names)
+
+        return head

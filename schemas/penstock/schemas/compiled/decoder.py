@@ -17,7 +17,7 @@ all of them. A length that lies takes no memory: a slice ends with the data, and
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from keyword import iskeyword
 from typing import Any
 
@@ -44,21 +44,53 @@ _CONSTANTS: dict[str, Any] = {
 }
 
 
-def compile_decoder(writer: Any, reader: Any, kind: type[Record]) -> Callable[[bytes], Any]:
-    """What reads a whole message into a record. The schemas are trees. Raises Unsupported."""
+def compile_decoder(
+    writer: Any, reader: Any, kind: type[Record], without: Collection[str] = ()
+) -> Callable[[bytes], Any]:
+    """What reads a whole message into a record. The schemas are trees. Raises Unsupported.
+
+    The optional fields `without` are passed over: they are None in the record, whatever the message says.
+    """
     source = Source("def decode(d):", _CONSTANTS)
     source.line(f"p = {HEADER_SIZE}")
-    _Decoder(source).value(writer, reader, "found", kind)
+    _Decoder(source, without).value(writer, reader, "found", kind)
     source.line(f"if p != len(d): refuse('the {kind.__name__} has ' + str(p) + ' bytes, there are ' + str(len(d)))")
     source.line("return found")
     return source.compiled("decode", f"decoder of {kind.__name__}")
 
 
+def compile_head(writer: Any, reader: Any, names: Sequence[str]) -> Callable[[bytes], tuple[Any, ...]]:
+    """What reads some fields of a record and stops behind the last of them: a tuple in the order of `names`.
+
+    It costs least for fields that stand first. What follows them in the message is not looked at. Raises Unsupported.
+    """
+    source = Source("def head(d):", _CONSTANTS)
+    source.line(f"p = {HEADER_SIZE}")
+    decoder = _Decoder(source)
+    wanted = {field["name"]: field for field in reader["fields"]}
+    places = {name: source.fresh("v") for name in names}
+    left = set(names)
+    for field in writer["fields"]:
+        if not left:
+            break
+        name = field["name"]
+        target = places[name] if name in left else None
+        decoder.value(field["type"], wanted[name]["type"] if target else None, target)
+        left.discard(name)
+    for name in left:
+        source.line(f"{places[name]} = {_default(wanted[name])}")
+    source.line("if p > len(d): refuse('the record ends within its first fields')")
+    source.line(f"return ({', '.join(places[name] for name in names)},)")
+    return source.compiled("head", f"head of {reader['name']}")
+
+
 class _Decoder:
     """Writes the lines that read values at `d[p]`. A target is what a value is assigned to; None skips it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, without: Collection[str] = ()) -> None:
         self._s = source
+        self._without = without
+        """Fields of the outermost record that are skipped."""
 
     def value(self, writer: Any, reader: Any, target: str | None, kind: type[Record] | None = None) -> None:
         if target is None:
@@ -155,11 +187,15 @@ class _Decoder:
         names = fields_of(kind) if kind is not None else wanted
         if set(names) != set(wanted):
             raise Unsupported("a schema whose fields are not those of the record")
+        without, self._without = self._without, ()
         targets = {name: f"{place}.{identifier(name)}" if kind else self._s.fresh("v") for name in wanted}
         if kind is not None:
             self._s.line(f"{place} = new({self._s.constant(kind)})")
-        self._fields(writer["fields"], wanted, targets, kind)
-        for name in wanted.keys() - {field["name"] for field in writer["fields"]}:
+        read = {name: target for name, target in targets.items() if name not in without}
+        self._fields(writer["fields"], wanted, read, kind)
+        for name in without:
+            self._s.line(f"{targets[name]} = None")
+        for name in read.keys() - {field["name"] for field in writer["fields"]}:
             self._s.line(f"{targets[name]} = {_default(wanted[name])}")
         if kind is None:
             place = "{" + ", ".join(f"{name!r}: {local}" for name, local in targets.items()) + "}"
@@ -257,13 +293,19 @@ class _Decoder:
             self._skip_primitive("long")
         else:
             count = self._s.fresh("c")
+            items = writer["items"] if writer["type"] == "array" else writer["values"]
             self._s.line(f"{count}, p = read_block(d, p)")
             with self._s.block(f"while {count}:"):
+                if writer["type"] == "array" and items in ("float", "double"):
+                    self._s.line(f"p += {count} * {4 if items == 'float' else 8}")
+                    self._s.line("if p > len(d): refuse('a list longer than the message')")
+                    self._s.line(f"{count}, p = read_block(d, p)")
+                    return
                 with self._s.block(f"for _ in range({count}):"):
                     self._s.line("if p >= len(d): refuse('a list longer than the message')")
                     if writer["type"] == "map":
                         self._skip_primitive("string")
-                    self._skip(writer["items"] if writer["type"] == "array" else writer["values"])
+                    self._skip(items)
                 self._s.line(f"{count}, p = read_block(d, p)")
 
     def _skip_primitive(self, kind: str) -> None:

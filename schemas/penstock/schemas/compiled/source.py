@@ -30,8 +30,10 @@ class Source:
         """The lines within stand under `head`."""
         self.line(head)
         self._depth += 1
-        yield
-        self._depth -= 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
 
     def fresh(self, prefix: str) -> str:
         """A name that nothing else has."""

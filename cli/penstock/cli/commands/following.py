@@ -1,0 +1,159 @@
+"""Following one request over HTTP: its frames as they come, across restarts of the gateway, up to a deadline."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx
+import typer
+
+from penstock.cli.commands.common import Gateway, sse_frames
+from penstock.cli.failures import CliFailure, ExitCode
+
+PATIENCE_S = 60.0
+"""So long a gateway that answered once may be away."""
+AGAIN_S = 0.5
+SILENCE_S = 30.0
+"""A gateway sends a comment every 10 s: one that is silent for longer is gone."""
+LONG_POLL_S = 30.0
+
+
+class Deadline:
+    """When to give up waiting for a request; None: never."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = timeout_s
+        self._at = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        return self._at - time.monotonic()
+
+    def check(self, request_id: str, status: str) -> None:
+        """Raises CliFailure (exit 4), naming how to go on, when the time is over."""
+        if self.left_s <= 0:
+            raise CliFailure(
+                f"{request_id} is still {status} after {self.timeout_s:g} s; it goes on: `penstock watch {request_id}`",
+                exit_code=ExitCode.TIMED_OUT,
+            )
+
+
+class Patience:
+    """Waits for a gateway that answered before and does not now. One that never answered is not waited for."""
+
+    def __init__(self, *, answered: bool) -> None:
+        self._answered = answered
+        self._away_since: float | None = None
+
+    def answered(self) -> None:
+        self._answered, self._away_since = True, None
+
+    def wait(self, failure: CliFailure) -> None:
+        """Raises the failure when it is of another kind, or has lasted too long."""
+        if not self._answered or not failure.unreachable:
+            raise failure
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            typer.echo("\n[the gateway is away; waiting for it]", err=True)
+        elif now - self._away_since > PATIENCE_S:
+            raise failure
+        time.sleep(AGAIN_S)
+
+
+def follow(
+    gateway: Gateway,
+    request_id: str,
+    *,
+    after: str | None = None,
+    timeout_s: float | None = None,
+    submitted: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Frames up to the `result`, from behind the cursor `after`. A lost gateway is waited for and resumed at.
+
+    Raises CliFailure: unreachable, timed out, or what the gateway refuses. `submitted`: it answered already.
+    """
+    deadline, patience = Deadline(timeout_s), Patience(answered=submitted)
+    cursor, status = after, "unknown"
+    while True:
+        deadline.check(request_id, status)
+        try:
+            anything = False
+            for frame in _connection(gateway, request_id, cursor, deadline):
+                patience.answered()
+                anything = True
+                cursor, status = frame.get("cursor") or cursor, frame.get("status", status)
+                yield frame
+                if frame["type"] == "result":
+                    return
+            patience.answered()
+            if not anything:  # nothing is left behind this cursor
+                found = gateway.call("GET", f"/v1/requests/{request_id}")
+                status = found["status"]
+                if found["done"]:
+                    yield {**found, "type": "result"}
+                    return
+        except CliFailure as failure:
+            deadline.check(request_id, status)
+            patience.wait(failure)
+        else:
+            time.sleep(AGAIN_S)
+
+
+def wait_for(gateway: Gateway, request_id: str, timeout_s: float) -> dict[str, Any]:
+    """Long-polls until the outcome. Raises CliFailure (exit 4) with what it last saw."""
+    deadline, patience = Deadline(timeout_s), Patience(answered=True)
+    found: dict[str, Any] = {"status": "accepted"}
+    while True:
+        deadline.check(request_id, found["status"])
+        step_s = min(LONG_POLL_S, deadline.left_s)
+        try:
+            path = f"/v1/requests/{request_id}"
+            found = gateway.call("GET", path, wait=round(step_s, 1), timeout_s=step_s + 15)
+        except CliFailure as failure:
+            deadline.check(request_id, found["status"])
+            patience.wait(failure)
+            continue
+        patience.answered()
+        if found["done"]:
+            return found
+
+
+def _connection(
+    gateway: Gateway, request_id: str, after: str | None, deadline: Deadline
+) -> Generator[dict[str, Any], None, None]:
+    """The frames of one connection. Raises CliFailure when it is lost, as it is when the time is over."""
+    left_s = max(0.1, deadline.left_s)
+    headers = {"last-event-id": after} if after else {}
+    timeout = httpx.Timeout(min(10.0, left_s), read=min(SILENCE_S, left_s))
+    with (
+        gateway.stream("GET", f"/v1/requests/{request_id}/events", headers=headers, timeout=timeout) as answer,
+        _cut_when_over(answer, deadline),
+    ):
+        yield from sse_frames(answer)
+
+
+@contextmanager
+def _cut_when_over(answer: httpx.Response, deadline: Deadline) -> Generator[None]:
+    """Close the connection at the deadline, whether something is being read or not."""
+    if deadline.timeout_s is None:
+        yield
+        return
+    connection: socket.socket = answer.extensions["network_stream"].get_extra_info("socket")
+
+    def cut() -> None:
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(0.0, deadline.left_s), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,103 @@
+"""What a gateway says of itself on /readyz, told to people: which models no worker moves, why, and where the log is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+
+from penstock.cli.paths import Progress
+
+LOOK_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Readiness:
+    """`status` is ready, degraded, starting or unavailable; unreachable when nobody answers."""
+
+    status: str
+    reason: str | None = None
+    models_without_worker: tuple[str, ...] = ()
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are taken; a degraded gateway takes them, and they wait."""
+        return self.status in ("ready", "degraded")
+
+    def text(self) -> str:
+        """One line: `degraded: no worker is alive; without a worker: smollm2-135m`."""
+        text = f"{self.status}: {self.reason}" if self.reason else self.status
+        unsaid = [model for model in self.models_without_worker if model not in (self.reason or "")]
+        return f"{text}; without a worker: {', '.join(unsaid)}" if unsaid else text
+
+
+def ask(url: str, timeout_s: float = 2.0) -> Readiness:
+    """The readiness of the gateway, or worker, at this URL (without /readyz)."""
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/readyz", timeout=timeout_s, trust_env=False)
+    except httpx.HTTPError as error:
+        return Readiness(status="unreachable", reason=str(error) or type(error).__name__)
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    return readiness_of(answer.status_code, body)
+
+
+def readiness_of(http_status: int, body: object) -> Readiness:
+    """What an answer means; of an older gateway, or a worker, only the HTTP status may say it. Pure."""
+    facts = cast("Mapping[str, Any]", body) if isinstance(body, Mapping) else {}
+    status = facts.get("status")
+    if status not in ("ready", "degraded", "starting", "unavailable"):
+        status = "ready" if http_status == 200 else "unavailable"
+    models: object = facts.get("models_without_worker")
+    reason: object = facts.get("reason")
+    return Readiness(
+        status=str(status),
+        reason=str(reason) if reason else None,
+        models_without_worker=tuple(_name(model) for model in cast("list[Any]", models))
+        if isinstance(models, list)
+        else (),
+    )
+
+
+def _name(model: Any) -> str:
+    if isinstance(model, Mapping):
+        found = cast("Mapping[str, Any]", model)
+        return str(found.get("id") or found.get("model"))
+    return str(model)
+
+
+class ReadinessWatch:
+    """Looks at a gateway now and then, on a thread of its own, and tells every change; `log` is the workers'."""
+
+    def __init__(self, look: Callable[[], Readiness], tell: Progress, log: Path) -> None:
+        self._look = look
+        self._tell = tell
+        self._log = log
+        self._ended = threading.Event()
+        self._told = "ready"
+        self._thread = threading.Thread(target=self._run, name="readiness", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self.note(self._look())
+            self._ended.wait(LOOK_EVERY_S)
+
+    def note(self, readiness: Readiness) -> None:
+        """Tell it when it is another than the last. Who is unreachable restarts: that is told by its supervisor."""
+        text = readiness.text()
+        if self._ended.is_set() or readiness.status == "unreachable" or text == self._told:
+            return
+        self._told = text
+        self._tell("all models are served again" if readiness.status == "ready" else f"{text} (log: {self._log})")

@@ -1,0 +1,111 @@
+"""Outputs: what an outcome shows to callers. Large ones stay bytes until somebody asks for them, then a thread decodes.
+
+A decoded embedding takes ten times its bytes, and tens of milliseconds to decode and to encode: too much for a view of
+many thousands and for the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import error_record_body
+from penstock.schemas.records import ResultEvent
+
+LARGE_BYTES = 16_384
+"""Records over this size are read without the fields of `LEFT_OUT`."""
+LEFT_OUT = ("embedding",)
+"""Outputs that take much more memory decoded than encoded."""
+
+T = TypeVar("T")
+
+_threads = ThreadPoolExecutor(2, "large-outputs")
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class LargeOutput:
+    """The output of one outcome, as its record has it."""
+
+    __slots__ = ("_codec", "_record")
+
+    def __init__(self, record: bytes, codec: Codec) -> None:
+        self._record = record
+        self._codec = codec
+
+    def result(self) -> dict[str, Any] | None:
+        """As `result_json`. Takes tens of milliseconds: for a thread."""
+        return result_json(self._codec.decode(self._record, ResultEvent))
+
+
+class OutcomeReader:
+    """Decodes result events; of large ones only what the fold and lists need.
+
+    `codec` is used at once; `blocking`, which may ask a registry, when somebody wants a large output.
+    """
+
+    def __init__(self, codec: Codec, blocking: Codec | None = None) -> None:
+        self._codec = codec
+        self._blocking = blocking or codec
+        self._lean = codec.decoder(ResultEvent, without=LEFT_OUT)
+
+    def __call__(self, record: bytes) -> tuple[ResultEvent, LargeOutput | None]:
+        """The event, and its output if that was left out of it. Raises as `Codec.decode`."""
+        if len(record) <= LARGE_BYTES:
+            return self._codec.decode(record, ResultEvent), None
+        event = self._lean(record)
+        left_out = event.status == "completed" and event.task in LEFT_OUT and event.output_artifact is None
+        return event, LargeOutput(record, self._blocking) if left_out else None
+
+
+def result_json(event: ResultEvent) -> dict[str, Any] | None:
+    """Output, finish_reason and usage of a completed request."""
+    if event.status != "completed":
+        return None
+    usage = None if event.usage is None else {k: v for k, v in event.usage.to_dict().items() if v is not None}
+    shown: dict[str, Any] = dict(event.output or {})
+    if event.output_artifact is not None:
+        reference = event.output_artifact
+        shown["artifact"] = {**reference.to_dict(), "url": f"/v1/artifacts/{reference.artifact_id}/content"}
+    if event.finish_reason is not None:
+        shown["finish_reason"] = event.finish_reason
+    shown["usage"] = usage
+    return shown
+
+
+def error_json(event: ResultEvent, request_id: str) -> dict[str, Any] | None:
+    return None if event.error is None else error_record_body(event.error, request_id)["error"]
+
+
+async def on_output_thread(work: Callable[[], T]) -> T:
+    """Run what decodes or encodes a large output beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, work)
+
+
+def encode_json(value: Any) -> str:
+    """As json.dumps, step by step: within one step no other thread has its turn."""
+    parts: list[str] = []
+    _encode(value, parts.append)
+    return "".join(parts)
+
+
+def _encode(value: Any, write: Callable[[str], None]) -> None:
+    if isinstance(value, dict):
+        comma = "{"
+        for name, item in cast("dict[str, Any]", value).items():
+            write(f"{comma}{_dumps(name)}:")
+            _encode(item, write)
+            comma = ","
+        write("}" if value else "{}")
+    elif isinstance(value, list) and value and isinstance(value[0], list | dict):
+        comma = "["
+        for item in cast("list[Any]", value):
+            write(comma)
+            _encode(item, write)
+            comma = ","
+        write("]")
+    else:
+        write(_dumps(value))

@@ -1,0 +1,82 @@
+"""Which topics and partitions a gateway reads, and from where. The functions block: for threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Mapping
+
+from penstock.producers import admin
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.errors import BrokerUnavailable
+from penstock.schemas.topics import TP, TopicNames
+
+UNKNOWN_S, MAX_UNKNOWN = 2.0, 1_000
+"""So long, and so many, topics that were not there are remembered."""
+
+
+def always_read(names: TopicNames) -> tuple[str, ...]:
+    """Beside the request topics of all pools."""
+    return (names.result, names.status, names.control, names.model, names.worker)
+
+
+def missing_topics(names: TopicNames, there: Container[str]) -> list[str]:
+    """The topics that a gateway needs and that are not there."""
+    return [topic for topic in (*always_read(names), *names.request_topics()) if topic not in there]
+
+
+def partitions_of(topics: Mapping[str, int]) -> list[TP]:
+    """All partitions of topics with these counts."""
+    return [(topic, number) for topic, count in topics.items() for number in range(count)]
+
+
+def discover(
+    settings: KafkaSettings, tell_conversations: Callable[[list[tuple[str, str]]], None] = lambda _: None
+) -> dict[str, int]:
+    """Every topic that a view reads, with the number of its partitions. Raises BrokerUnavailable.
+
+    `tell_conversations` hears of all conversations that there are, as (tenant, id).
+    """
+    names = settings.names
+    counts = admin.partition_counts(settings)
+    if missing := missing_topics(names, counts):
+        raise BrokerUnavailable(f"the topic {missing[0]} does not exist; `penstock topics create` makes it")
+    tell_conversations([pair for topic in counts if (pair := names.parse_conversation(topic)) is not None])
+    read = [*always_read(names), *(topic for topic in counts if names.is_request_topic(topic))]
+    return {topic: counts[topic] for topic in read}
+
+
+def where_to_begin(
+    settings: KafkaSettings, topics: Mapping[str, int], stored: Mapping[TP, int], since_ms: int
+) -> dict[TP, int]:
+    """The stored offset of each partition; for others, and what retention has passed, the first record since a time."""
+    partitions = partitions_of(topics)
+    first = admin.begin_offsets(settings, partitions)
+    end = admin.end_offsets(settings, partitions)
+    # Models and workers are kept in memory alone: their (small) topics are read from the start each time.
+    in_memory = {settings.names.model, settings.names.worker}
+    known = {
+        tp: stored[tp]
+        for tp in partitions
+        if tp in stored and first[tp] <= stored[tp] <= end[tp] and tp[0] not in in_memory
+    }
+    fresh = [tp for tp in partitions if tp not in known and tp[0] not in in_memory]
+    return (
+        {tp: first[tp] for tp in partitions if tp[0] in in_memory} | admin.offsets_at(settings, fresh, since_ms) | known
+    )
+
+
+class UnknownTopics:
+    """Topics that somebody asked for and that were not there: they are not looked for again for a moment."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, float] = {}
+
+    def __contains__(self, topic: str) -> bool:
+        return self._clock() - self._since.get(topic, -UNKNOWN_S) < UNKNOWN_S
+
+    def add(self, topic: str) -> None:
+        self._since.pop(topic, None)
+        while len(self._since) >= MAX_UNKNOWN:
+            del self._since[next(iter(self._since))]
+        self._since[topic] = self._clock()

@@ -1,0 +1,87 @@
+"""The SQLite file of a view: its tables and indices, and what becomes of one that is foreign or unreadable."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from pathlib import Path
+
+from penstock.schemas.errors import Overloaded
+
+logger = logging.getLogger(__name__)
+
+VERSION = 3
+_META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
+# Lists are read in the order of acceptance; each filter has an index of that order. What is erased is in none.
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS requests (
+  tenant TEXT NOT NULL, request_id TEXT NOT NULL, accepted_ms INTEGER NOT NULL, updated_ms INTEGER NOT NULL,
+  status TEXT NOT NULL, done INTEGER NOT NULL, conversation_id TEXT, facts TEXT NOT NULL,
+  erased INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, request_id)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_time ON requests (tenant, accepted_ms, request_id) WHERE erased = 0;
+CREATE INDEX IF NOT EXISTS by_status ON requests (tenant, status, accepted_ms, request_id) WHERE erased = 0;
+CREATE INDEX IF NOT EXISTS by_conversation ON requests (tenant, conversation_id, accepted_ms, request_id)
+  WHERE erased = 0 AND conversation_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_both ON requests (tenant, conversation_id, status, accepted_ms, request_id)
+  WHERE erased = 0 AND conversation_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_update ON requests (updated_ms);
+CREATE INDEX IF NOT EXISTS live ON requests (done) WHERE done = 0;
+CREATE TABLE IF NOT EXISTS texts (
+  tenant TEXT NOT NULL, request_id TEXT NOT NULL, at INTEGER NOT NULL, text TEXT NOT NULL,
+  PRIMARY KEY (tenant, request_id, at)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS outcomes (
+  tenant TEXT NOT NULL, request_id TEXT NOT NULL, record BLOB NOT NULL, PRIMARY KEY (tenant, request_id));
+CREATE TABLE IF NOT EXISTS offsets (
+  topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
+"""
+_TABLES = ("requests", "texts", "outcomes", "offsets")
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+"""Errors that say nothing about what the file holds: it is not ours to throw away then."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection for any thread. Raises sqlite3.Error."""
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+    connection.execute("PRAGMA journal_mode=WAL")
+    # The log is the truth: what a power cut takes from this file is read again.
+    connection.execute("PRAGMA synchronous=NORMAL")
+    return connection
+
+
+def open_or_start_anew(path: Path, cluster: str) -> None:
+    """Make sure that the file is there, with our tables. Raises Overloaded when it cannot be opened now.
+
+    A file of another cluster, prefix or version says nothing about this log: it is emptied.
+    """
+    identity = f"{VERSION} {cluster}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = connect(path)
+        connection.executescript(_META)
+        row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
+        if row is not None and row[0] != identity:
+            # Of another version its columns may differ too.
+            connection.executescript("".join(f"DROP TABLE IF EXISTS {name};" for name in _TABLES))
+        connection.executescript(_SCHEMA)
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
+            raise Overloaded(f"the view at {path} cannot be opened: {error}", retry_after_s=1) from error
+        logger.warning("view.unreadable: it is made anew from the topics")
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        connection = connect(path)
+        connection.executescript(_META + _SCHEMA)
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))
+    connection.close()

@@ -1,0 +1,14 @@
+"""Texts for people, kept short: cut between words, and with a sign that something was left out."""
+
+from __future__ import annotations
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters of a text, as one line; what is left out is marked by …"""
+    words = " ".join(text.split())
+    if len(words) <= limit:
+        return words
+    head = words[:limit]
+    cut = head.rfind(" ")
+    # A word that is longer than half of it all is cut: little else would be left.
+    return (head[:cut] if cut > limit // 2 else head[: limit - 1]).rstrip(" ,;:.-(") + "…"

@@ -1,0 +1,113 @@
+"""Commands and client library against a running system: a killed gateway, large outputs, dead letters."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock.cli.commands import dlq
+from penstock.cli.main import app
+from penstock.producers import Client, KafkaSettings
+from penstock.producers.transport import Transport
+from support import wait_until
+from system import Process, System, free_port, running
+
+TEXT = "".join(f"word{n} " for n in range(60))
+MODELS = [
+    {"id": "slow", "engine": "noop", "source": "noop", "options": {"tokens": 60, "delay_ms": 50}},
+    {"id": "large", "engine": "noop", "source": "noop", "options": {"tokens": 4, "chars": 100_000}},
+]
+
+
+@pytest.fixture(scope="module")
+def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    folder, prefix = tmp_path_factory.mktemp("system"), f"c{uuid.uuid4().hex[:6]}-"
+    with running(System(kafka.bootstrap_servers, prefix, folder, models=MODELS)) as made:
+        made.worker().wait_ready()
+        made.gateway("g1", port=free_port()).wait_ready()
+        yield made
+
+
+def gateway_of(system: System) -> Process:
+    return [process for process in system.processes if process.name == "g1"][-1]
+
+
+def run(system: System, *arguments: str, input: str | None = None) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--url", gateway_of(system).url], input=input)
+
+
+def test_watch_and_chat_go_on_when_the_gateway_is_killed(system: System) -> None:
+    gateway = gateway_of(system)
+    body = {"task": "text_generation", "model": "slow", "stream": True, "payload": {"prompt": "x", "max_tokens": 60}}
+    submitted = run(system, "submit", "--no-wait", "-f", "-", input=json.dumps(body))
+    request_id = submitted.stdout.strip()
+    watching = start("watch", request_id, "--url", gateway.url)
+    chatting = start("chat", "--model", "slow", "--max-tokens", "60", "--url", gateway.url)
+    assert chatting.stdin is not None
+    assert watching.stdout is not None
+    chatting.stdin.write(b"hello\n")
+    first = watching.stdout.read(12)  # it has begun
+    gateway.kill9()
+    system.gateway("g1", port=gateway.port).wait_ready()
+    rest, said = watching.communicate(timeout=90)
+    assert (watching.returncode, (first + rest).decode()) == (0, TEXT), said
+    told, said = chatting.communicate(timeout=90)
+    assert (chatting.returncode, told.decode()) == (0, f"{TEXT}\n"), said
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "penstock.cli.main", *arguments]
+    pipe = subprocess.PIPE
+    # Without buffers here: what was read ahead would be missing from what comes later.
+    return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+
+
+def test_a_large_output_reaches_those_who_produce_by_themselves(system: System) -> None:
+    settings = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    with Client(settings, artifacts=system.folder / "artifacts") as client:
+        outcome = client.result(
+            client.submit(task="text_generation", model="large", payload={"prompt": "x"}), timeout=60
+        )
+        assert outcome.output_artifact is not None
+        assert outcome.output_text is not None
+        assert len(outcome.output_text) == 400_000
+
+
+def test_one_dead_letter_is_shown_without_reading_the_others(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    poison = Transport(settings)
+    for number in range(12):
+        poison.send(settings.names.request("text_generation", 5), b"no request %d" % number, partition=0)
+    poison.close()
+    where = ["--bootstrap-servers", system.bootstrap, "--topic-prefix", system.prefix]
+
+    def letters(limit: int) -> list[dict[str, Any]]:
+        listed = CliRunner().invoke(app, ["dlq", "list", "--json", "--limit", str(limit), *where])
+        return [json.loads(line) for line in listed.stdout.splitlines()]
+
+    wait_until(lambda: len(letters(50)) == 12, 30, "all are dead letters")
+    read: list[Any] = []
+    read_ranges = dlq.read_ranges
+
+    def watched(settings: KafkaSettings, ranges: Any, give_up: float) -> Any:
+        read.append(ranges)
+        return read_ranges(settings, ranges, give_up)
+
+    monkeypatch.setattr(dlq, "read_ranges", watched)
+    (last,) = letters(1)
+    assert last["original"].startswith("no request ")
+    assert all(end - begin <= 1 for begin, end in read.pop().values())
+    shown = CliRunner().invoke(app, ["dlq", "show", last["id"], "--raw", *where])
+    assert shown.stdout_bytes.decode() == last["original"]
+    ((begin, end),) = read.pop().values()
+    assert end - begin == 1
+    for unknown in ("0/99999", "99/0"):
+        done = CliRunner().invoke(app, ["dlq", "show", unknown, *where])
+        assert (done.exit_code, "there is no dead letter" in done.stderr) == (1, True)

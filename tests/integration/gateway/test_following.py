@@ -1,0 +1,181 @@
+"""What a gateway follows and writes: partitions that are added, a disk that is full, ids of a registry, headers."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+from confluent_kafka.admin import NewPartitions
+
+from penstock.gateway import follower as follower_module
+from penstock.gateway import unwritten as unwritten_module
+from penstock.gateway.store import Store
+from penstock.producers import admin
+from penstock.producers.reader import read_to_end
+from penstock.schemas.codec import SCHEMA_IDS, Codec, schema_text
+from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.records import ConversationMessage, conversation_message_key
+from support import wait_until
+
+FIRST_ID = 100
+
+
+def more_partitions(place: Any, topics: list[str], count: int) -> None:
+    client = admin.admin_client(place.kafka)
+    for future in client.create_partitions([NewPartitions(topic, count) for topic in topics]).values():
+        future.result(20)
+    wait_until(lambda: admin.partition_counts(place.kafka, topics) == dict.fromkeys(topics, count), describe="added")
+
+
+def put_on(scribe: Any, topic: str, record: Any, partition: int) -> Any:
+    """Once the producer knows the partition."""
+
+    def taken() -> Any:
+        try:
+            return scribe.put(topic, record, b"k", partition=partition)
+        except (AssertionError, PenstockError):
+            return None
+
+    return wait_until(taken, 20, f"{topic}/{partition} takes a record")
+
+
+def test_partitions_that_are_added_are_read(own_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all topics that it follows; and while it cannot read one it is not ready."""
+    gateway, scribe = own_place.gateway(rediscover_s=0.3), own_place.scribe
+    topic = scribe.names.request("text_generation", 5)
+    before = scribe.request()
+    with monkeypatch.context() as patch:
+
+        def away(*_: Any) -> Any:
+            raise BrokerUnavailable("not now")
+
+        patch.setattr(follower_module.admin, "begin_offsets", away)
+        more_partitions(own_place, [topic, scribe.names.result, scribe.names.status], 4)
+        wait_until(lambda: "is not read yet" in gateway.get("/readyz").text, 20, lambda: gateway.get("/readyz").text)
+    wait_until(lambda: gateway.get("/readyz").status_code == 200, 20, lambda: gateway.get("/readyz").text)
+    job = scribe.job("added")
+    put_on(scribe, topic, job.request, 3)
+    assert gateway.get("/v1/requests/added").json()["status"] == "accepted"
+    for one in (job, before):
+        one.end("x")
+        assert gateway.get(f"/v1/requests/{one.id}", params={"wait": 10}).json()["result"]["text"] == "x"
+
+
+def test_a_disk_that_is_full_from_the_start_is_told(own_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading stops at a bound; from then on what the view says of live requests may be old, and it says so."""
+    jobs = [own_place.scribe.request() for _ in range(8)]
+
+    def full(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_write", full)
+        patch.setattr(unwritten_module, "MAX_ENTRIES", 3)
+        patch.setattr("penstock.gateway.store.MAX_WAITING", 1)
+        gateway = own_place.gateway(ready=False)
+        wait_until(lambda: "is full" in gateway.get("/readyz").text, 30, lambda: gateway.get("/readyz").text)
+
+        def stands_still() -> bool:
+            own_place.scribe.request()
+            answer = gateway.get(f"/v1/requests/{jobs[0].id}")
+            return answer.status_code == 503 and answer.headers["retry-after"]
+
+        wait_until(stands_still, 30, "what is known of a live request is not told as if it were new")
+    wait_until(lambda: gateway.get("/readyz").status_code == 200, 30, lambda: gateway.get("/readyz").text)
+    assert {gateway.get(f"/v1/requests/{job.id}").json()["status"] for job in jobs} == {"accepted"}
+
+
+def test_what_a_gateway_writes_says_what_it_is(gateway: Any, scribe: Any) -> None:
+    request_id = gateway.submit()
+    gateway.http.post(f"/v1/requests/{request_id}/cancel")
+    for topic, kind in ((scribe.names.request("text_generation", 5), "InferenceRequest"), (scribe.names.control, "Co")):
+        records = read_to_end(scribe.settings, topic)
+        (headers,) = [dict(one.headers) for one in records if request_id.encode() in (one.key or b"")]
+        assert headers["content-type"] == b"application/avro"
+        assert headers["ce_type"].startswith(f"penstock.v1.{kind}".encode())
+        assert headers["ce_source"] == b"penstock-gateway"
+        assert ("traceparent" in headers) == (kind == "InferenceRequest")
+
+
+class Registry(ThreadingHTTPServer):
+    """Knows our schemas under ids of its own."""
+
+    asked: list[str]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Registry
+    names: ClassVar[list[str]] = list(SCHEMA_IDS)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        name = self.path.split("/")[2].removeprefix("penstock.v1.")
+        self.answer(200, {"id": FIRST_ID + self.names.index(name)})
+
+    def do_GET(self) -> None:
+        number = int(self.path.rsplit("/", 1)[1]) - FIRST_ID
+        self.server.asked.append(self.path)
+        known = 0 <= number < len(self.names)
+        self.answer(200 if known else 404, {"schema": schema_text(self.names[number])} if known else {})
+
+    def answer(self, status: int, body: dict[str, Any]) -> None:
+        encoded = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(encoded)))
+        self.end_headers()
+        self.wfile.write(encoded)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    server = Registry(("127.0.0.1", 0), Handler)
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def foreign(name: str) -> Callable[[Any], bytes]:
+    return Codec(writer_ids={name: FIRST_ID + list(SCHEMA_IDS).index(name)}).encode
+
+
+def test_ids_of_a_registry_may_stand_on_every_topic(own_place: Any, registry: Registry) -> None:
+    scribe = own_place.scribe
+    gateway = own_place.gateway(schema_registry={"url": registry.url, "write": True})
+    request_id = gateway.submit(conversation_id="c1")
+    turn = ConversationMessage(
+        request_id=request_id,
+        tenant="default",
+        conversation_id="c1",
+        direction="in",
+        role="user",
+        content="p",
+        created_at=1,
+    )
+    gateway.http.post("/v1/conversations", json={"id": "c1"}).raise_for_status()
+    topic = scribe.names.conversation("default", "c1")
+    scribe.put(topic, foreign("ConversationMessage")(turn), conversation_message_key(turn).encode())
+    (item,) = gateway.get("/v1/conversations/c1/items").json()["data"]
+    assert item["content"][0]["text"] == "p"
+    # Of an id that nobody knows the records are passed by, and what stands behind them is read.
+    scribe.put(scribe.names.result, b"\0\0\0\0\7unknown", request_id.encode())
+    event = scribe.job(request_id).result_event("x")
+    scribe.put(scribe.names.result, foreign("ResultEvent")(event), request_id.encode())
+    found = gateway.get(f"/v1/requests/{request_id}", params={"wait": 10}).json()
+    assert (found["status"], found["result"]["text"]) == ("completed", "x")
+    assert len(registry.asked) <= 6, "each id is asked for once in a while"

@@ -1,0 +1,88 @@
+"""The census against a count of all: whatever happens to requests, in whatever order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.census import Census
+from penstock.gateway.entries import Entry
+from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, StatusEvent
+from penstock.schemas.topics import CLASSES, priority_class
+
+ORIGIN = Origin(topic="t", partition=0, offset=0, append_time_ms=1_000)
+STATUSES = ("accepted", "queued", "running", "retrying")
+
+
+def event(number: int, status: str, attempt: int) -> StatusEvent:
+    return StatusEvent(
+        request_id=f"r{number}",
+        tenant="default",
+        status=status,
+        done=False,
+        rank=STATUS_RANKS[status],
+        attempt=attempt,
+        epoch=1,
+        origin=ORIGIN,
+        worker_id="w",
+        created_at=1,
+        model="m" if number % 2 else "n",
+    )
+
+
+def request(number: int, time_ms: int) -> tuple[InferenceRequest, Origin]:
+    made = InferenceRequest(
+        request_id=f"r{number}", task="text_generation", text_generation={}, created_at=1, priority=number
+    )
+    return made, replace(ORIGIN, append_time_ms=time_ms)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 9), st.sampled_from(("request", *STATUSES, "end")), st.integers(1, 4), st.integers(1, 50_000)
+    )
+)
+
+
+@given(STEPS)
+def test_it_counts_what_is_there(steps: list[tuple[int, str, int, int]]) -> None:
+    census, live = Census(), dict[int, Entry]()
+    for number, step, attempt, time_ms in steps:
+        entry = live.setdefault(number, Entry("default", f"r{number}", 0))
+        if step == "request":
+            entry.on_request(*request(number, time_ms))
+        elif step == "end":
+            census.forget(live.pop(number))
+            continue
+        else:
+            entry.on_status(event(number, step, attempt))
+        census.count(entry)
+        assert census.queue_depths(60_000) == counted(live)
+        running = [e.model for e in live.values() if e.status_name == "running"]
+        assert dict(census.running) == {model: running.count(model) for model in set(running)}
+
+
+def counted(live: dict[int, Entry]) -> tuple[dict[str, int], dict[str, float]]:
+    waiting = [entry for entry in live.values() if entry.status is None or entry.status.rank < STATUS_RANKS["running"]]
+    depths = {name: sum(priority_class(entry.priority) == name for entry in waiting) for name in CLASSES}
+    ages = {
+        name: max(
+            (60_000 - e.accepted_ms) / 1000 if e.accepted_ms and priority_class(e.priority) == name else 0.0
+            for e in [*waiting, Entry("", "", 0)]
+        )
+        for name in CLASSES
+    }
+    return depths, ages
+
+
+def test_what_waits_no_longer_is_let_go() -> None:
+    """Or a gateway that runs for weeks would hold every request that it ever saw."""
+    census = Census()
+    for number in range(10_000):
+        entry = Entry("default", f"r{number}", 0)
+        entry.on_request(*request(5, 1_000 + number))
+        census.count(entry)
+        census.forget(entry)
+    assert sum(map(len, census._oldest.values())) <= 1_001

@@ -1,0 +1,128 @@
+"""Looking requests up: what a caller is told when this gateway stops, stands still, or gave out a cursor long ago."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.gateway.entries import Entry
+from penstock.gateway.hub import Gone, Hub
+from penstock.gateway.lookups import Lookups
+from penstock.gateway.outputs import OutcomeReader
+from penstock.gateway.store import Store
+from penstock.gateway.threads import Threads
+from penstock.gateway.view import View
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import InvalidRequest, Overloaded
+from penstock.schemas.records import InferenceRequest, Origin, ResultEvent
+from penstock.schemas.topics import TopicNames
+
+REQUEST = InferenceRequest(request_id="r", task="text_generation", text_generation={"prompt": "a"}, created_at=1)
+
+
+class Follower:
+    """Is at the end, and says what the test lets it say."""
+
+    reason: str | None = None
+
+    async def catch_up(self) -> None:
+        pass
+
+    def stands_still(self) -> str | None:
+        return self.reason
+
+
+class Gateway:
+    def __init__(self, path: Path) -> None:
+        self.store = Store(path, "cluster")
+        self.hub = Hub()
+        self.view = View(self.store, self.hub, TopicNames(), 1)
+        self.follower: Any = Follower()
+        self.threads = Threads()
+        self.lookups = Lookups(self.view, self.follower, self.hub, self.threads)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    made = Gateway(tmp_path / "view.sqlite")
+    made.view.accepted(REQUEST)
+    yield made
+    made.threads.close()
+    made.store.close()
+
+
+async def test_who_waits_while_the_gateway_stops_is_sent_to_another(gateway: Gateway) -> None:
+    waiting = asyncio.ensure_future(gateway.lookups.wait("default", "r", 30))
+    while not gateway.hub.connected:
+        await asyncio.sleep(0)
+    gateway.hub.drop_all(Gone.STOPPING)
+    with pytest.raises(Overloaded) as refused:
+        await asyncio.wait_for(waiting, 5)
+    assert refused.value.retry_after_s
+
+
+async def test_who_comes_when_it_has_begun_to_stop_does_not_wait(gateway: Gateway) -> None:
+    """A connection that is kept alive brings one more long poll, which nobody would wake."""
+    gateway.hub.drop_all(Gone.STOPPING)
+    with pytest.raises(Overloaded):
+        await asyncio.wait_for(gateway.lookups.wait("default", "r", 30), 5)
+    assert not (await gateway.lookups.wait("default", "r", 0)).done, "a look without waiting is answered"
+
+
+async def test_a_view_that_stands_still_says_so(gateway: Gateway) -> None:
+    """Its disk is full: the request may have ended long ago."""
+    gateway.follower.reason = "the view cannot be written"
+    with pytest.raises(Overloaded, match="cannot be written"):
+        await gateway.lookups.find("default", "r")
+
+
+async def test_behind_an_unknown_request_there_is_no_page(gateway: Gateway) -> None:
+    page: dict[str, Any] = {"limit": 5, "newest_first": True}
+    assert [entry.request_id for entry in await gateway.lookups.page("default", after=None, **page)] == ["r"]
+    with pytest.raises(InvalidRequest) as refused:
+        await gateway.lookups.page("default", after="pruned", **page)
+    assert refused.value.param == "after"
+
+
+async def test_lists_go_on_while_conversations_are_slow(gateway: Gateway) -> None:
+    release = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow() -> None:
+        asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30)
+
+    blocked = [asyncio.ensure_future(gateway.threads.conversations.run(slow)) for _ in range(40)]
+    blocked += [asyncio.ensure_future(gateway.threads.metadata.run(slow)) for _ in range(40)]
+    page = gateway.lookups.page("default", limit=5, after=None, newest_first=True)
+    assert len(await asyncio.wait_for(page, 5)) == 1
+    release.set()
+    await asyncio.gather(*blocked)
+
+
+async def test_a_request_is_told_whole_to_who_asks_for_it(gateway: Gateway) -> None:
+    event = ResultEvent(
+        request_id="r",
+        tenant="default",
+        kind="terminal",
+        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=1),
+        attempt=1,
+        epoch=1,
+        task="embedding",
+        created_at=1,
+        worker_id="w",
+        status="completed",
+        embedding={"embeddings": [[0.5] * 1024] * 16, "dimensions": 1024},
+    )
+    entry = Entry("default", "r", 0)
+    read, large = OutcomeReader(default_codec())(default_codec().encode(event))
+    entry.on_result(read, 0, large)
+    assert large is not None
+    assert json.loads(await gateway.lookups.public(entry))["result"]["embeddings"] == [[0.5] * 1024] * 16
+    small = gateway.view.find(("default", "r"))
+    assert small is not None
+    assert json.loads(await gateway.lookups.public(small)) == json.loads(json.dumps(small.to_json()))

@@ -1,0 +1,127 @@
+"""Large outputs: bytes in the view, decoded and encoded beside the loop, and the same for whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway import frames as frames_module
+from penstock.gateway.entries import Entry
+from penstock.gateway.frames import ResultFrame
+from penstock.gateway.hub import Hub
+from penstock.gateway.outputs import LARGE_BYTES, OutcomeReader, encode_json, result_json
+from penstock.gateway.subscriptions import Subscription
+from penstock.schemas.codec import default_codec
+from penstock.schemas.records import Origin, ResultEvent
+
+VECTORS = [[float(number + at) / 8 for number in range(512)] for at in range(32)]
+EVENT = ResultEvent(
+    request_id="r",
+    tenant="default",
+    kind="terminal",
+    origin=Origin(topic="t", partition=0, offset=7, append_time_ms=1_000),
+    attempt=1,
+    epoch=1,
+    task="embedding",
+    created_at=2_000,
+    worker_id="w",
+    status="completed",
+    embedding={"embeddings": VECTORS, "dimensions": 512},
+)
+RECORD = default_codec().encode(EVENT)
+
+
+def entry_of(record: bytes) -> Entry:
+    entry = Entry("default", "r", 0)
+    entry.on_result(*_event_first(OutcomeReader(default_codec())(record)))
+    return entry
+
+
+def _event_first(read: tuple[ResultEvent, Any]) -> tuple[ResultEvent, int, Any]:
+    return read[0], 5, read[1]
+
+
+def test_a_large_output_is_left_out_and_found_again() -> None:
+    assert len(RECORD) > LARGE_BYTES
+    entry = entry_of(RECORD)
+    assert entry.terminal == replace(EVENT, embedding=None)
+    public = entry.to_json()
+    assert (public["result"], public["result_omitted"], public["status"]) == (None, True, "completed")
+    assert entry.to_json(whole=True)["result"] == result_json(EVENT)
+
+
+def test_a_small_one_is_there_at_once() -> None:
+    small = replace(EVENT, embedding={"embeddings": [[0.5]], "dimensions": 1})
+    public = entry_of(default_codec().encode(small)).to_json()
+    assert public["result"] == result_json(small)
+    assert "result_omitted" not in public
+
+
+@pytest.mark.parametrize("status", ["failed", "completed"])
+def test_a_large_record_of_another_kind_is_whole(status: str) -> None:
+    event = replace(
+        EVENT,
+        status=status,
+        embedding=None,
+        task="text_generation",
+        text_generation={"text": "x" * 20_000} if status == "completed" else None,
+        metadata={"note": "x" * 20_000},
+    )
+    entry = entry_of(default_codec().encode(event))
+    assert (entry.terminal is not None, entry.large) == (True, None)
+    assert entry.to_json()["result"] == result_json(event)
+
+
+async def test_readers_wait_for_one_thread_and_get_the_same_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded and encoded once, for any number of readers, and never on the loop."""
+    threads: list[str] = []
+    encode = frames_module.encode_json
+
+    def noted(value: Any) -> str:
+        threads.append(threading.current_thread().name)
+        return encode(value)
+
+    monkeypatch.setattr(frames_module, "encode_json", noted)
+    hub = Hub()
+    readers = [Subscription(hub, single=True) for _ in range(20)]
+    frame = entry_of(RECORD).result_frame()
+    for reader in readers:
+        reader.push([frame])
+    assert readers[0].take_nowait() == [], "a frame that is not ready is to be waited for"
+    got = await asyncio.gather(*(reader.next_frame() for reader in readers))
+    assert all(one is frame for one in got)
+    assert frame.result == result_json(EVENT)
+    assert json.loads(frame.encoded())["result"] == result_json(EVENT)
+    assert len(threads) == 1
+    assert threads[0] != threading.main_thread().name
+
+
+async def test_a_reader_that_gives_up_takes_the_frame_from_nobody() -> None:
+    reader = Subscription(Hub(), single=True)
+    frame = entry_of(RECORD).result_frame()
+    reader.push([frame])
+    waiting = asyncio.ensure_future(reader.next_frame())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    found = await reader.next_frame()
+    assert isinstance(found, ResultFrame)
+    assert found.large is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON)
+def test_json_in_steps_is_json(value: Any) -> None:
+    assert json.loads(encode_json(value)) == json.loads(json.dumps(value))

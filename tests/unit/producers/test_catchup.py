@@ -1,0 +1,85 @@
+"""One pass of the second consumer: each follow gets its records once, and one without room leaves at once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.producers.catchup import Pass
+from penstock.producers.follow import Follow
+from penstock.producers.reader import RawMessage
+
+TP = ("result", 0)
+
+
+def message(offset: int, key: bytes = b"k") -> RawMessage:
+    return RawMessage("result", 0, offset, 0, key, b"v")
+
+
+def follow(begin: int = 0, *, key: bytes = b"k", limit: int = 100) -> Follow:
+    return Follow(key, {TP: begin}, limit, lambda: None)
+
+
+def offsets(of: Follow) -> list[int]:
+    return [taken.offset for taken in of.take()]
+
+
+def test_a_pass_serves_many_keys_and_beginnings() -> None:
+    old, new, other = follow(0), follow(2), follow(0, key=b"o")
+    going = Pass(position=0, goal=4)
+    for each in (old, new, other):
+        going.join(each)
+    for offset, key in enumerate([b"k", b"o", b"k", b"x"]):
+        assert going.give(message(offset, key)) == []
+    assert (offsets(old), offsets(new), offsets(other)) == ([0, 2], [2], [1])
+    assert going.position == 4
+    assert set(going.all()) == {old, new, other}
+
+
+def test_one_without_room_leaves_and_knows_where_to_go_on() -> None:
+    small, roomy = follow(limit=1), follow()
+    going = Pass(position=0, goal=3)
+    going.join(small)
+    going.join(roomy)
+    assert going.give(message(0)) == []
+    assert going.give(message(1)) == [small]
+    assert going.give(message(2)) == []
+    assert (offsets(small), offsets(roomy)) == ([0], [0, 1, 2])
+    assert (small.parked, small.next(TP)) == (True, 1)
+    assert going.all() == [roomy]
+
+
+def test_a_parked_follow_is_not_passed_over_what_it_left() -> None:
+    parked = follow(limit=1)
+    assert parked.offer(message(0))
+    assert not parked.offer(message(1))
+    parked.pass_to(TP, 9)
+    assert parked.resume() == {TP: 1}
+    parked.pass_to(TP, 9)
+    assert parked.next(TP) == 9
+
+
+@given(st.lists(st.sampled_from([b"k", b"o"]), max_size=60), st.integers(1, 5), st.data())
+def test_passes_and_the_shared_reader_together_give_each_record_once(
+    keys: list[bytes], limit: int, data: st.DataObject
+) -> None:
+    """A follow that is handed to and fro, parked and emptied at any moment, sees the records of its key in order."""
+    log = [message(offset, key) for offset, key in enumerate(keys)]
+    followed, got = follow(limit=limit), list[int]()
+    while followed.next(TP) < len(log):
+        begin, goal = followed.next(TP), data.draw(st.integers(followed.next(TP), len(log)))
+        if data.draw(st.booleans()):
+            going = Pass(position=begin, goal=max(goal, begin + 1))
+            going.join(followed)
+            while going.follows and going.position < going.goal:
+                going.give(log[going.position])
+            if going.follows:
+                followed.pass_to(TP, going.position)
+        else:  # the shared reader went back a little and goes on
+            for record in log[max(0, begin - 3) : goal]:
+                if record.key == followed.key and not followed.offer(record):
+                    break
+            followed.pass_to(TP, goal)
+        got += offsets(followed)
+        followed.resume()
+    assert got == [record.offset for record in log if record.key == b"k"]
