@@ -109,12 +109,16 @@ class Allowances:
         return wait_s
 
     def frame_s(self, caller: Caller) -> float:
-        """Count one frame of a socket; seconds to wait before the next one is read."""
-        try:
-            self.call(caller)
-        except TenantLimit as error:
-            return min(error.retry_after_s or 0.0, 1.0)
-        return 0.0
+        """Count one frame of a socket, into debt if need be; seconds to wait before it is worked on."""
+        now = self._clock()
+        return max(
+            (
+                self._calls.of(holder, limits.calls_per_s, now).charge(now, 1)
+                for holder, limits in self._holders(caller)
+                if limits.calls_per_s is not None
+            ),
+            default=0.0,
+        )
 
     def _charge(self, buckets: Buckets, caller: Caller, name: str, what: str) -> None:
         now = self._clock()

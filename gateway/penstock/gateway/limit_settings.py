@@ -43,11 +43,11 @@ class TenantLimits(Section):
 class LimitsSection(TenantLimits):
     """What each tenant may have. A gateway without keys has one tenant only: there those hold that are set."""
 
-    requests_per_s: float | None = Field(default=200, gt=0)
+    requests_per_s: float | None = Field(default=100, gt=0)
     """Submissions of a tenant each second, at each gateway; a second's worth may come at once."""
-    calls_per_s: float | None = Field(default=1_000, gt=0)
+    calls_per_s: float | None = Field(default=300, gt=0)
     """Calls of any route, and frames of sockets, of a tenant each second, at each gateway."""
-    cancels_per_s: float | None = Field(default=100, gt=0)
+    cancels_per_s: float | None = Field(default=50, gt=0)
     """Requests of a tenant whose end is asked for each second, at each gateway."""
     tokens_per_minute: int | None = Field(default=10_000_000, ge=1)
     """Tokens of a tenant's prompts and answers, counted from the log when a request ends."""

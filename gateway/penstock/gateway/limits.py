@@ -121,10 +121,11 @@ class TokenBucket:
         missing = min(cost, self._burst) - self._level
         return 0.0 if missing <= 0 else missing / self._rate
 
-    def charge(self, now: float, cost: float) -> None:
-        """Take what has been used already, into debt if need be."""
+    def charge(self, now: float, cost: float) -> float:
+        """Take what has been used already, into debt if need be; seconds until that is paid."""
         self._refill(now)
         self._level -= cost
+        return max(0.0, -self._level / self._rate)
 
     def remaining(self, now: float) -> int:
         """Whole permits that are there."""

@@ -113,6 +113,7 @@ def test_stopping_lets_streams_and_waiters_go(own_place: Any, sse: Sse) -> None:
     gateway, scribe = own_place.gateway(), own_place.scribe
     job = scribe.request().chunk("ab", 0)
     gateway.wait_for(job.id, "accepted")
+    sse(gateway, job.id, count=2)  # its text has been read from its own topic
     found: dict[str, Any] = {}
 
     def follow() -> None:

@@ -70,9 +70,37 @@ def test_a_tenant_that_floods_everything_hurts_no_other(kafka: Any, tmp_path: Pa
         flooding = subprocess.Popen(
             [sys.executable, flooder.__file__, gateway.url, flood, str(LOAD_S + 4)], stdout=subprocess.PIPE
         )
+        import psutil
+
+        def cpu():
+            out = {}
+            for n, pid in (("worker", worker.popen.pid), ("gateway", gateway.popen.pid), ("flood", flooding.pid)):
+                try:
+                    p = psutil.Process(pid)
+                    ps = [p, *p.children(recursive=True)]
+                    out[n] = sum(x.cpu_times().user + x.cpu_times().system for x in ps)
+                except Exception:
+                    out[n] = 0
+            for p in psutil.process_iter():
+                try:
+                    if p.name() == "java":
+                        out["java%d" % p.pid] = p.cpu_times().user + p.cpu_times().system
+                except Exception:
+                    pass
+            me = psutil.Process()
+            out["me"] = me.cpu_times().user + me.cpu_times().system
+            c = psutil.cpu_times()
+            out["all busy"] = c.user + c.system + c.nice
+            out["steal"] = c.steal
+            out["t"] = time.time()
+            return out
+
+        c0 = cpu()
         try:
             time.sleep(2)  # the flood's first second of permits is spent
             beside = asyncio.run(work(gateway, others, LOAD_S))
+            c1 = cpu()
+            print("\nCPU", {k: round((c1[k] - c0.get(k, 0)) / (c1["t"] - c0["t"]), 2) for k in c1})
             told, _ = flooding.communicate(timeout=60)
         finally:
             flooding.kill()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -241,3 +243,22 @@ def test_the_default_priority_passes_all_limits() -> None:
     assert allowances.with_priority(Caller(max_priority=7)).priority(None) == 7
     assert allowances.with_priority(Caller(key_id="k", limits=Limits(max_priority=8))).priority(None) == 8
     assert Allowances().with_priority(Caller()).priority(None) == 5
+
+
+@given(st.integers(1, 30), st.integers(1, 50))
+def test_sockets_together_are_read_at_their_tenants_rate(sockets: int, rate: int) -> None:
+    """However many there are: each waits for its frame, and all of them are charged to one bucket."""
+    now = [0.0]
+    allowances = Allowances(defaults=Limits(calls_per_s=rate), clock=lambda: now[0])
+    due = [(0.0, number) for number in range(sockets)]
+    read = 0
+    while True:
+        at, number = heapq.heappop(due)
+        if at > 10:
+            break
+        now[0] = at
+        read += 1
+        heapq.heappush(due, (at + allowances.frame_s(Caller()), number))
+        if read > 100 * rate:
+            break
+    assert read <= rate * 11 + sockets + 1
