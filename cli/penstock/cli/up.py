@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -92,7 +93,7 @@ def up(
         remote=remote,
         config=found,
     )
-    run(LocalSystem(options, say))
+    run(LocalSystem(options, noted if is_detached() else say))
 
 
 def run(system: LocalSystem) -> None:
@@ -283,6 +284,11 @@ def running(home: Home) -> SystemState:
             exit_code=ExitCode.UNREACHABLE,
         )
     return state
+
+
+def noted(line: str) -> None:
+    """Progress into up.log: as the other logs have it, with its time."""
+    say(f"{datetime.now(UTC).isoformat(timespec='milliseconds').replace('+00:00', 'Z')} {line}")
 
 
 def say(line: str) -> None:
