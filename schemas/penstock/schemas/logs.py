@@ -6,13 +6,13 @@ import logging
 from datetime import UTC, datetime
 from types import TracebackType
 
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import InternalError, PenstockError
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
 class LineFormatter(logging.Formatter):
-    """`2026-11-21T17:42:17.123Z WARNING penstock.kafka text`. An error of our own is told without its traceback."""
+    """`2026-11-21T17:42:17.123Z WARNING penstock.kafka text`. An error that is no fault of ours is told without its traceback."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -23,7 +23,11 @@ class LineFormatter(logging.Formatter):
 
     def formatException(self, ei: ExcInfo) -> str:
         error = ei[1]
-        return f"{error.code}: {error}" if isinstance(error, PenstockError) else super().formatException(ei)
+        if not isinstance(error, PenstockError) or isinstance(error, InternalError):
+            return super().formatException(ei)
+        cause = error.__cause__
+        because = "" if cause is None else f" (because of {type(cause).__name__}: {cause})"
+        return f"{error.code}: {error}{because}"
 
 
 def log_to_stderr(level: int | str) -> None:
