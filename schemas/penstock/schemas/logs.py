@@ -12,7 +12,7 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tupl
 
 
 class LineFormatter(logging.Formatter):
-    """`2026-11-21T17:42:17.123Z WARNING penstock.kafka text`. An error that is no fault of ours is told without its traceback."""
+    """`2026-11-21T17:42:17.123Z WARNING penstock.kafka text`; an error that is no fault of ours without its traceback."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
