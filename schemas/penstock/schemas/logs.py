@@ -10,7 +10,7 @@ from penstock.schemas.errors import InternalError, PenstockError
 
 
 class LineFormatter(logging.Formatter):
-    """`2026-11-21T17:42:17.123Z WARNING penstock.kafka text`. What is no fault of ours is one line, without traceback."""
+    """`2026-11-21T17:42:17.123Z WARNING penstock.kafka text`; what is no fault of ours is told without a traceback."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
