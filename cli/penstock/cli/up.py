@@ -189,7 +189,8 @@ def status(
     if as_json:
         typer.echo(json.dumps({**asdict(state), "parts": parts, "ready": ready, "data_dir": str(home.data_dir)}))
     else:
-        typer.echo(f"{state.url}  {state.phase}  (pid {state.pid}, up {time.time() - state.started_at:.0f} s)")
+        whole = "ready" if ready else "not all ready" if state.phase == "ready" else state.phase
+        typer.echo(f"{state.url}  {whole}  (pid {state.pid}, up {time.time() - state.started_at:.0f} s)")
         for part, found in looked:
             word = "down, restarting" if part.pid is None else found.status
             restarts = f"  restarts {part.restarts}" if part.restarts else ""
