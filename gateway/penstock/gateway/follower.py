@@ -56,7 +56,10 @@ class Follower:
         on_caught_up: Callable[[], None] = lambda: None,
         on_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`on_caught_up` is told once, before this is ready; `on_failure` is told once when following has ended for good, which only a new process mends."""
+        """`on_caught_up` is told once, before this is ready.
+
+        `on_failure` is told once when following has ended for good, which only a new process mends.
+        """
         self._settings = settings
         self._view = view
         self._store = store
