@@ -91,6 +91,8 @@ class Exchange:
         self.request_id = asked.request_id
         self.created = int(time.time())
         self.model = model
+        self.comes_back = False
+        """Its client named it by an Idempotency-Key: it can ask for the same request again, from any gateway."""
         self._tenant = asked.tenant
         self._request = request
         self._service = service
@@ -102,6 +104,7 @@ class Exchange:
         model = find_model(service.facts.models(), asked.task, asked.model, asked.pool)
         accepted = await service.submitting.submit(asked, idempotency_key=request.headers.get("idempotency-key"))
         exchange = cls(request, service, asked, model or asked.model or "default")
+        exchange.comes_back = "idempotency-key" in request.headers
         exchange.request_id = request.state.request_id = accepted.request_id
         return exchange
 
@@ -112,9 +115,11 @@ class Exchange:
             result = await unless_gone(self._request.receive, outcome(frames))
             result = await self._whole(result)
         except ClientGone:
+            frames.close()
             self._abandoned()
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         except Stopping:  # told to come again, the client would send a new request
+            frames.close()
             self._abandoned()
             raise
         finally:
@@ -133,10 +138,18 @@ class Exchange:
     def stream(self, writer: shapes.ChunkWriter) -> Response:
         frames = self._subscribe()
         events = stream_events(frames, writer, whole=self._whole)
-        return AnswerStream(events, self.request_id, abandoned=self._abandoned, close=frames.close)
+
+        def abandoned() -> None:
+            frames.close()
+            self._abandoned()
+
+        return AnswerStream(events, self.request_id, abandoned=abandoned, close=frames.close)
 
     def _subscribe(self) -> Subscription:
         return self._service.subscriptions.subscribe(self._tenant, self.request_id)
 
     def _abandoned(self) -> None:
+        """Cancel what nobody can ask for any more; docs/decisions/0020 tells why not what has a key."""
+        if self.comes_back or self._service.subscriptions.followed(self._tenant, self.request_id):
+            return
         cancel_abandoned(self._service.control, self._tenant, self.request_id)

@@ -69,7 +69,7 @@ class Script:
 
     def __init__(self, frames: AsyncIterator[Frame], closed: Callable[[], None]) -> None:
         self._frames = frames
-        self._closed = closed
+        self._closed: Callable[[], None] | None = closed
 
     def __aiter__(self) -> Script:
         return self
@@ -78,7 +78,9 @@ class Script:
         return await anext(self._frames)
 
     def close(self) -> None:
-        self._closed()
+        closed, self._closed = self._closed, None
+        if closed is not None:
+            closed()
 
 
 @dataclass
@@ -88,6 +90,7 @@ class FakeService:
     requests: list[InferenceRequest] = field(default_factory=list[InferenceRequest])
     cancelled: list[str] = field(default_factory=list[str])
     open_subscriptions: int = 0
+    followed_elsewhere: bool = False
     ready: Readiness = field(default_factory=lambda: Readiness(True))
 
     @property
@@ -130,6 +133,9 @@ class FakeService:
         (request,) = [r for r in self.requests if (r.tenant, r.request_id) == (tenant, request_id)]
         self.open_subscriptions += 1
         return Script(self._play(request), self._closed)
+
+    def followed(self, tenant: str, request_id: str) -> bool:
+        return self.followed_elsewhere
 
     def _closed(self) -> None:
         self.open_subscriptions -= 1

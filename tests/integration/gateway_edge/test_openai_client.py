@@ -302,6 +302,35 @@ def test_a_client_that_leaves_a_plain_answer_cancels(server: Server) -> None:
     wait_until(lambda: server.service.open_subscriptions == 0)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_named_its_request_can_come_back(server: Server, stream: bool) -> None:
+    """Issue 8, defect 6: its retry found its own cancel (409), and one of two callers ended the other's request."""
+    body = {"model": "smol", "messages": [{"role": "user", "content": "hold"}], "stream": stream}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            server.url + "/v1/chat/completions", json=body, timeout=0.3, headers={"Idempotency-Key": f"k{stream}"}
+        )
+    request_id = server.service.requests[-1].request_id
+    wait_until(lambda: server.service.open_subscriptions == 0)
+    test_a_client_that_leaves_a_plain_answer_cancels(server)  # by then the cancel of the first would have been seen
+    assert request_id not in server.service.cancelled
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_others_follow_goes_on(server: Server, stream: bool) -> None:
+    body = {"model": "smol", "messages": [{"role": "user", "content": "hold"}], "stream": stream}
+    server.service.followed_elsewhere = True
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.url + "/v1/chat/completions", json=body, timeout=0.3)
+        request_id = server.service.requests[-1].request_id
+        wait_until(lambda: server.service.open_subscriptions == 0)
+    finally:
+        server.service.followed_elsewhere = False
+    test_a_client_that_leaves_a_plain_answer_cancels(server)
+    assert request_id not in server.service.cancelled
+
+
 async def test_the_async_client_streams_at_the_same_time(server: Server) -> None:
     import asyncio
 
