@@ -89,21 +89,19 @@ def _plain_text(payload: dict[str, Any], conversation_id: str | None, limits: Li
         return False
     size = 0
     for message in cast("list[dict[str, Any]]", messages):
-        if message["role"] not in _ROLES or not _only_role_and_content(message):
+        # As JSON has it (two fields) or as Avro (five, three of them null).
+        if message["role"] not in _ROLES or (
+            len(message) != 2
+            and (
+                len(message) != 5
+                or message["name"] is not None
+                or message["tool_calls"] is not None
+                or message["tool_call_id"] is not None
+            )
+        ):
             return False
         size += text_bytes(message["content"])
     return size <= limits.max_text_bytes
-
-
-def _only_role_and_content(message: dict[str, Any]) -> bool:
-    """As JSON has it (two fields) or as Avro (five, three of them null). Raises KeyError for other fields."""
-    match len(message):
-        case 2:
-            return True
-        case 5:
-            return message["name"] is None and message["tool_calls"] is None and message["tool_call_id"] is None
-        case _:
-            return False
 
 
 def _plain_embedding(payload: dict[str, Any], limits: Limits) -> bool:

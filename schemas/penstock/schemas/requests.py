@@ -130,7 +130,8 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
     given = [name for name in PAYLOAD_FIELDS if getattr(request, name) is not None]
     if given != [request.task]:
         raise InvalidRequest(f"exactly the payload {request.task} must be set, not {given or 'none'}", param="payload")
-    fields: dict[str, Any] = {"task": request.task, "payload": request.payload}
+    payload = {name: value for name, value in request.payload.items() if value is not None}
+    fields: dict[str, Any] = {"task": request.task, "payload": payload}
     for name in _FIELDS:
         if (value := getattr(request, name, None)) is not None:
             fields[name] = value.to_dict() if isinstance(value, Record) else value
