@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.errors import FinalFailure, error_response, log_unexpected, outcome_error
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
-from penstock.gateway.openai_models import ChunkWriter, Json, in_openai_words
+from penstock.gateway.openai_answers import Json
+from penstock.gateway.openai_models import in_openai_words
 from penstock.gateway.splice import StreamSplice
 from penstock.gateway.subscriptions import SlowConsumer
 from penstock.schemas.errors import InternalError, Overloaded, PenstockError, error_body
@@ -31,6 +32,14 @@ _background: set[asyncio.Task[None]] = set()
 
 class ClientGone(Exception):
     """The client closed its connection before the answer."""
+
+
+class EventWriter(Protocol):
+    """Makes the event objects of one stream."""
+
+    def opening(self) -> list[Json]: ...
+    def text(self, text: str) -> list[Json]: ...
+    def ending(self, result: Json) -> list[Json]: ...
 
 
 class Canceller(Protocol):
@@ -98,7 +107,7 @@ def completed(frame: ResultFrame) -> Json:
 
 async def stream_events(
     frames: AsyncIterator[Frame],
-    writer: ChunkWriter,
+    writer: EventWriter,
     keepalive_s: float = KEEPALIVE_S,
     *,
     whole: Callable[[Json], Awaitable[Json]] | None = None,
@@ -128,7 +137,7 @@ async def stream_events(
 class _StreamTurn:
     """Frames in, chunk objects out."""
 
-    def __init__(self, writer: ChunkWriter, whole: Callable[[Json], Awaitable[Json]] | None) -> None:
+    def __init__(self, writer: EventWriter, whole: Callable[[Json], Awaitable[Json]] | None) -> None:
         self.ended = False
         self._writer = writer
         self._whole = whole
@@ -155,7 +164,7 @@ class _StreamTurn:
         return []
 
     def _text(self, text: str) -> list[Json]:
-        return [*self._open(), self._writer.text(text)] if text else []
+        return [*self._open(), *self._writer.text(text)] if text else []
 
     def _open(self) -> list[Json]:
         opening = [] if self._opened else self._writer.opening()

@@ -133,7 +133,7 @@ class TextBackend:
         """
         self._sampling(spec.params)
         wanted = spec.params.get("max_tokens")
-        reserve = min(int(wanted), self._window - 1) if wanted is not None else min(64, self._window // 4)
+        reserve = int(wanted) if wanted is not None else min(64, self._window // 4)
         messages: list[Message] | None = None
         dropped = 0
         if spec.messages is not None:
