@@ -245,7 +245,7 @@ PASSED_ON = frozenset({"logit_bias", "parallel_tool_calls", "prediction", "reaso
 
 def only_remote(payload: Payload, extra: dict[str, str]) -> Iterator[str]:
     """The fields of a request that only a remote model can serve, as callers write them."""
-    if len(payload) > 1:
+    if not payload.keys().isdisjoint(NEUTRAL):
         for name, neutral in NEUTRAL.items():
             if (value := payload.get(name)) is not None and value not in neutral:
                 yield f"payload.{name}"
