@@ -50,9 +50,17 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
             if route.body is not None:
                 content = {route.body_type: {"schema": schemas[_key(route.body)]}}
                 operation["requestBody"] = {"required": route.body_required, "content": content}
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path":  # one that is optional elsewhere is there in this path
+                    parameter["schema"] = _not_null(parameter["schema"])
             if path.startswith("/v1/"):
                 operation["security"] = [{name: []} for name in _SECURITY]
     return document
+
+
+def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
+    forms = [form for form in schema.get("anyOf", ()) if form != {"type": "null"}]
+    return forms[0] if len(forms) == 1 else schema
 
 
 def _operation_id(method: str, path: str) -> str:

@@ -13,6 +13,7 @@ from penstock.schemas.bodies import EmbeddingRequest, TextRequest
 JSON = "application/json"
 SSE = "text/event-stream"
 BYTES: dict[str, Any] = {"type": "string", "format": "binary"}
+CONTENT_TYPES = ("application/octet-stream", "image/png", "image/jpeg", "image/webp", "image/gif", "text/plain")
 EVENTS: dict[str, Any] = {
     "type": "string",
     "description": "Server-sent events: each `data:` line is a JSON object.",
@@ -95,7 +96,9 @@ ROUTES: dict[tuple[str, str], Documented] = {
         errors=(*ANY_ROUTE, 413),
     ),
     ("GET", "/v1/artifacts/{artifact_id}"): Documented(responses=_json(answers.ArtifactBody), errors=OF_ONE),
-    ("GET", "/v1/artifacts/{artifact_id}/content"): Documented(responses={200: {"*/*": BYTES}}, errors=OF_ONE),
+    ("GET", "/v1/artifacts/{artifact_id}/content"): Documented(
+        responses={200: dict.fromkeys(CONTENT_TYPES, BYTES)}, errors=OF_ONE
+    ),
     ("POST", "/v1/chat/completions"): Documented(
         responses={200: {JSON: openai_shapes.ChatCompletion, SSE: EVENTS}},
         body=openai_models.ChatCompletionBody,
