@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
+
+from penstock.schemas.errors import PenstockError, error_body
 
 Json = dict[str, Any]
 
@@ -80,9 +83,12 @@ class ChunkWriter:
     outcome, in OpenAI's deltas.
     """
 
+    last = b"data: [DONE]\n\n"
+
     def __init__(
         self, request_id: str, created: int, model: str, *, chat: bool, includes_usage: bool, tier: str | None
     ) -> None:
+        self._request_id = request_id
         self._chat = chat
         self._includes_usage = includes_usage
         self._head: Json = {
@@ -94,6 +100,14 @@ class ChunkWriter:
         }
         if tier is not None:
             self._head["service_tier"] = "default" if tier == "auto" else tier
+
+    def encoded(self, events: list[Json]) -> bytes:
+        """Server-sent events."""
+        return b"".join(map(sse_data, events))
+
+    def failure(self, error: PenstockError) -> bytes:
+        """What ends a stream that cannot be carried on."""
+        return sse_data(error_body(error, self._request_id))
 
     def opening(self) -> list[Json]:
         """What comes before any text: the role, on chat."""
@@ -171,6 +185,10 @@ def text_usage(result: Json) -> Json:
     usage: Json = result.get("usage") or {}
     prompt, produced = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
     return {"prompt_tokens": prompt, "completion_tokens": produced, "total_tokens": prompt + produced}
+
+
+def sse_data(body: Json) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def _base64_floats(vector: Sequence[float]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +19,8 @@ from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request
 
 Json = dict[str, Any]
+Words = Mapping[str, str]
+"""For fields of the native request, how a route calls them where that is another name."""
 
 TIER_PRIORITIES: dict[str | None, int | None] = {None: None, "auto": None, "default": 5, "priority": 2, "flex": 8}
 COMPLETION_MAX_TOKENS = 16
@@ -103,8 +106,10 @@ class PenstockOptions(BaseModel):
     min_p: Any = None
 
 
-class _Body(BaseModel):
-    # Strict: "0.5" is no number. Unlisted fields are kept, to be judged by `_refuse_unsupported`.
+class OpenAIBody(BaseModel):
+    """What all bodies have."""
+
+    # Strict: "0.5" is no number. Unlisted fields are kept, to be judged by `refuse_unsupported`.
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
@@ -112,7 +117,7 @@ class _Body(BaseModel):
     penstock: PenstockOptions | None = None
 
 
-class _TextBody(_Body):
+class _TextBody(OpenAIBody):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -155,7 +160,7 @@ class CompletionBody(_TextBody):
     prompt: str | list[Any]
 
 
-class EmbeddingBody(_Body):
+class EmbeddingBody(OpenAIBody):
     """The body of POST /v1/embeddings."""
 
     input: str | list[Any]
@@ -167,7 +172,7 @@ def chat_request(
     body: ChatCompletionBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
 ) -> InferenceRequest:
     """Raises InvalidRequest or UnsupportedParameter with OpenAI's field in `param`; Forbidden for the priority."""
-    _refuse_unsupported(body, HARMLESS_CHAT)
+    refuse_unsupported(body, HARMLESS_CHAT)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequest("max_tokens and max_completion_tokens differ: send one of them", param="max_tokens")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -183,7 +188,7 @@ def completion_request(
     body: CompletionBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
 ) -> InferenceRequest:
     """Raises as `chat_request`."""
-    _refuse_unsupported(body, HARMLESS_COMPLETION)
+    refuse_unsupported(body, HARMLESS_COMPLETION)
     prompt: Any = body.prompt
     if isinstance(prompt, list) and len(cast("list[Any]", prompt)) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
@@ -200,7 +205,7 @@ def embedding_request(
     body: EmbeddingBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
 ) -> InferenceRequest:
     """Raises as `chat_request`."""
-    _refuse_unsupported(body, HARMLESS_EMBEDDING)
+    refuse_unsupported(body, HARMLESS_EMBEDDING)
     payload: Json = {"dimensions": body.dimensions}
     if _tokens(body.input):
         payload["input_token_ids"] = [body.input]
@@ -208,7 +213,7 @@ def embedding_request(
         payload["input_token_ids"] = body.input
     else:
         payload["input"] = body.input
-    return _parse("embedding", body, payload, caller, now_ms, limits)
+    return parse_in_openai_words("embedding", body, payload, caller, now_ms, limits=limits)
 
 
 def _tokens(value: Any) -> bool:
@@ -217,52 +222,90 @@ def _tokens(value: Any) -> bool:
 
 
 def _text_request(body: _TextBody, payload: Json, caller: Caller, now_ms: int, limits: Limits) -> InferenceRequest:
-    if body.service_tier not in TIER_PRIORITIES:
-        raise UnsupportedParameter("service_tier must be auto, default, priority or flex", param="service_tier")
+    tier = tier_priority(body.service_tier)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options goes with stream: true only", param="stream_options")
     payload.update((name, getattr(body, name)) for name in _SAMPLING)
-    return _parse("text_generation", body, payload, caller, now_ms, limits)
+    more: Json = {"stream": bool(body.stream), "metadata": body.metadata}
+    passed = {name: getattr(body, name, None) for name in _PASSED_ON}
+    return parse_in_openai_words(
+        "text_generation", body, payload, caller, now_ms, limits=limits, more=more, passed=passed, tier=tier
+    )
 
 
-def _parse(task: str, body: _Body, payload: Json, caller: Caller, now_ms: int, limits: Limits) -> InferenceRequest:
+def tier_priority(tier: str | None) -> int | None:
+    """The priority that a service tier stands for; None for the key's own. Raises UnsupportedParameter."""
+    if tier not in TIER_PRIORITIES:
+        raise UnsupportedParameter("service_tier must be auto, default, priority or flex", param="service_tier")
+    return TIER_PRIORITIES[tier]
+
+
+def parse_in_openai_words(
+    task: str,
+    body: OpenAIBody,
+    payload: Json,
+    caller: Caller,
+    now_ms: int,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    more: Mapping[str, Any] = MappingProxyType({}),
+    passed: Mapping[str, Any] = MappingProxyType({}),
+    tier: int | None = None,
+    words: Words = MappingProxyType({}),
+) -> InferenceRequest:
+    """The request of a payload. `more` are other fields of it, `passed` those that go to a remote model as they are.
+
+    Raises as `parse_request`, and Forbidden; with the fields named as the caller wrote them (`words`: see
+    `in_openai_words`).
+    """
     given = {} if body.penstock is None else body.penstock.model_dump(exclude_none=True)
     for name in ("top_k", "min_p"):
         if name in given:
             payload[name] = given.pop(name)
-    if passed := _passed_on(body):
-        given["extra"] = {**(given.get("extra") or {}), **passed}
-    fields: Json = {"task": task, "model": body.model, "user_id": body.user or None, "payload": payload, **given}
-    tier = None
-    if isinstance(body, _TextBody):
-        tier = TIER_PRIORITIES[body.service_tier]
-        fields.update(stream=bool(body.stream), metadata=body.metadata)
+    texts = _passed_on(passed)
+    if texts and isinstance(given.get("extra", {}), dict):
+        given["extra"] = {**given.get("extra", {}), **texts}
+    fields: Json = {
+        "task": task,
+        "model": body.model,
+        "user_id": body.user or None,
+        "payload": payload,
+        **more,
+        **given,
+    }
     fields.setdefault("priority", caller.priority(tier))
     try:
         request = parse_request(fields, tenant=caller.tenant, now_ms=now_ms, limits=limits)
         caller.priority(request.priority)
     except PenstockError as error:
-        raise in_openai_words(error, frozenset(given)) from None
+        raise in_openai_words(error, frozenset(given), words) from None
     return request
 
 
-def _passed_on(body: _Body) -> dict[str, str]:
-    """What goes to a remote model as it is, as JSON text."""
-    given = ((name, getattr(body, name, None), neutral) for name, neutral in _PASSED_ON.items())
-    return {name: json.dumps(value) for name, value, neutral in given if value is not None and value not in neutral}
+def _passed_on(passed: Mapping[str, Any]) -> dict[str, str]:
+    """What goes to a remote model as it is, as JSON text; values that change nothing are left out."""
+    return {
+        name: json.dumps(value) for name, value in passed.items() if value is not None and value not in _PASSED_ON[name]
+    }
 
 
-def in_openai_words(error: PenstockError, penstock_fields: frozenset[str] = frozenset()) -> PenstockError:
+def in_openai_words(
+    error: PenstockError, penstock_fields: frozenset[str] = frozenset(), words: Words = MappingProxyType({})
+) -> PenstockError:
     """The same error with the field named as the caller wrote it."""
     native = error.param or ""
     param = native.removeprefix("payload.").removeprefix("extra.")
-    if (native.split(".")[0] in penstock_fields and param not in _PASSED_ON) or param == "top_k":
+    own = next((name for name in words if native == name or native.startswith((f"{name}.", f"{name}["))), None)
+    if own is not None:
+        param = words[own] + native.removeprefix(own)
+    elif (native.split(".")[0] in penstock_fields and param not in _PASSED_ON) or param == "top_k":
         param = f"penstock.{param}"
     message = error.message.replace(native, param) if native else error.message
     return type(error)(message, param=param or None, details=error.details, retry_after_s=error.retry_after_s)
 
 
-def _refuse_unsupported(body: _Body, harmless: Mapping[str, Sequence[Any] | Anything]) -> None:
+def refuse_unsupported(body: OpenAIBody, harmless: Mapping[str, Sequence[Any] | Anything]) -> None:
+    """Raises UnsupportedParameter for a field that is not typed and has a value which would change something."""
     for name, value in (body.model_extra or {}).items():
         accepted = harmless.get(name)
         if accepted is None:

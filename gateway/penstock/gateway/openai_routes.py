@@ -1,4 +1,4 @@
-"""The OpenAI routes: chat, completions, embeddings and models, for stock clients with a changed base URL."""
+"""The OpenAI routes: chat, completions, responses, embeddings and models, for stock clients with a changed base URL."""
 
 from __future__ import annotations
 
@@ -16,8 +16,18 @@ from penstock.gateway import openai_models as shapes
 from penstock.gateway.callers import caller_of
 from penstock.gateway.context import service_of
 from penstock.gateway.models import check_abilities, find_model, public_models, unknown_model
-from penstock.gateway.openai_chat import AnswerStream, ClientGone, cancel_abandoned, outcome, stream_events, unless_gone
+from penstock.gateway.openai_chat import (
+    AnswerStream,
+    ClientGone,
+    EventWriter,
+    cancel_abandoned,
+    outcome,
+    stream_events,
+    unless_gone,
+)
 from penstock.gateway.paging import Page
+from penstock.gateway.responses_answers import Asked, ResponseWriter, response
+from penstock.gateway.responses_models import WORDS, ResponsesBody, responses_request
 from penstock.gateway.service import GatewayService
 from penstock.gateway.subscriptions import Stopping, Subscription
 from penstock.producers.clock import now_ms
@@ -41,6 +51,17 @@ async def create_completion(body: shapes.CompletionBody, request: Request) -> Re
     """Plain or streamed. A client that disconnects cancels."""
     asked = shapes.completion_request(body, caller_of(request), now_ms())
     return await _text_answer(request, body, asked, chat=False)
+
+
+@router.post("/responses", summary="Responses, as OpenAI's API has them")
+async def create_response(body: ResponsesBody, request: Request) -> Response:
+    """Plain or streamed. A client that disconnects cancels."""
+    asked = responses_request(body, caller_of(request), now_ms())
+    exchange = await Exchange.begin(request, asked, WORDS)
+    about = Asked(request_id=exchange.request_id, created=exchange.created, model=exchange.model, body=body)
+    if asked.stream:
+        return exchange.stream(ResponseWriter(about))
+    return await exchange.answer(lambda result: response(about, result))
 
 
 @router.post("/embeddings", summary="Embeddings, as OpenAI's API has them")
@@ -100,7 +121,7 @@ class Exchange:
         self._service = service
 
     @classmethod
-    async def begin(cls, request: Request, asked: InferenceRequest) -> Exchange:
+    async def begin(cls, request: Request, asked: InferenceRequest, words: shapes.Words | None = None) -> Exchange:
         """Submit. Raises ModelNotFound and what `check_abilities` raises before, and what `Submitter.submit` raises."""
         service = service_of(request)
         models = service.facts.models()
@@ -108,7 +129,7 @@ class Exchange:
         try:
             check_abilities(models, asked)
         except InvalidRequest as error:
-            raise shapes.in_openai_words(error) from None
+            raise shapes.in_openai_words(error, words=words or {}) from None
         accepted = await service.submitting.submit(asked, idempotency_key=request.headers.get("idempotency-key"))
         exchange = cls(request, service, asked, model or asked.model or "default")
         exchange.comes_back = "idempotency-key" in request.headers
@@ -142,7 +163,7 @@ class Exchange:
         content = await asyncio.to_thread(store.get, self._tenant, artifact["artifact_id"], sha256=artifact["sha256"])
         return {**result, **json.loads(content)}
 
-    def stream(self, writer: answers.ChunkWriter) -> Response:
+    def stream(self, writer: EventWriter) -> Response:
         frames = self._subscribe()
         events = stream_events(frames, writer, whole=self._whole)
 
@@ -150,7 +171,7 @@ class Exchange:
             frames.close()
             self._abandoned()
 
-        return AnswerStream(events, self.request_id, abandoned=abandoned, close=frames.close)
+        return AnswerStream(events, self.request_id, failure=writer.failure, abandoned=abandoned, close=frames.close)
 
     def _subscribe(self) -> Subscription:
         return self._service.subscriptions.subscribe(self._tenant, self.request_id)

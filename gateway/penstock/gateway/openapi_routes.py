@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.gateway import answers, openai_models, openai_shapes
+from penstock.gateway import answers, openai_models, openai_shapes, responses_models
 from penstock.gateway.answers import Page
 from penstock.gateway.registry_routes import MEDIA_TYPE
 from penstock.schemas.bodies import EmbeddingRequest, TextRequest
@@ -107,6 +107,11 @@ ROUTES: dict[tuple[str, str], Documented] = {
     ("POST", "/v1/completions"): Documented(
         responses={200: {JSON: openai_shapes.Completion, SSE: EVENTS}},
         body=openai_models.CompletionBody,
+        errors=OF_A_RUN,
+    ),
+    ("POST", "/v1/responses"): Documented(
+        responses={200: {JSON: openai_shapes.ResponseObject, SSE: EVENTS}},
+        body=responses_models.ResponsesBody,
         errors=OF_A_RUN,
     ),
     ("POST", "/v1/embeddings"): Documented(

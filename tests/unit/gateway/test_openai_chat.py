@@ -136,6 +136,7 @@ async def test_a_server_that_stops_cancels_no_work() -> None:
     stream = AnswerStream(
         events(),  # type: ignore[arg-type]
         "r1",
+        failure=writer().failure,
         abandoned=lambda: calls.append("abandoned"),
         close=lambda: calls.append("closed"),
     )

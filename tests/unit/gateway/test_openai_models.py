@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 from openai.resources.embeddings import Embeddings
+from openai.resources.responses import Responses
 
 from penstock.gateway import openai_answers as answers
 from penstock.gateway import openai_models as shapes
 from penstock.gateway.callers import Caller
+from penstock.gateway.responses_models import HARMLESS_RESPONSE, ResponsesBody
 from penstock.schemas.errors import Forbidden, InvalidRequest, UnsupportedParameter
 
 OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
@@ -28,6 +30,7 @@ OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"
         (ChatCompletions.create, shapes.ChatCompletionBody, shapes.HARMLESS_CHAT),
         (Completions.create, shapes.CompletionBody, shapes.HARMLESS_COMPLETION),
         (Embeddings.create, shapes.EmbeddingBody, shapes.HARMLESS_EMBEDDING),
+        (Responses.create, ResponsesBody, HARMLESS_RESPONSE),
     ],
 )
 def test_every_field_of_the_stock_client_is_classified(method: Any, body: Any, harmless: dict[str, Any]) -> None:
