@@ -12,7 +12,6 @@ from typing import Any, cast
 from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
 from penstock.schemas.limits import Limits
 from penstock.schemas.plain import text_bytes
-from penstock.schemas.refusals import lone_surrogate
 
 Payload = dict[str, Any]
 
@@ -77,6 +76,10 @@ def size_within(text: str, param: str, limits: Limits) -> int:
     if size > limits.max_text_bytes:
         raise _too_long(param, limits)
     return size
+
+
+def lone_surrogate(param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} holds a lone surrogate, which is no text", param=param)
 
 
 def _too_long(param: str, limits: Limits) -> TooLarge:

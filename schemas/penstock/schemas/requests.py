@@ -11,9 +11,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, cast
 
-from pydantic import ValidationError
-
-from penstock.schemas.bodies import REQUESTS, RequestFields, adapter
 from penstock.schemas.errors import BadJson, InvalidRequest, TooLarge, UnsupportedParameter, UnsupportedTask
 from penstock.schemas.ids import (
     DEFAULT_TENANT,
@@ -23,10 +20,9 @@ from penstock.schemas.ids import (
     new_request_id,
 )
 from penstock.schemas.limits import DEFAULT_LIMITS, Limits
-from penstock.schemas.payloads import PAYLOADS
+from penstock.schemas.payloads import PAYLOADS, lone_surrogate
 from penstock.schemas.plain import is_plain, text_bytes
 from penstock.schemas.records import PAYLOAD_FIELDS, ContextLimits, InferenceRequest, OutputSpec, Record, Requirements
-from penstock.schemas.refusals import lone_surrogate, refusal
 
 __all__ = [
     "BUILT_TASKS",
@@ -41,9 +37,8 @@ __all__ = [
     "validate_request",
 ]
 
-BUILT_TASKS = frozenset(REQUESTS)
+BUILT_TASKS = frozenset(PAYLOADS)
 
-_FIELDS = tuple(RequestFields.__annotations__)
 _TASKS = frozenset(PAYLOAD_FIELDS)
 _OF_THE_RECORD = ("request_id", "tenant", "created_at")
 _RECORDS: dict[str, type[Record]] = {"context": ContextLimits, "requirements": Requirements, "output": OutputSpec}
@@ -132,7 +127,9 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
         raise InvalidRequest(f"exactly the payload {request.task} must be set, not {given or 'none'}", param="payload")
     payload = {name: value for name, value in request.payload.items() if value is not None}
     fields: dict[str, Any] = {"task": request.task, "payload": payload}
-    for name in _FIELDS:
+    from penstock.schemas.refusals import FIELDS
+
+    for name in FIELDS:
         if (value := getattr(request, name, None)) is not None:
             fields[name] = value.to_dict() if isinstance(value, Record) else value
     _checked(request.task, fields, limits)
@@ -141,14 +138,11 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
 
 def _checked(task: str, fields: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """The fields of a request in their normal form, those that are null left out. Raises as `parse_request`."""
-    kind = REQUESTS.get(task)
-    if kind is None:
+    if task not in BUILT_TASKS:
         raise UnsupportedTask(f"the task {task} is not built yet", param="task")
-    try:
-        values: dict[str, Any] = adapter(kind).validate_python(fields)
-    except ValidationError as error:
-        raise refusal(error, kind) from None
-    values = {name: value for name, value in values.items() if value is not None}
+    from penstock.schemas.refusals import validated_request
+
+    values = {name: value for name, value in validated_request(task, fields).items() if value is not None}
     payload = values.get("payload")
     if payload is None:
         raise InvalidRequest("payload must be an object", param="payload")
