@@ -31,6 +31,7 @@ from penstock.gateway.keys import KeysFileError
 from penstock.gateway.limits import BodyLimits, RateLimiter
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.unknown_paths import install_unknown_paths
+from penstock.schemas.requests import prepare_validation
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +41,12 @@ CONNECT_FIRST_S = 5.0
 
 def create_app(settings: GatewaySettings) -> FastAPI:
     """The ASGI application. Its lifespan connects to Kafka. Raises KeysFileError for a missing or broken keys file."""
+    prepare_validation()
     app = FastAPI(
         title="Penstock",
         summary="Durable, prioritised inference on Apache Kafka",
         lifespan=_lifespan,
+        openapi_url=None,  # `docs_page` has both, made beside the loop
         docs_url=None,  # the framework's page loads its scripts from another host
         redoc_url=None,
     )

@@ -1,14 +1,17 @@
-"""`GET /docs`: the OpenAPI document as a page. No script, and nothing that is loaded from another host."""
+"""The OpenAPI document, and `GET /docs`: the same as a page. No script; nothing is loaded from another host."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from fastapi import APIRouter, Request
-from starlette.responses import HTMLResponse
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import HTMLResponse, Response
 
 router = APIRouter()
 
@@ -27,13 +30,42 @@ td, th { text-align: left; vertical-align: top; padding: .15rem 1rem .15rem 0 }
 """
 
 
+@router.get("/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> Response:
+    """The document as JSON."""
+    made = await _made(request)
+    return Response(made.document, media_type="application/json")
+
+
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
-    """Made once for each process."""
-    state = request.app.state
-    if not hasattr(state, "docs_page"):
-        state.docs_page = page(request.app.openapi())
-    return HTMLResponse(state.docs_page, headers=_HEADERS)
+    """The document as a page."""
+    made = await _made(request)
+    return HTMLResponse(made.page, headers=_HEADERS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Made:
+    """Both forms, as bytes."""
+
+    document: bytes
+    page: bytes
+
+
+async def _made(request: Request) -> _Made:
+    """Made once for each process, in a tenth of a second: on a thread, so that others are served meanwhile."""
+    app: FastAPI = request.app
+    if app not in _MADE:
+        _MADE[app] = await asyncio.to_thread(_make, app)
+    return _MADE[app]
+
+
+def _make(app: FastAPI) -> _Made:
+    document = app.openapi()
+    return _Made(document=json.dumps(document, ensure_ascii=False).encode(), page=page(document).encode())
+
+
+_MADE: WeakKeyDictionary[FastAPI, _Made] = WeakKeyDictionary()
 
 
 def page(document: dict[str, Any]) -> str:

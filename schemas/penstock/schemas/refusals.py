@@ -36,6 +36,13 @@ def validated_request(task: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         raise refusal(error, kind) from None
 
 
+def prepare() -> None:
+    """Make the validators and the schemas of their refusals."""
+    for kind in REQUESTS.values():
+        adapter(kind)
+        json_schema(kind)
+
+
 def refusal(error: ValidationError, kind: Any, path: str = "") -> PenstockError:
     """The error for the first thing that is wrong. `kind` is the type that was validated, `path` where it stands."""
     problems = cast("Sequence[Mapping[str, Any]]", error.errors(include_url=False, include_context=False))

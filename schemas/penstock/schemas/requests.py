@@ -32,6 +32,7 @@ __all__ = [
     "is_plain",
     "parse_request",
     "parse_request_bytes",
+    "prepare_validation",
     "request_to_json",
     "text_bytes",
     "validate_request",
@@ -42,6 +43,13 @@ BUILT_TASKS = frozenset(PAYLOADS)
 _TASKS = frozenset(PAYLOAD_FIELDS)
 _OF_THE_RECORD = ("request_id", "tenant", "created_at")
 _RECORDS: dict[str, type[Record]] = {"context": ContextLimits, "requirements": Requirements, "output": OutputSpec}
+
+
+def prepare_validation() -> None:
+    """Make what validation needs, in a quarter of a second. Else the first body would wait for it, with its loop."""
+    from penstock.schemas.refusals import prepare
+
+    prepare()
 
 
 def parse_request(
