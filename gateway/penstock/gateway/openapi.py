@@ -9,7 +9,8 @@ from typing import Any, cast
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from penstock.gateway.openapi_routes import ROUTES, Documented
+from penstock.gateway.answers import Error
+from penstock.gateway.openapi_routes import JSON, ROUTES, Documented
 
 REFERENCE = "#/components/schemas/{model}"
 METHODS = ("get", "put", "post", "delete")
@@ -79,7 +80,9 @@ def _responses(route: Documented, schemas: dict[str, Any]) -> dict[str, Any]:
     error = {route.error_type: {"schema": schemas[_key(route.error_model)]}}
     for status in sorted(set(route.errors) - route.responses.keys()):
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": error}
-    responses["default"] = {"description": "An error", "content": error}
+    # What goes wrong before a route is reached has our own shape on all of them.
+    ours = {JSON: {"schema": schemas[_key(Error)]}}
+    responses["default"] = {"description": "An error", "content": {**error, **ours}}
     return responses
 
 

@@ -14,10 +14,8 @@ JSON = "application/json"
 SSE = "text/event-stream"
 BYTES: dict[str, Any] = {"type": "string", "format": "binary"}
 CONTENT_TYPES = ("application/octet-stream", "image/png", "image/jpeg", "image/webp", "image/gif", "text/plain")
-EVENTS: dict[str, Any] = {
-    "type": "string",
-    "description": "Server-sent events: each `data:` line is a JSON object.",
-}
+EVENTS: dict[str, Any] = {"description": "Server-sent events: each `data:` line is a JSON object."}
+"""Without a type: tools take it for the schema of the whole text or of each event, as they like."""
 
 ANY_ROUTE = (400, 401, 403, 429, 503)
 OF_ONE = (*ANY_ROUTE, 404)
@@ -43,7 +41,7 @@ def _json(model: Any, status: int = 200) -> dict[int, dict[str, Any]]:
     return {status: {JSON: model}}
 
 
-def _registry(model: Any, *, body: Any = None, errors: tuple[int, ...] = (404, 422)) -> Documented:
+def _registry(model: Any, *, body: Any = None, errors: tuple[int, ...] = (404,)) -> Documented:
     return Documented(
         responses={200: {MEDIA_TYPE: model}},
         body=body,
