@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-EXAMPLES = 8
+EXAMPLES = 5
 """Of each route and mode: `make test` has seconds for it."""
 TIMEOUT_S = 20
 CONFORMING = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
