@@ -119,7 +119,7 @@ class TextPayload(TypedDict, total=False):
         str | list[str] | None, Field(description="Texts of 1 to 200 characters that end the text; not part of it.")
     ]
     seed: Annotated[int | None, Field(ge=-_LONG - 1, le=_LONG)]
-    n: Annotated[int | None, Field(ge=1, le=128, description="How many answers.")]
+    n: Annotated[int | None, Field(ge=1, le=1_000, description="How many answers.")]
     logprobs: bool | None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)]
     tools: list[Tool] | None
