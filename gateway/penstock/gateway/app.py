@@ -15,6 +15,7 @@ from starlette.responses import RedirectResponse
 from penstock.gateway import (
     artifacts,
     conversations,
+    docs_page,
     health,
     native,
     openai_routes,
@@ -29,6 +30,8 @@ from penstock.gateway.edge import EdgeLimits, install_edge
 from penstock.gateway.keys import KeysFileError
 from penstock.gateway.limits import BodyLimits, RateLimiter
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.unknown_paths import install_unknown_paths
+from penstock.schemas.requests import prepare_validation
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +41,26 @@ CONNECT_FIRST_S = 5.0
 
 def create_app(settings: GatewaySettings) -> FastAPI:
     """The ASGI application. Its lifespan connects to Kafka. Raises KeysFileError for a missing or broken keys file."""
+    prepare_validation()
     app = FastAPI(
         title="Penstock",
         summary="Durable, prioritised inference on Apache Kafka",
         lifespan=_lifespan,
+        openapi_url=None,  # `docs_page` has both, made beside the loop
+        docs_url=None,  # the framework's page loads its scripts from another host
+        redoc_url=None,
     )
-    for part in (native, conversations, artifacts, openai_routes, registry_routes, ticket_routes, health, sockets):
+    for part in (
+        docs_page,
+        native,
+        conversations,
+        artifacts,
+        openai_routes,
+        registry_routes,
+        ticket_routes,
+        health,
+        sockets,
+    ):
         app.include_router(part.router)
 
     @app.get("/", include_in_schema=False)
@@ -59,6 +76,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     conf = settings.gateway
     context = GatewayContext(settings=settings, tickets=policy.tickets, limiter=RateLimiter())
     put_context(app, context)
+    install_unknown_paths(app)
     app.add_middleware(WaitingMiddleware)  # innermost: who may not come in hears nothing of our broker
     body = BodyLimits(max_bytes=conf.max_body_bytes, by_prefix={"/v1/artifacts": ARTIFACT_BYTES})
     install_edge(
