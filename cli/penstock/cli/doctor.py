@@ -92,7 +92,7 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
     yield from port_checks(None if running is None else running.url)
     url = os.environ.get("PENSTOCK_URL") or (None if running is None else running.url)
     if url is not None:
-        yield gateway_check(url, ask(url), home.logs / "worker.log" if running is not None else None)
+        yield readiness_check(url, ask(url), home.logs / "worker.log" if running is not None else None)
     yield gpu_check()
     try:
         checked()
@@ -215,17 +215,17 @@ def port_checks(running_url: str | None) -> Iterator[Check]:
             yield Check(name="ports", state="ok", detail=f"{port} is free")
 
 
-def gateway_check(url: str, found: Readiness, worker_log: Path | None) -> Check:
+def readiness_check(url: str, found: Readiness, worker_log: Path | None) -> Check:
     """What the gateway says of itself; one without workers takes requests, and they wait. Pure."""
     if found.status == "ready":
-        return Check(name="gateway", state="ok", detail=f"{url} is ready")
+        return Check(name="readiness", state="ok", detail=f"{url} is ready")
     look = f"look into {worker_log}" if worker_log is not None else "look into the logs of the workers"
     cures = {
         "degraded": f"{look}; `penstock workers list` shows which are alive",
         "starting": "wait until it has caught up with the topics",
         "unreachable": "start it with `penstock up`, or name the right one (PENSTOCK_URL)",
     }
-    return Check(name="gateway", state="fail", detail=f"{url} is {found.text()}", cure=cures.get(found.status, look))
+    return Check(name="readiness", state="fail", detail=f"{url} is {found.text()}", cure=cures.get(found.status, look))
 
 
 def gpu_check() -> Check:

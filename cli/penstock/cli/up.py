@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -92,7 +93,7 @@ def up(
         remote=remote,
         config=found,
     )
-    run(LocalSystem(options, say))
+    run(LocalSystem(options, noted if is_detached() else say))
 
 
 def run(system: LocalSystem) -> None:
@@ -188,7 +189,8 @@ def status(
     if as_json:
         typer.echo(json.dumps({**asdict(state), "parts": parts, "ready": ready, "data_dir": str(home.data_dir)}))
     else:
-        typer.echo(f"{state.url}  {state.phase}  (pid {state.pid}, up {time.time() - state.started_at:.0f} s)")
+        whole = "ready" if ready else "not all ready" if state.phase == "ready" else state.phase
+        typer.echo(f"{state.url}  {whole}  (pid {state.pid}, up {time.time() - state.started_at:.0f} s)")
         for part, found in looked:
             word = "down, restarting" if part.pid is None else found.status
             restarts = f"  restarts {part.restarts}" if part.restarts else ""
@@ -283,6 +285,11 @@ def running(home: Home) -> SystemState:
             exit_code=ExitCode.UNREACHABLE,
         )
     return state
+
+
+def noted(line: str) -> None:
+    """Progress into up.log: as the other logs have it, with its time."""
+    say(f"{datetime.now(UTC).isoformat(timespec='milliseconds').replace('+00:00', 'Z')} {line}")
 
 
 def say(line: str) -> None:

@@ -16,6 +16,7 @@ from penstock.gateway import (
     admin_routes,
     artifacts,
     conversations,
+    docs_page,
     health,
     native,
     openai_routes,
@@ -33,6 +34,8 @@ from penstock.gateway.keys import KeysFileError
 from penstock.gateway.open_files import raise_open_files
 from penstock.gateway.protocols import Patience, protocols
 from penstock.gateway.settings import GatewaySettings, allowances_of
+from penstock.gateway.unknown_paths import install_unknown_paths
+from penstock.schemas.requests import prepare_validation
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +45,17 @@ CONNECT_FIRST_S = 5.0
 
 def create_app(settings: GatewaySettings) -> FastAPI:
     """The ASGI application. Its lifespan connects to Kafka. Raises KeysFileError for a missing or broken keys file."""
+    prepare_validation()
     app = FastAPI(
         title="Penstock",
         summary="Durable, prioritised inference on Apache Kafka",
         lifespan=_lifespan,
+        openapi_url=None,  # `docs_page` has both, made beside the loop
+        docs_url=None,  # the framework's page loads its scripts from another host
+        redoc_url=None,
     )
     for part in (
+        docs_page,
         native,
         conversations,
         artifacts,
@@ -73,6 +81,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     conf = settings.gateway
     context = GatewayContext(settings=settings, policy=policy, allowances=allowances_of(settings))
     put_context(app, context)
+    install_unknown_paths(app)
     bodies = BodyLimits(
         max_bytes=conf.max_body_bytes, by_prefix={"/v1/artifacts": ARTIFACT_BYTES}, timeout_s=conf.body_timeout_s
     )

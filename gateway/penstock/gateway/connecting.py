@@ -29,6 +29,13 @@ ASK_S = 5.0
 RETRY_S = 1.0
 
 
+def _spare_the_collector() -> None:
+    """What was made so far lives as long as the process, or nearly: no need to look at it every few requests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 class Connecting:
     """Connects a gateway to its Kafka: then `context.connected` is there; `context.waits_for` says why it is not."""
 
@@ -93,6 +100,7 @@ class Connecting:
                 horizon_ms=int(conf.horizon_h * 3_600_000),
                 rediscover_s=conf.rediscover_s,
                 threads=threads,
+                on_caught_up=_spare_the_collector,
                 on_failure=lambda reason: self._context.on_failure(reason),
             )
             artifacts = await asyncio.to_thread(ArtifactStore, settings.artifacts_location, max_bytes=ARTIFACT_BYTES)
@@ -102,10 +110,7 @@ class Connecting:
             stack.push_async_callback(follower.stop)
             self._stack = stack.pop_all()
         self._context.connected = service
-        # What has been made so far lives as long as the process: the collector need not look at it every few requests.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 50)
+        _spare_the_collector()
 
     async def close(self) -> None:
         """Read nothing new, write what was read, send what was accepted."""

@@ -129,7 +129,7 @@ def item_json(turn: Turn) -> dict[str, Any]:
         "role": message.role,
         "status": "completed",
         "content": [{"type": kind, "text": message.content}],
-        "created_at": rfc3339(message.created_at),
+        "created_at": message.created_at // 1000,
         "request_id": message.request_id,
         "offset": turn.offset,
     }

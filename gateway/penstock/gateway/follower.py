@@ -13,7 +13,6 @@ from typing import Any
 from penstock.gateway.store import TP, Store
 from penstock.gateway.threads import Threads
 from penstock.gateway.topics_read import UnknownTopics, always_read, discover, partitions_of, where_to_begin
-from penstock.gateway.unwritten import HAND_OVER
 from penstock.gateway.view import View
 from penstock.producers import admin
 from penstock.producers.clock import now_ms
@@ -23,7 +22,7 @@ from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError, 
 
 logger = logging.getLogger(__name__)
 
-FLUSH_S = 0.2
+FLUSH_S, CATCHING_UP_FLUSH_S = 0.2, 2.0
 CATCH_UP_S = 2.0
 BEHIND_S = 30.0
 DISCOVERY_S = 1.0
@@ -56,14 +55,19 @@ class Follower:
         horizon_ms: int,
         rediscover_s: float,
         threads: Threads | None = None,
+        on_caught_up: Callable[[], None] = lambda: None,
         on_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`on_failure` is told once when following has ended for good, which only a new process mends."""
+        """`on_caught_up` is told once, before this is ready.
+
+        `on_failure` is told once when following has ended for good, which only a new process mends.
+        """
         self._settings = settings
         self._view = view
         self._store = store
         self._horizon_ms = horizon_ms
         self._rediscover_s = rediscover_s
+        self._on_caught_up = on_caught_up
         self._on_failure = on_failure
         self._threads = threads or Threads()
         self._loop = asyncio.get_running_loop()
@@ -108,6 +112,7 @@ class Follower:
         )
         await asyncio.to_thread(reader.start)
         self._reader = reader
+        self._view.catching_up(True)
         self._topics = topics
         self._discovered_at = time.monotonic()
         self._begin = dict(begin)
@@ -139,7 +144,7 @@ class Follower:
             batch = await self._queue.get()
             for start in range(0, len(batch), FOLDED_AT_ONCE):
                 await self._fold(batch[start : start + FOLDED_AT_ONCE])
-                if self._view.backlog >= HAND_OVER:
+                if self._view.is_due:
                     self._view.flush()
                 while self._view.is_full and not self._view.flush():
                     await asyncio.sleep(0.02)  # the disk is behind: read no further until it has caught up
@@ -177,7 +182,7 @@ class Follower:
 
     async def _flush_forever(self) -> None:
         while True:
-            await asyncio.sleep(FLUSH_S)
+            await asyncio.sleep(FLUSH_S if self._caught_up else CATCHING_UP_FLUSH_S)
             self._view.flush()
             if self._reader is not None and self._reader.failure is not None:
                 self._fail(f"reading the topics failed: {self._reader.failure}")
@@ -273,7 +278,12 @@ class Follower:
         while not self._caught_up:
             try:
                 await self._catch_up(120)
+                # One large batch more, copied before anybody is served.
+                while not self._view.flush() and self._store.failure is None:
+                    await asyncio.sleep(0.02)
+                self._view.catching_up(False)
                 self._caught_up = True
+                self._on_caught_up()
                 logger.info("follower.caught_up live=%d", self._view.live_count)
             except PenstockError as error:
                 logger.warning("follower.not_caught_up error=%s", error.code)

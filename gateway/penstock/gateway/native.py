@@ -16,7 +16,7 @@ from penstock.gateway.sse import events
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id, new_request_id
-from penstock.schemas.records import InferenceRequest
+from penstock.schemas.records import STATUS_RANKS, InferenceRequest
 from penstock.schemas.requests import parse_request
 
 router = APIRouter(prefix="/v1", tags=["requests"])
@@ -85,6 +85,7 @@ async def list_requests(
 ) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("read")
+    check_status(status)
     found = await service_of(request).lookups.page(
         caller.tenant,
         limit=limit + 1,
@@ -157,7 +158,7 @@ async def cancel_many(request: Request) -> dict[str, Any]:
     control = service_of(request).control
     ids: Any = fields.get("ids")
     if ids is None:
-        status, named = _text_or_none(fields, "status"), fields.get("conversation_id")
+        status, named = check_status(fields.get("status")), fields.get("conversation_id")
         conversation_id = None if named is None else check_conversation_id(named)
         cancelled = await control.cancel_where(caller.tenant, status=status, conversation_id=conversation_id)
     elif len(fields) > 1:
@@ -169,10 +170,10 @@ async def cancel_many(request: Request) -> dict[str, Any]:
     return {"object": "cancellation", "count": len(cancelled), "request_ids": cancelled[:CANCEL_AT_ONCE]}
 
 
-def _text_or_none(fields: dict[str, Any], name: str) -> str | None:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, str):
-        raise InvalidRequest(f"{name} must be text", param=name)
+def check_status(value: Any) -> str | None:
+    """A status to choose requests by. Raises InvalidRequest for one that no request ever has."""
+    if value is not None and (not isinstance(value, str) or value not in STATUS_RANKS):
+        raise InvalidRequest(f"status must be one of {', '.join(STATUS_RANKS)}", param="status")
     return value
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -15,22 +14,37 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.errors import FinalFailure, error_response, log_unexpected, outcome_error
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
-from penstock.gateway.openai_models import ChunkWriter, Json, in_openai_words
+from penstock.gateway.openai_answers import Json
+from penstock.gateway.openai_models import in_openai_words
 from penstock.gateway.splice import StreamSplice
 from penstock.gateway.subscriptions import SlowConsumer
-from penstock.schemas.errors import InternalError, Overloaded, PenstockError, error_body
+from penstock.schemas.errors import InternalError, Overloaded, PenstockError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 KEEPALIVE_S = 10.0
 _KEEPALIVE = b": waiting\n\n"
-_DONE = b"data: [DONE]\n\n"
 _background: set[asyncio.Task[None]] = set()
 
 
 class ClientGone(Exception):
     """The client closed its connection before the answer."""
+
+
+class EventWriter(Protocol):
+    """Makes the event objects of one stream, and their bytes."""
+
+    @property
+    def last(self) -> bytes:
+        """What follows the last event."""
+        ...
+
+    def encoded(self, events: list[Json]) -> bytes: ...
+    def failure(self, error: PenstockError) -> bytes: ...
+    def opening(self) -> list[Json]: ...
+    def text(self, text: str) -> list[Json]: ...
+    def ending(self, result: Json) -> list[Json]: ...
 
 
 class Canceller(Protocol):
@@ -98,7 +112,7 @@ def completed(frame: ResultFrame) -> Json:
 
 async def stream_events(
     frames: AsyncIterator[Frame],
-    writer: ChunkWriter,
+    writer: EventWriter,
     keepalive_s: float = KEEPALIVE_S,
     *,
     whole: Callable[[Json], Awaitable[Json]] | None = None,
@@ -113,10 +127,10 @@ async def stream_events(
         async for frame in beats:
             events = [] if frame is None else await turn.on_frame(frame)
             if turn.ended:
-                yield b"".join(map(sse_data, events)) + _DONE
+                yield writer.encoded(events) + writer.last
                 return
             if events:
-                yield b"".join(map(sse_data, events))
+                yield writer.encoded(events)
             elif time.monotonic() - told_at >= keepalive_s:  # frames came, but none that says something here
                 yield _KEEPALIVE
             else:
@@ -128,7 +142,7 @@ async def stream_events(
 class _StreamTurn:
     """Frames in, chunk objects out."""
 
-    def __init__(self, writer: ChunkWriter, whole: Callable[[Json], Awaitable[Json]] | None) -> None:
+    def __init__(self, writer: EventWriter, whole: Callable[[Json], Awaitable[Json]] | None) -> None:
         self.ended = False
         self._writer = writer
         self._whole = whole
@@ -155,7 +169,7 @@ class _StreamTurn:
         return []
 
     def _text(self, text: str) -> list[Json]:
-        return [*self._open(), self._writer.text(text)] if text else []
+        return [*self._open(), *self._writer.text(text)] if text else []
 
     def _open(self) -> list[Json]:
         opening = [] if self._opened else self._writer.opening()
@@ -187,10 +201,6 @@ async def with_keepalive(frames: AsyncIterator[Frame], keepalive_s: float) -> As
             await asyncio.gather(pending, return_exceptions=True)
 
 
-def sse_data(body: Json) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
 class AnswerStream(Response):
     """A response of server-sent events that waits for its first event before it sends a status.
 
@@ -202,6 +212,7 @@ class AnswerStream(Response):
         events: AsyncGenerator[bytes],
         request_id: str,
         *,
+        failure: Callable[[PenstockError], bytes],
         abandoned: Callable[[], None],
         close: Callable[[], None],
     ) -> None:
@@ -212,6 +223,7 @@ class AnswerStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._request_id = request_id
+        self._failure_event = failure
         self._abandoned = abandoned
         self._close = close
 
@@ -240,7 +252,7 @@ class AnswerStream(Response):
             raise
         except Exception as error:
             failure, _ = self._failure(error, scope)
-            event = sse_data(error_body(failure, self._request_id))
+            event = self._failure_event(failure)
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

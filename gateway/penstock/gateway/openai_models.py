@@ -1,4 +1,4 @@
-"""The bodies of the OpenAI routes: what is read, what is harmless, what is refused, and the answers' shapes.
+"""The bodies of the OpenAI routes: what is read, what is passed on, what is harmless, and what is refused.
 
 Every field that OpenAI documents is classified here. Supported ones are typed fields. A field outside of them passes
 only with a value that would not change the output; with any other value, or unknown, it is `unsupported_parameter`.
@@ -6,11 +6,10 @@ only with a value that would not change the output; with any other value, or unk
 
 from __future__ import annotations
 
-import base64
-import sys
-from array import array
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +19,8 @@ from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request
 
 Json = dict[str, Any]
+Words = Mapping[str, str]
+"""For fields of the native request, how a route calls them where that is another name."""
 
 TIER_PRIORITIES: dict[str | None, int | None] = {None: None, "auto": None, "default": 5, "priority": 2, "flex": 8}
 COMPLETION_MAX_TOKENS = 16
@@ -32,30 +33,17 @@ class Anything:
 
 ANYTHING = Anything()
 _HARMLESS: dict[str, Sequence[Any] | Anything] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "n": (1,),
     "prompt_cache_key": ANYTHING,
     "safety_identifier": ANYTHING,
 }
 HARMLESS_CHAT: dict[str, Sequence[Any] | Anything] = {
     **_HARMLESS,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": ANYTHING,
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
     "prompt_cache_retention": ANYTHING,
     "store": (False,),
     "audio": (),
-    "prediction": (),
     "moderation": (),
     "prompt_cache_options": (),
     "web_search_options": (),
@@ -68,7 +56,25 @@ HARMLESS_COMPLETION: dict[str, Sequence[Any] | Anything] = {
     "suffix": ("",),
 }
 HARMLESS_EMBEDDING: dict[str, Sequence[Any] | Anything] = {}
+_PASSED_ON: dict[str, Sequence[Any]] = {
+    "logit_bias": ({},),
+    "parallel_tool_calls": (True,),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+}
+"""Fields that go to remote models as they are, each with the values that change nothing and go nowhere."""
 _PENSTOCK_ONLY = {"top_k", "priority", "conversation_id", "ttl_ms", "pool", "deadline", "execution_timeout_ms"}
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "seed",
+    "n",
+)
 
 
 class StreamOptions(BaseModel):
@@ -97,10 +103,13 @@ class PenstockOptions(BaseModel):
     session_id: Any = None
     extra: Any = Field(None, description="texts passed on to a remote engine")
     top_k: Any = None
+    min_p: Any = None
 
 
-class _Body(BaseModel):
-    # Strict: "0.5" is no number. Unlisted fields are kept, to be judged by `_refuse_unsupported`.
+class OpenAIBody(BaseModel):
+    """What all bodies have."""
+
+    # Strict: "0.5" is no number. Unlisted fields are kept, to be judged by `refuse_unsupported`.
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
@@ -108,12 +117,17 @@ class _Body(BaseModel):
     penstock: PenstockOptions | None = None
 
 
-class _TextBody(_Body):
+class _TextBody(OpenAIBody):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    min_p: Annotated[float | None, Field(description="Not OpenAI's own; many servers and clients have it.")] = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    n: int | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
+    logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     metadata: dict[str, str] | None = None
@@ -129,6 +143,15 @@ class ChatCompletionBody(_TextBody):
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
 
 
 class CompletionBody(_TextBody):
@@ -137,7 +160,7 @@ class CompletionBody(_TextBody):
     prompt: str | list[Any]
 
 
-class EmbeddingBody(_Body):
+class EmbeddingBody(OpenAIBody):
     """The body of POST /v1/embeddings."""
 
     input: str | list[Any]
@@ -149,77 +172,140 @@ def chat_request(
     body: ChatCompletionBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
 ) -> InferenceRequest:
     """Raises InvalidRequest or UnsupportedParameter with OpenAI's field in `param`; Forbidden for the priority."""
-    _refuse_unsupported(body, HARMLESS_CHAT)
+    refuse_unsupported(body, HARMLESS_CHAT)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequest("max_tokens and max_completion_tokens differ: send one of them", param="max_tokens")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    messages = [_message(message, number) for number, message in enumerate(body.messages)]
-    return _text_request(body, {"messages": messages, "max_tokens": max_tokens}, caller, now_ms, limits)
+    payload: Json = {"messages": [_message(message) for message in body.messages], "max_tokens": max_tokens}
+    for name in ("logprobs", "top_logprobs", "tools", "tool_choice", "response_format"):
+        payload[name] = getattr(body, name)
+    if not payload["logprobs"] and payload["top_logprobs"] == 0:
+        payload["top_logprobs"] = None
+    return _text_request(body, payload, caller, now_ms, limits)
 
 
 def completion_request(
     body: CompletionBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
 ) -> InferenceRequest:
     """Raises as `chat_request`."""
-    _refuse_unsupported(body, HARMLESS_COMPLETION)
-    prompt = body.prompt
-    if isinstance(prompt, list):
-        if len(prompt) != 1 or not isinstance(prompt[0], str):
-            raise UnsupportedParameter("prompt must be one text: send a request for each prompt", param="prompt")
+    refuse_unsupported(body, HARMLESS_COMPLETION)
+    prompt: Any = body.prompt
+    if isinstance(prompt, list) and len(cast("list[Any]", prompt)) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return _text_request(body, {"prompt": prompt, "max_tokens": max_tokens}, caller, now_ms, limits)
+    payload: Json = {"prompt": prompt, "max_tokens": max_tokens}
+    if _tokens(prompt):
+        payload = {"prompt_token_ids": prompt, "max_tokens": max_tokens}
+    elif isinstance(prompt, list):
+        raise UnsupportedParameter("prompt must be one prompt: send a request for each", param="prompt")
+    return _text_request(body, payload, caller, now_ms, limits)
 
 
 def embedding_request(
     body: EmbeddingBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
 ) -> InferenceRequest:
     """Raises as `chat_request`."""
-    _refuse_unsupported(body, HARMLESS_EMBEDDING)
-    if isinstance(body.input, list) and any(isinstance(item, int | list) for item in body.input):
-        raise UnsupportedParameter("input must be text or a list of texts, not tokens", param="input")
-    payload = {"input": body.input, "dimensions": body.dimensions}
-    return _parse("embedding", body, payload, caller, now_ms, limits)
+    refuse_unsupported(body, HARMLESS_EMBEDDING)
+    payload: Json = {"dimensions": body.dimensions}
+    if _tokens(body.input):
+        payload["input_token_ids"] = [body.input]
+    elif isinstance(body.input, list) and body.input and all(map(_tokens, body.input)):
+        payload["input_token_ids"] = body.input
+    else:
+        payload["input"] = body.input
+    return parse_in_openai_words("embedding", body, payload, caller, now_ms, limits=limits)
+
+
+def _tokens(value: Any) -> bool:
+    """Whether a value is a list of token ids."""
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in cast("list[Any]", value))
 
 
 def _text_request(body: _TextBody, payload: Json, caller: Caller, now_ms: int, limits: Limits) -> InferenceRequest:
-    if body.service_tier not in TIER_PRIORITIES:
-        raise UnsupportedParameter("service_tier must be auto, default, priority or flex", param="service_tier")
+    tier = tier_priority(body.service_tier)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options goes with stream: true only", param="stream_options")
-    payload.update(temperature=body.temperature, top_p=body.top_p, stop=body.stop, seed=body.seed)
-    return _parse("text_generation", body, payload, caller, now_ms, limits)
+    payload.update((name, getattr(body, name)) for name in _SAMPLING)
+    more: Json = {"stream": bool(body.stream), "metadata": body.metadata}
+    passed = {name: getattr(body, name, None) for name in _PASSED_ON}
+    return parse_in_openai_words(
+        "text_generation", body, payload, caller, now_ms, limits=limits, more=more, passed=passed, tier=tier
+    )
 
 
-def _parse(task: str, body: _Body, payload: Json, caller: Caller, now_ms: int, limits: Limits) -> InferenceRequest:
+def tier_priority(tier: str | None) -> int | None:
+    """The priority that a service tier stands for; None for the key's own. Raises UnsupportedParameter."""
+    if tier not in TIER_PRIORITIES:
+        raise UnsupportedParameter("service_tier must be auto, default, priority or flex", param="service_tier")
+    return TIER_PRIORITIES[tier]
+
+
+def parse_in_openai_words(
+    task: str,
+    body: OpenAIBody,
+    payload: Json,
+    caller: Caller,
+    now_ms: int,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    more: Mapping[str, Any] = MappingProxyType({}),
+    passed: Mapping[str, Any] = MappingProxyType({}),
+    tier: int | None = None,
+    words: Words = MappingProxyType({}),
+) -> InferenceRequest:
+    """The request of a payload. `more` are other fields of it, `passed` those that go to a remote model as they are.
+
+    Raises as `parse_request`, and Forbidden; with the fields named as the caller wrote them (`words`: see
+    `in_openai_words`).
+    """
     given = {} if body.penstock is None else body.penstock.model_dump(exclude_none=True)
-    if "top_k" in given:
-        payload["top_k"] = given.pop("top_k")
-    fields: Json = {"task": task, "model": body.model, "user_id": body.user or None, "payload": payload, **given}
-    tier = None
-    if isinstance(body, _TextBody):
-        tier = TIER_PRIORITIES[body.service_tier]
-        fields.update(stream=bool(body.stream), metadata=body.metadata)
+    for name in ("top_k", "min_p"):
+        if name in given:
+            payload[name] = given.pop(name)
+    texts = _passed_on(passed)
+    if texts and isinstance(given.get("extra", {}), dict):
+        given["extra"] = {**given.get("extra", {}), **texts}
+    fields: Json = {
+        "task": task,
+        "model": body.model,
+        "user_id": body.user or None,
+        "payload": payload,
+        **more,
+        **given,
+    }
     fields.setdefault("priority", caller.priority(tier))
     try:
         request = parse_request(fields, tenant=caller.tenant, now_ms=now_ms, limits=limits)
         caller.priority(request.priority)
     except PenstockError as error:
-        raise in_openai_words(error, frozenset(given)) from None
+        raise in_openai_words(error, frozenset(given), words) from None
     return request
 
 
-def in_openai_words(error: PenstockError, penstock_fields: frozenset[str] = frozenset()) -> PenstockError:
+def _passed_on(passed: Mapping[str, Any]) -> dict[str, str]:
+    """What goes to a remote model as it is, as JSON text; values that change nothing are left out."""
+    return {
+        name: json.dumps(value) for name, value in passed.items() if value is not None and value not in _PASSED_ON[name]
+    }
+
+
+def in_openai_words(
+    error: PenstockError, penstock_fields: frozenset[str] = frozenset(), words: Words = MappingProxyType({})
+) -> PenstockError:
     """The same error with the field named as the caller wrote it."""
     native = error.param or ""
-    param = native.removeprefix("payload.")
-    if native.split(".")[0] in penstock_fields or param == "top_k":
+    param = native.removeprefix("payload.").removeprefix("extra.")
+    own = next((name for name in words if native == name or native.startswith((f"{name}.", f"{name}["))), None)
+    if own is not None:
+        param = words[own] + native.removeprefix(own)
+    elif (native.split(".")[0] in penstock_fields and param not in _PASSED_ON) or param == "top_k":
         param = f"penstock.{param}"
     message = error.message.replace(native, param) if native else error.message
     return type(error)(message, param=param or None, details=error.details, retry_after_s=error.retry_after_s)
 
 
-def _refuse_unsupported(body: _Body, harmless: Mapping[str, Sequence[Any] | Anything]) -> None:
+def refuse_unsupported(body: OpenAIBody, harmless: Mapping[str, Sequence[Any] | Anything]) -> None:
+    """Raises UnsupportedParameter for a field that is not typed and has a value which would change something."""
     for name, value in (body.model_extra or {}).items():
         accepted = harmless.get(name)
         if accepted is None:
@@ -235,114 +321,8 @@ def _same(value: Any, accepted: Any) -> bool:
     return value == accepted and isinstance(value, bool) == isinstance(accepted, bool)
 
 
-def _message(message: Json, number: int) -> Json:
+def _message(message: Json) -> Json:
     """A message without what answers carry when clients send them back: nulls and empty lists."""
-    role = message.get("role")
-    if role in ("tool", "function"):
-        raise UnsupportedParameter(f"messages of role {role} are not supported", param=f"messages[{number}].role")
     return {
         key: value for key, value in message.items() if key in ("role", "content") or not (value is None or value == [])
     }
-
-
-# --- answers
-
-
-def chat_completion(request_id: str, created: int, model: str, result: Json, tier: str | None) -> Json:
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": result.get("text") or "", "refusal": None},
-        "logprobs": None,
-        "finish_reason": finish_reason(result),
-    }
-    return _answer(f"chatcmpl-{request_id}", "chat.completion", created, model, [choice], result, tier)
-
-
-def completion(request_id: str, created: int, model: str, result: Json, tier: str | None) -> Json:
-    choice = {"index": 0, "text": result.get("text") or "", "logprobs": None, "finish_reason": finish_reason(result)}
-    return _answer(f"cmpl-{request_id}", "text_completion", created, model, [choice], result, tier)
-
-
-def _answer(
-    answer_id: str, kind: str, created: int, model: str, choices: list[Json], result: Json, tier: str | None
-) -> Json:
-    answer: Json = {"id": answer_id, "object": kind, "created": created, "choices": choices}
-    answer["model"] = result.get("model") or model
-    answer["usage"] = text_usage(result)
-    answer["system_fingerprint"] = None
-    if tier is not None:
-        answer["service_tier"] = "default" if tier == "auto" else tier
-    return answer
-
-
-class ChunkWriter:
-    """Makes the chunk objects of one stream, chat or completion."""
-
-    def __init__(
-        self, request_id: str, created: int, model: str, *, chat: bool, includes_usage: bool, tier: str | None
-    ) -> None:
-        self._chat = chat
-        self._includes_usage = includes_usage
-        self._head: Json = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
-            "object": "chat.completion.chunk" if chat else "text_completion",
-            "created": created,
-            "model": model,
-            "system_fingerprint": None,
-        }
-        if tier is not None:
-            self._head["service_tier"] = "default" if tier == "auto" else tier
-
-    def opening(self) -> list[Json]:
-        """What comes before any text: the role, on chat."""
-        return [self._chunk({"role": "assistant", "content": "", "refusal": None}, None)] if self._chat else []
-
-    def text(self, text: str) -> Json:
-        return self._chunk({"content": text} if self._chat else text, None)
-
-    def ending(self, result: Json) -> list[Json]:
-        """The finish reason, then the usage if it was asked for."""
-        chunks = [self._chunk({} if self._chat else "", finish_reason(result))]
-        if self._includes_usage:
-            chunks.append({**self._head, "choices": [], "usage": text_usage(result)})
-        return chunks
-
-    def _chunk(self, content: Json | str, reason: str | None) -> Json:
-        choice: Json = {"index": 0, "delta" if self._chat else "text": content, "logprobs": None}
-        choice["finish_reason"] = reason
-        chunk: Json = {**self._head, "choices": [choice]}
-        if self._includes_usage:
-            chunk["usage"] = None
-        return chunk
-
-
-def embedding_list(model: str, result: Json, encoding_format: str | None) -> Json:
-    """The answer of /v1/embeddings; `base64` is little-endian float32, as the stock client asks for."""
-    vectors = cast("list[list[float]]", result.get("embeddings") or [])
-    as_base64 = encoding_format == "base64"
-    data: list[Json] = [
-        {"object": "embedding", "index": index, "embedding": _base64_floats(vector) if as_base64 else vector}
-        for index, vector in enumerate(vectors)
-    ]
-    usage = text_usage(result)
-    counts = {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["total_tokens"]}
-    return {"object": "list", "data": data, "model": result.get("model") or model, "usage": counts}
-
-
-def finish_reason(result: Json) -> str:
-    """One of the reasons that OpenAI's clients know."""
-    reason = result.get("finish_reason")
-    return reason if reason in ("stop", "length", "content_filter") else "stop"
-
-
-def text_usage(result: Json) -> Json:
-    usage: Json = result.get("usage") or {}
-    prompt, produced = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-    return {"prompt_tokens": prompt, "completion_tokens": produced, "total_tokens": prompt + produced}
-
-
-def _base64_floats(vector: Sequence[float]) -> str:
-    floats = array("f", vector)
-    if sys.byteorder == "big":
-        floats.byteswap()
-    return base64.b64encode(floats.tobytes()).decode()

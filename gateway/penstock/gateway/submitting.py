@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from penstock.gateway.follower import Follower
-from penstock.gateway.models import find_model
+from penstock.gateway.models import check_abilities, find_model
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view import View
 from penstock.producers.outgoing import request_record, valid_traceparent
@@ -61,11 +61,13 @@ class Submitter:
         """Put a request on its topic and wait for the broker's word.
 
         `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace.
-        Raises Overloaded, BrokerUnavailable, TooLarge, ModelNotFound, InvalidRequest (unknown pool) and
-        IdempotencyKeyReused.
+        Raises Overloaded, BrokerUnavailable, TooLarge, ModelNotFound, InvalidRequest (unknown pool),
+        IdempotencyKeyReused, and what `check_abilities` raises.
         """
         await self._check_pool(request)
-        find_model(self._models(), request.task, request.model, request.pool)
+        models = list(self._models())
+        find_model(models, request.task, request.model, request.pool)
+        check_abilities(models, request)
         if idempotency_key is not None:
             return await self._submit_once(request, idempotency_key, traceparent)
         await self._produce(request, traceparent)

@@ -150,6 +150,10 @@ class Subscriptions:
     def unfollow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
         self.hub.unsubscribe(subscription.client, ("conversation", tenant, conversation_id))
 
+    def followed(self, tenant: str, request_id: str) -> bool:
+        """Whether somebody follows this request here, or waits for its outcome."""
+        return any(self.hub.listened((kind, tenant, request_id)) for kind in ("request", "outcome"))
+
     async def reach(self, after: Cursor | None) -> None:
         """Wait until this gateway's view is as far as the one that gave a cursor out (2 s at most)."""
         if after is None or after.offset < 0:

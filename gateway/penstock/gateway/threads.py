@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from penstock.schemas.errors import PenstockError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -19,7 +21,16 @@ class Pool:
 
     async def run(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Do it on one of the threads; waits in line when all are busy."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: work(*args, **options))
+
+        def do() -> T:
+            try:
+                return work(*args, **options)
+            except PenstockError as error:
+                # Whoever keeps it must not keep the frames that it came through: they hold Kafka clients.
+                error.__cause__ = error.__context__ = None
+                raise error.with_traceback(None)  # noqa: B904
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, do)
 
     def close(self) -> None:
         """Take no more work. What runs ends by itself."""

@@ -14,6 +14,8 @@ MAX_ENTRIES, MAX_BYTES = 5_000, 64 * 2**20
 """Entries that were not handed to the writer, and the bytes of their outcomes: at more nothing should be read."""
 HAND_OVER = 1_000
 """With so many a batch is handed over at once: copying them is done on the event loop."""
+MAX_CATCHING_UP = 20_000
+"""In place of both, while what is old is read: most of it ends a few records later, and is written once then."""
 
 
 class Unwritten:
@@ -21,6 +23,7 @@ class Unwritten:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.catching_up = False
         self._changed: dict[Key, Entry] = {}
         self._bytes = 0
         self._writing: deque[tuple[threading.Event, dict[Key, Entry]]] = deque()
@@ -32,7 +35,13 @@ class Unwritten:
     @property
     def is_full(self) -> bool:
         """Whether so much waits that nothing more should be read."""
-        return len(self._changed) > MAX_ENTRIES or self._bytes > MAX_BYTES
+        limit = MAX_CATCHING_UP if self.catching_up else MAX_ENTRIES
+        return len(self._changed) > limit or self._bytes > MAX_BYTES
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough waits for a batch."""
+        return len(self._changed) >= (MAX_CATCHING_UP if self.catching_up else HAND_OVER)
 
     def add(self, entry: Entry) -> None:
         self._changed[entry.key] = entry

@@ -377,6 +377,15 @@ class View:
         return len(self._unwritten)
 
     @property
+    def is_due(self) -> bool:
+        """Whether enough waits to be handed to the writer now."""
+        return self._unwritten.is_due
+
+    def catching_up(self, value: bool) -> None:
+        """Whether what is read is old: then it is written in larger batches."""
+        self._unwritten.catching_up = value
+
+    @property
     def is_full(self) -> bool:
         """Whether so much waits to be handed to the writer that nothing more should be read."""
         return self._unwritten.is_full

@@ -20,11 +20,12 @@ from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, size_of
 from penstock.producers.clock import now_ms
 from penstock.schemas.errors import InternalError, PenstockError
+from penstock.schemas.payloads import NEUTRAL
 from penstock.schemas.records import ConversationMessage
 
 logger = logging.getLogger(__name__)
 
-_PARAMS = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "dimensions")
+_PARAMS = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "dimensions", *NEUTRAL)
 
 
 class _Sink:
@@ -255,7 +256,7 @@ class Execution:
             run_id=run.run_id,
             task=request.task,
             model=work.lane,
-            messages=payload.get("messages"),
+            messages=_without_nulls(payload.get("messages")),
             history=history,
             prompt=payload.get("prompt"),
             inputs=[inputs] if isinstance(inputs, str) else inputs,
@@ -270,6 +271,16 @@ class Execution:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _without_nulls(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Messages as templates and servers know them: some ask whether a field is there, not whether it is null."""
+    if messages is None:
+        return None
+    return [
+        message if len(message) == 2 else {name: value for name, value in message.items() if value is not None}
+        for message in messages
+    ]
 
 
 def _goes_on(work: Work, run: Run) -> bool:

@@ -16,13 +16,17 @@ from penstock.schemas.records import ArtifactRef
 INLINE_BYTES = 256 * 1024
 """The largest output that travels inside its event."""
 _FLOAT_BYTES = 4
+_NESTED = frozenset({"tool_calls", "logprobs", "choices"})
 
 
 def size_of(output: Mapping[str, Any]) -> int:
     """About how many bytes the output takes in an event."""
     vectors: list[list[float]] = output.get("embeddings") or []
     text: str = output.get("text") or ""
-    return sum(map(len, vectors)) * _FLOAT_BYTES + (len(text) if text.isascii() else len(text.encode()))
+    size = sum(map(len, vectors)) * _FLOAT_BYTES + (len(text) if text.isascii() else len(text.encode()))
+    for name in _NESTED & output.keys():
+        size += len(json.dumps(output[name]))
+    return size
 
 
 class Outputs:

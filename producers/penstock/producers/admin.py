@@ -9,7 +9,6 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -54,10 +53,6 @@ STUCK_S = 3.0
 """An answer about the cluster that takes longer is asked for again with a new client."""
 
 _clients: dict[tuple[object, ...], AdminClient] = {}
-_retired: deque[tuple[float, AdminClient]] = deque()
-"""Clients that were replaced, and when. One that ends while somebody awaits its answer ends that with an error."""
-RETIRED_S, MAX_RETIRED = 45.0, 4
-"""So long, and so many, replaced clients are kept with their threads: nobody awaits an answer for longer."""
 RENEW_S = 1.0
 """A client is not replaced before it is so old: an outage would pile them up."""
 _made_at: dict[tuple[object, ...], float] = {}
@@ -65,12 +60,12 @@ _clients_lock = threading.Lock()
 
 
 def admin_client(settings: KafkaSettings) -> AdminClient:
-    """The process's admin client for these settings; connecting one per call would cost more than the calls."""
+    """The process's admin client for these settings; connecting one per call would cost more than the calls.
+
+    Hold it until its answer is there: one that was replaced ends, with its threads, when nobody holds it any more.
+    """
     key = _key(settings)
-    ended: list[AdminClient] = []
     with _clients_lock:
-        while _retired and (len(_retired) > MAX_RETIRED or time.monotonic() - _retired[0][0] > RETIRED_S):
-            ended.append(_retired.popleft()[1])  # it ends, with its threads, when this call does
         if key not in _clients:
             _made_at[key] = time.monotonic()
             config = settings.librdkafka()
@@ -88,7 +83,6 @@ def _begin_anew() -> None:
     global _clients_lock
     _clients_lock = threading.Lock()  # another thread of the parent may have held it
     _clients.clear()
-    _retired.clear()
 
 
 os.register_at_fork(after_in_child=_begin_anew)
@@ -103,7 +97,7 @@ def _forget(settings: KafkaSettings, client: AdminClient) -> None:
     key = _key(settings)
     with _clients_lock:
         if _clients.get(key) is client and time.monotonic() - _made_at.get(key, 0.0) >= RENEW_S:
-            _retired.append((time.monotonic(), _clients.pop(key)))
+            del _clients[key]
 
 
 def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: float = 30.0) -> list[TopicReport]:
@@ -143,8 +137,9 @@ def topic_configs(settings: KafkaSettings, topics: Sequence[str], timeout_s: flo
     if not topics:
         return {}
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+    client = admin_client(settings)  # held until all is answered
     with translated("read the settings of topics"):
-        futures = admin_client(settings).describe_configs(resources, request_timeout=timeout_s)
+        futures = client.describe_configs(resources, request_timeout=timeout_s)
     found: dict[str, dict[str, str]] = {}
     for resource, future in futures.items():
         name = resource.name
@@ -181,7 +176,8 @@ def create_conversation_topic(
 
 def delete_topic(settings: KafkaSettings, topic: str, timeout_s: float = 15.0) -> bool:
     """False when it does not exist."""
-    future = admin_client(settings).delete_topics([topic], operation_timeout=timeout_s)[topic]
+    client = admin_client(settings)
+    future = client.delete_topics([topic], operation_timeout=timeout_s)[topic]
     try:
         future.result(timeout_s + 1)
     except KafkaException as error:
@@ -292,7 +288,8 @@ def _create(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: floa
         for spec in specs
     ]
     created: set[str] = set()
-    for name, future in admin_client(settings).create_topics(new, operation_timeout=timeout_s).items():
+    client = admin_client(settings)
+    for name, future in client.create_topics(new, operation_timeout=timeout_s).items():
         try:
             future.result(timeout_s + 1)
             created.add(name)
@@ -349,9 +346,12 @@ def _descriptions(
 
 
 def _wait(future: Future[Any], doing: str, timeout_s: float, topic: str) -> Any:
+    # Raised by `result`, the error would refer to the frames that hold the future and the client: a cycle that keeps
+    # a client's threads until the collector comes by.
     try:
-        return future.result(timeout_s + 1)
-    except KafkaException as error:
-        raise from_kafka(error, doing, topic) from error
-    except TimeoutError as error:
-        raise BrokerUnavailable(f"{doing}: no answer within {timeout_s:.0f} s", retry_after_s=1.0) from error
+        error = future.exception(timeout_s + 1)
+    except TimeoutError as late:
+        raise BrokerUnavailable(f"{doing}: no answer within {timeout_s:.0f} s", retry_after_s=1.0) from late
+    if isinstance(error, KafkaException):
+        raise from_kafka(error, doing, topic)
+    return future.result()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
+from copy import copy
 from datetime import UTC, datetime
-from types import TracebackType
 
-from penstock.schemas.errors import PenstockError
-
-ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+from penstock.schemas.errors import InternalError, PenstockError
 
 
 class LineFormatter(logging.Formatter):
-    """`2026-11-21T17:42:17.123Z WARNING penstock.kafka text`. An error of our own is told without its traceback."""
+    """`2026-11-21T17:42:17.123Z WARNING penstock.kafka text`; what is no fault of ours is told without a traceback."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -21,9 +19,16 @@ class LineFormatter(logging.Formatter):
         time = datetime.fromtimestamp(record.created, UTC)
         return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
-    def formatException(self, ei: ExcInfo) -> str:
-        error = ei[1]
-        return f"{error.code}: {error}" if isinstance(error, PenstockError) else super().formatException(ei)
+    def format(self, record: logging.LogRecord) -> str:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, PenstockError) or isinstance(error, InternalError):
+            return super().format(record)
+        plain = copy(record)
+        plain.exc_info = plain.exc_text = None
+        because = (
+            "" if error.__cause__ is None else f" (because of {type(error.__cause__).__name__}: {error.__cause__})"
+        )
+        return f"{super().format(plain)}: {error.code}: {error}{because}"
 
 
 def log_to_stderr(level: int | str) -> None:

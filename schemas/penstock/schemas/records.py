@@ -304,7 +304,12 @@ class ResultEvent(Record):
 
     @property
     def output(self) -> dict[str, Any] | None:
-        """The output of the task, on a completed terminal event."""
+        """The output of the task, on a completed terminal event, without the fields that are null."""
+        found = self._output
+        return None if found is None else {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def _output(self) -> dict[str, Any] | None:
         return getattr(self, self.task) if self.task in PAYLOAD_FIELDS else None
 
     @property
@@ -314,7 +319,7 @@ class ResultEvent(Record):
     @property
     def output_text(self) -> str | None:
         """The text of a textual output."""
-        output = self.output
+        output = self._output
         return None if output is None else output.get("text")
 
 

@@ -1,12 +1,13 @@
-"""The JSON form of requests: strict reading with the field at fault named, and back. One validation for all ways in."""
+"""The JSON form of requests: strict reading with the field at fault named, and back. One validation for all ways in.
+
+The types are in `bodies`, the payloads' normal forms in `payloads`, the errors' texts in `refusals`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
@@ -16,40 +17,39 @@ from penstock.schemas.ids import (
     check_conversation_id,
     check_request_id,
     check_tenant,
-    is_conversation_id,
-    is_request_id,
-    is_tenant,
     new_request_id,
 )
+from penstock.schemas.limits import DEFAULT_LIMITS, Limits
+from penstock.schemas.payloads import PAYLOADS, lone_surrogate
+from penstock.schemas.plain import is_plain, text_bytes
 from penstock.schemas.records import PAYLOAD_FIELDS, ContextLimits, InferenceRequest, OutputSpec, Record, Requirements
 
-BUILT_TASKS = frozenset({"text_generation", "embedding"})
-ROLES = ("system", "user", "assistant")
+__all__ = [
+    "BUILT_TASKS",
+    "DEFAULT_LIMITS",
+    "Limits",
+    "content_hash",
+    "is_plain",
+    "parse_request",
+    "parse_request_bytes",
+    "prepare_validation",
+    "request_to_json",
+    "text_bytes",
+    "validate_request",
+]
+
+BUILT_TASKS = frozenset(PAYLOADS)
+
+_TASKS = frozenset(PAYLOAD_FIELDS)
+_OF_THE_RECORD = ("request_id", "tenant", "created_at")
+_RECORDS: dict[str, type[Record]] = {"context": ContextLimits, "requirements": Requirements, "output": OutputSpec}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """What one request may hold. Bytes are of UTF-8."""
+def prepare_validation() -> None:
+    """Make what validation needs, in a quarter of a second. Else the first body would wait for it, with its loop."""
+    from penstock.schemas.refusals import prepare
 
-    max_text_bytes: int = 500_000
-    max_messages: int = 2_000
-    max_tokens: int = 1_000_000
-    max_inputs: int = 2_048
-    max_stops: int = 16
-    max_stop_chars: int = 200
-    max_ttl_ms: int = 86_400_000
-    default_ttl_ms: int = 3_600_000
-    max_attempts: int = 10
-    max_map_entries: int = 64
-    max_map_bytes: int = 16_384
-    max_record_bytes: int = 1_000_000
-
-
-DEFAULT_LIMITS = Limits()
-
-_Check = Callable[[Any, str, Limits], Any]
-_INT, _LONG = 2**31 - 1, 2**63 - 1  # the largest values of Avro's numbers
-_POOL = re.compile(r"[A-Za-z0-9_-]{1,63}")
+    prepare()
 
 
 def parse_request(
@@ -65,28 +65,36 @@ def parse_request(
 
     Raises InvalidRequest, UnsupportedParameter, UnsupportedTask, TooLarge, each with the field in `param`.
     """
-    _known(body, _REQUEST_FIELDS, "")
-    task = body.get("task")
+    fields = {name: value for name, value in body.items() if name not in _OF_THE_RECORD}
+    task = fields.get("task")
     if not isinstance(task, str) or task not in PAYLOAD_FIELDS:
         raise InvalidRequest(f"task must be one of {', '.join(PAYLOAD_FIELDS)}", param="task")
-    payload = body.get("payload")
-    if not isinstance(payload, Mapping):
-        raise InvalidRequest("payload must be an object", param="payload")
-    values: dict[str, Any] = {"task": task, task: _payload(task, cast("Mapping[str, Any]", payload), limits)}
+    _one_payload(fields, task)
+    values = _checked(task, fields, limits)
+    values[task] = values.pop("payload")
     own_id, own_tenant = body.get("request_id"), body.get("tenant")
     if own_id is None:
         own_id = request_id() if callable(request_id) else request_id or new_request_id()
     values["request_id"] = check_request_id(own_id)
     values["tenant"] = check_tenant(tenant or (DEFAULT_TENANT if own_tenant is None else own_tenant))
     values["created_at"] = now_ms
-    for name, value in body.items():
-        if value is not None and (check := _REQUEST_CHECKS.get(name)) is not None:
-            values[name] = check(value, name, limits)
-    if (deadline := body.get("deadline")) is not None:
+    if (deadline := values.pop("deadline", None)) is not None:
         values["ttl_ms"] = _ttl_of_deadline(deadline, now_ms, limits)
     request = InferenceRequest(**values)
     _across_fields(request)
     return request
+
+
+def _one_payload(fields: dict[str, Any], task: str) -> None:
+    """Put the payload under `payload`. It may stand there, or as in Avro under the name of its task; not in both."""
+    named = {name: value for name in fields.keys() & _TASKS if (value := fields.pop(name)) is not None}
+    if not named:
+        return
+    if named.keys() != {task} or fields.get("payload") is not None:
+        raise InvalidRequest(
+            f"give payload, or {task}, and nothing beside it", param=min(named.keys() - {task}, default=task)
+        )
+    fields["payload"] = named[task]
 
 
 def parse_request_bytes(
@@ -117,107 +125,6 @@ def validate_request(request: InferenceRequest, limits: Limits = DEFAULT_LIMITS)
         _validate(request, limits)
 
 
-def is_plain(request: InferenceRequest, limits: Limits) -> bool:
-    """Whether a request has only what most requests have, and all of it is good: one look instead of thirty.
-
-    False says nothing: then each field is checked by itself, which names the one at fault.
-    """
-    task, text, embedding = request.task, request.text_generation, request.embedding
-    try:
-        return (
-            request.image_generation is None
-            and request.image_editing is None
-            and request.image_to_text is None
-            and request.image_processing is None
-            and request.summarization is None
-            and request.callback_url is None
-            and request.output is None
-            and request.context is None
-            and request.requirements is None
-            and not request.extra
-            and not request.metadata
-            and request.pool is None
-            and request.user_id is None
-            and request.session_id is None
-            and request.execution_timeout_ms is None
-            and type(request.stream) is bool
-            and type(request.priority) is int
-            and 0 <= request.priority <= 1_000
-            and type(request.max_attempts) is int
-            and 1 <= request.max_attempts <= limits.max_attempts
-            and ((ttl := request.ttl_ms) is None or (type(ttl) is int and 1 <= ttl <= limits.max_ttl_ms))
-            and ((model := request.model) is None or (0 < len(model) <= 200 and str.isascii(model)))
-            and is_request_id(request.request_id)
-            and is_tenant(request.tenant)
-            and (
-                (
-                    task == "text_generation"
-                    and text is not None
-                    and embedding is None
-                    and _plain_text(text, request.conversation_id, limits)
-                )
-                or (
-                    task == "embedding"
-                    and embedding is not None
-                    and text is None
-                    and request.conversation_id is None
-                    and _plain_embedding(embedding, limits)
-                )
-            )
-        )
-    except (TypeError, AttributeError, ValueError, KeyError):
-        return False
-
-
-_TEXT_WORDS = frozenset({"messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "stop", "seed"})
-_ROLES = frozenset(ROLES)
-
-
-def _plain_text(payload: dict[str, Any], conversation_id: str | None, limits: Limits) -> bool:
-    get = payload.get
-    messages, prompt, tokens, warmth = get("messages"), get("prompt"), get("max_tokens"), get("temperature")
-    if not (
-        payload.keys() <= _TEXT_WORDS
-        and get("top_p") is None
-        and get("top_k") is None
-        and get("stop") is None
-        and ((seed := get("seed")) is None or (type(seed) is int and -_LONG - 1 <= seed <= _LONG))
-        and (tokens is None or (type(tokens) is int and 1 <= tokens <= limits.max_tokens))
-        and (warmth is None or (type(warmth) is float and 0 <= warmth <= 2))
-        and (conversation_id is None or is_conversation_id(conversation_id))
-    ):
-        return False
-    if messages is None:
-        return conversation_id is None and type(prompt) is str and text_bytes(prompt) <= limits.max_text_bytes
-    if prompt is not None or type(messages) is not list or not 0 < len(messages) <= limits.max_messages:
-        return False
-    size = 0
-    for message in cast("list[dict[str, Any]]", messages):
-        if message["role"] not in _ROLES or message.get("name") is not None or len(message) > 2 + ("name" in message):
-            return False
-        size += text_bytes(message["content"])
-    return size <= limits.max_text_bytes
-
-
-def _plain_embedding(payload: dict[str, Any], limits: Limits) -> bool:
-    inputs: Any = payload["input"]
-    if len(payload) > 1 + ("dimensions" in payload) or payload.get("dimensions") is not None:
-        return False
-    if type(inputs) is not list or not 0 < len(inputs) <= limits.max_inputs:
-        return False
-    size = 0
-    for text in cast("list[str]", inputs):
-        if not text:
-            return False
-        size += text_bytes(text)
-    return size <= limits.max_text_bytes
-
-
-def text_bytes(text: str) -> int:
-    """Its length in UTF-8. Raises UnicodeEncodeError for a lone surrogate."""
-    return len(text) if str.isascii(text) else len(text.encode())
-
-
 def _validate(request: InferenceRequest, limits: Limits) -> None:
     check_request_id(request.request_id)
     check_tenant(request.tenant)
@@ -226,12 +133,53 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
     given = [name for name in PAYLOAD_FIELDS if getattr(request, name) is not None]
     if given != [request.task]:
         raise InvalidRequest(f"exactly the payload {request.task} must be set, not {given or 'none'}", param="payload")
-    _payload(request.task, {name: value for name, value in request.payload.items() if value is not None}, limits)
-    for name, check in _REQUEST_CHECKS.items():
-        value = getattr(request, name)
-        if value is not None:
-            check(value.to_dict() if isinstance(value, Record) else value, name, limits)
+    payload = {name: value for name, value in request.payload.items() if value is not None}
+    fields: dict[str, Any] = {"task": request.task, "payload": payload}
+    from penstock.schemas.refusals import FIELDS
+
+    for name in FIELDS:
+        if (value := getattr(request, name, None)) is not None:
+            fields[name] = value.to_dict() if isinstance(value, Record) else value
+    _checked(request.task, fields, limits)
     _across_fields(request)
+
+
+def _checked(task: str, fields: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """The fields of a request in their normal form, those that are null left out. Raises as `parse_request`."""
+    if task not in BUILT_TASKS:
+        raise UnsupportedTask(f"the task {task} is not built yet", param="task")
+    from penstock.schemas.refusals import validated_request
+
+    values = {name: value for name, value in validated_request(task, fields).items() if value is not None}
+    payload = values.get("payload")
+    if payload is None:
+        raise InvalidRequest("payload must be an object", param="payload")
+    given = {name: value for name, value in payload.items() if value is not None}
+    values["payload"] = PAYLOADS[task](given, limits)
+    for name in ("ttl_ms", "max_attempts"):
+        most = getattr(limits, f"max_{name}" if name == "ttl_ms" else name)
+        if name in values and values[name] > most:
+            raise InvalidRequest(f"{name} must be an integer of at least 1 and at most {most}", param=name)
+    if "conversation_id" in values:
+        values["conversation_id"] = check_conversation_id(values["conversation_id"])
+    for name in ("extra", "metadata"):
+        if values.get(name):
+            _map_within(values[name], name, limits)
+    for name, kind_of in _RECORDS.items():
+        if name in values:
+            values[name] = kind_of(**{key: item for key, item in values[name].items() if item is not None})
+    return values
+
+
+def _map_within(texts: Mapping[str, str], param: str, limits: Limits) -> None:
+    try:
+        size = sum(text_bytes(text) for pair in texts.items() for text in pair)
+    except UnicodeEncodeError as error:
+        raise lone_surrogate(param) from error
+    if len(texts) > limits.max_map_entries or size > limits.max_map_bytes:
+        raise TooLarge(
+            f"{param} has more than {limits.max_map_entries} entries or {limits.max_map_bytes} bytes", param=param
+        )
 
 
 def _across_fields(request: InferenceRequest) -> None:
@@ -247,6 +195,19 @@ def _across_fields(request: InferenceRequest) -> None:
         raise UnsupportedParameter("context.summary is not supported yet", param="context.summary")
     if request.conversation_id is not None and request.payload.get("messages") is None:
         raise InvalidRequest("a conversation's turn needs messages", param="payload.messages")
+    if request.conversation_id is not None:
+        _plain_turn(request.payload)
+
+
+def _plain_turn(payload: Mapping[str, Any]) -> None:
+    """Conversations keep texts: calls of tools would be lost with the turn's end, and so would other answers."""
+    for name in ("tools", "n"):
+        if payload.get(name) not in (None, [], 1):
+            raise UnsupportedParameter(f"payload.{name} does not go with conversation_id yet", param=f"payload.{name}")
+    for number, message in enumerate(payload["messages"]):
+        if message["role"] == "tool" or message.get("tool_calls"):
+            param = f"payload.messages[{number}].role"
+            raise UnsupportedParameter(f"{param}: tools do not go with conversation_id yet", param=param)
 
 
 def request_to_json(request: InferenceRequest) -> dict[str, Any]:
@@ -280,96 +241,6 @@ def _bare(value: Any) -> Any:
     return value
 
 
-# --- checks of single values: each returns the value in its normal form or raises with the field named
-
-
-def _known(body: Mapping[str, Any], known: frozenset[str], path: str) -> None:
-    for name in body:
-        if name not in known:
-            # A caller's own name goes into an error record: it must be text there, and not the whole record again.
-            shown = path + name[:100].encode(errors="backslashreplace").decode()
-            raise UnsupportedParameter(f"{shown} is not supported", param=shown)
-
-
-def _integer(low: int, high: int | None = None) -> _Check:
-    def check(value: Any, param: str, limits: Limits) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-            upper = "" if high is None else f" and at most {high}"
-            raise InvalidRequest(f"{param} must be an integer of at least {low}{upper}", param=param)
-        return value
-
-    return check
-
-
-def _number(low: float, high: float, *, above: bool = False) -> _Check:
-    def check(value: Any, param: str, limits: Limits) -> float:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        if not good or (above and value == low):
-            raise InvalidRequest(f"{param} must be {'above' if above else 'from'} {low:g} to {high:g}", param=param)
-        return float(value)
-
-    return check
-
-
-def _text(max_chars: int) -> _Check:
-    def check(value: Any, param: str, limits: Limits) -> str:
-        if not isinstance(value, str) or not 0 < len(value) <= max_chars:
-            raise InvalidRequest(f"{param} must be text of 1 to {max_chars} characters", param=param)
-        return _utf8(value, param)
-
-    return check
-
-
-def _long_text(value: Any, param: str, limits: Limits) -> str:
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{param} must be text", param=param)
-    if (len(value) if value.isascii() else len(_utf8(value, param).encode())) > limits.max_text_bytes:
-        raise TooLarge(f"{param} has more than {limits.max_text_bytes} bytes", param=param)
-    return value
-
-
-def _utf8(value: str, param: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{param} holds a lone surrogate, which is no text", param=param) from error
-    return value
-
-
-def _boolean(value: Any, param: str, limits: Limits) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"{param} must be true or false", param=param)
-    return value
-
-
-def _conversation(value: Any, param: str, limits: Limits) -> str:
-    return check_conversation_id(value)
-
-
-def _pool(value: Any, param: str, limits: Limits) -> str:
-    if not isinstance(value, str) or not _POOL.fullmatch(value):  # it becomes part of topics' names
-        raise InvalidRequest("pool must match [A-Za-z0-9_-]{1,63}", param=param)
-    return value
-
-
-def _string_map(value: Any, param: str, limits: Limits) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{param} must be an object of texts", param=param)
-    found = cast("Mapping[Any, Any]", value)
-    if not all(isinstance(key, str) and isinstance(item, str) for key, item in found.items()):
-        raise InvalidRequest(f"{param} must hold only texts", param=param)
-    size = sum(len(_utf8(text, param).encode()) for pair in found.items() for text in pair)
-    if len(found) > limits.max_map_entries or size > limits.max_map_bytes:
-        raise TooLarge(
-            f"{param} has more than {limits.max_map_entries} entries or {limits.max_map_bytes} bytes", param=param
-        )
-    return dict(found)
-
-
-def _ttl(value: Any, param: str, limits: Limits) -> int:
-    return _integer(1, limits.max_ttl_ms)(value, param, limits)
-
-
 def _ttl_of_deadline(value: Any, now_ms: int, limits: Limits) -> int:
     """Milliseconds from now to an RFC 3339 time or Unix seconds; one that has passed leaves 1 ms: it expires."""
     try:
@@ -388,158 +259,3 @@ def _ttl_of_deadline(value: Any, now_ms: int, limits: Limits) -> int:
     if ttl_ms > limits.max_ttl_ms:
         raise InvalidRequest(f"deadline lies more than {limits.max_ttl_ms} ms ahead", param="deadline")
     return max(1, ttl_ms)
-
-
-def _attempts(value: Any, param: str, limits: Limits) -> int:
-    return _integer(1, limits.max_attempts)(value, param, limits)
-
-
-def _fields(value: Any, param: str, limits: Limits, checks: Mapping[str, _Check]) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{param} must be an object", param=param)
-    found = cast("Mapping[str, Any]", value)
-    _known(found, frozenset(checks), f"{param}.")
-    given = {name: item for name, item in found.items() if item is not None}
-    return {name: checks[name](item, f"{param}.{name}", limits) for name, item in given.items()}
-
-
-def _context(value: Any, param: str, limits: Limits) -> ContextLimits:
-    checks = {"max_tokens": _integer(1, _INT), "last_turns": _integer(0, _INT), "summary": _boolean}
-    return ContextLimits(**_fields(value, param, limits, checks))
-
-
-def _requirements(value: Any, param: str, limits: Limits) -> Requirements:
-    checks = {"vram_bytes": _integer(0, _LONG), "cpu_memory_bytes": _integer(0, _LONG)}
-    return Requirements(**_fields(value, param, limits, checks))
-
-
-def _output(value: Any, param: str, limits: Limits) -> OutputSpec:
-    return OutputSpec(**_fields(value, param, limits, {"store": _text(63), "prefix": _text(200)}))
-
-
-_REQUEST_CHECKS: dict[str, _Check] = {
-    "priority": _integer(0, 1_000),
-    "model": _text(200),
-    "pool": _pool,
-    "user_id": _text(200),
-    "session_id": _text(200),
-    "conversation_id": _conversation,
-    "context": _context,
-    "extra": _string_map,
-    "stream": _boolean,
-    "ttl_ms": _ttl,
-    "execution_timeout_ms": _integer(1, 86_400_000),
-    "max_attempts": _attempts,
-    "requirements": _requirements,
-    "output": _output,
-    "callback_url": _text(2_000),
-    "metadata": _string_map,
-}
-_REQUEST_FIELDS = frozenset({*_REQUEST_CHECKS, "task", "payload", "request_id", "tenant", "deadline", "created_at"})
-
-
-# --- payloads
-
-
-def _payload(task: str, payload: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    if task not in BUILT_TASKS:
-        raise UnsupportedTask(f"the task {task} is not built yet", param="task")
-    return _text_payload(payload, limits) if task == "text_generation" else _embedding_payload(payload, limits)
-
-
-def _max_tokens(value: Any, param: str, limits: Limits) -> int:
-    return _integer(1, limits.max_tokens)(value, param, limits)
-
-
-def _stops(value: Any, param: str, limits: Limits) -> list[str]:
-    found: Any = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or len(found) > limits.max_stops:
-        raise InvalidRequest(f"{param} must be text or a list of at most {limits.max_stops} texts", param=param)
-    return [_text(limits.max_stop_chars)(item, param, limits) for item in cast("list[Any]", found)]
-
-
-_TEXT_CHECKS: dict[str, _Check] = {
-    "max_tokens": _max_tokens,
-    "temperature": _number(0, 2),
-    "top_p": _number(0, 1, above=True),
-    "top_k": _integer(1, 1_000_000),
-    "stop": _stops,
-    "seed": _integer(-_LONG - 1, _LONG),
-    "prompt": _long_text,
-}
-
-
-def _text_payload(payload: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    _known(payload, _TEXT_FIELDS, "payload.")
-    given = {name: value for name, value in payload.items() if value is not None}
-    if ("messages" in given) == ("prompt" in given):
-        raise InvalidRequest("payload needs messages or prompt, one of the two", param="payload.messages")
-    found = {n: check(given[n], f"payload.{n}", limits) for n, check in _TEXT_CHECKS.items() if n in given}
-    if "messages" in given:
-        found["messages"] = _messages(given["messages"], limits)
-    return found
-
-
-_TEXT_FIELDS = frozenset({*_TEXT_CHECKS, "messages"})
-
-
-def _messages(value: Any, limits: Limits) -> list[dict[str, Any]]:
-    param = "payload.messages"
-    if not isinstance(value, list) or not value:
-        raise InvalidRequest(f"{param} must be a list of at least one message", param=param)
-    items = cast("list[Any]", value)
-    if len(items) > limits.max_messages:
-        raise TooLarge(f"{param} has more than {limits.max_messages} messages", param=param)
-    found = [_message(item, f"{param}[{number}]", limits) for number, item in enumerate(items)]
-    if sum(len(message["content"].encode()) for message in found) > limits.max_text_bytes:
-        raise TooLarge(f"{param} has more than {limits.max_text_bytes} bytes", param=param)
-    return found
-
-
-def _message(value: Any, param: str, limits: Limits) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{param} must be an object with role and content", param=param)
-    message = cast("Mapping[str, Any]", value)
-    _known(message, frozenset({"role", "content", "name"}), f"{param}.")
-    role = message.get("role")
-    role = "system" if role == "developer" else role
-    if role not in ROLES:
-        raise InvalidRequest(f"{param}.role must be one of {', '.join(ROLES)}", param=f"{param}.role")
-    found = {"role": role, "content": _content(message.get("content"), f"{param}.content", limits)}
-    if message.get("name") is not None:
-        found["name"] = _text(64)(message["name"], f"{param}.name", limits)
-    return found
-
-
-def _content(value: Any, param: str, limits: Limits) -> str:
-    """Text, or OpenAI's list of parts joined; parts that are not text are not supported."""
-    if isinstance(value, list):
-        parts: list[str] = []
-        for part in cast("list[Any]", value):
-            found = cast("Mapping[str, Any]", part) if isinstance(part, Mapping) else {}
-            if found.get("type") != "text":
-                raise UnsupportedParameter(f"{param}: only parts of type text are supported", param=param)
-            parts.append(_long_text(found.get("text"), f"{param}.text", limits))
-        return _long_text("".join(parts), param, limits)
-    return _long_text(value, param, limits)
-
-
-def _embedding_payload(payload: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    _known(payload, frozenset({"input", "dimensions"}), "payload.")
-    param = "payload.input"
-    value: Any = payload.get("input")
-    given: Any = [value] if isinstance(value, str) else value
-    if not isinstance(given, list) or not given:
-        raise InvalidRequest(f"{param} must be text or a list of at least one text", param=param)
-    items = cast("list[Any]", given)
-    if len(items) > limits.max_inputs:
-        raise TooLarge(f"{param} has more than {limits.max_inputs} texts", param=param)
-    for number, item in enumerate(items):
-        if not _long_text(item, f"{param}[{number}]", limits):
-            raise InvalidRequest(f"{param}[{number}] is empty", param=f"{param}[{number}]")
-    if sum(len(item.encode()) for item in items) > limits.max_text_bytes:
-        raise TooLarge(f"{param} has more than {limits.max_text_bytes} bytes", param=param)
-    found: dict[str, Any] = {"input": items}
-    if payload.get("dimensions") is not None:
-        found["dimensions"] = _integer(1, 65_536)(payload["dimensions"], "payload.dimensions", limits)
-    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -51,3 +53,54 @@ def test_a_gateway_waits_for_its_broker_and_says_so(tmp_path: Path) -> None:
     finally:
         system.stop()
         kafka.kill()
+
+
+@pytest.mark.slow
+def test_outages_are_503_and_leave_nothing_behind(tmp_path: Path) -> None:
+    """Whatever is asked while the broker dies and comes back; and no clients of past outages stay."""
+    kafka = EmbeddedKafka(tmp_path / "kafka", free_port())
+    kafka.start()
+    (tmp_path / "system").mkdir()
+    system = System(kafka.bootstrap_servers, "out-", tmp_path / "system")
+    system.create_topics()
+    answers: list[httpx.Response] = []
+    threads: list[int] = []
+    try:
+        gateway = system.gateway()
+        gateway.wait_ready()
+        known = httpx.post(gateway.url + "/v1/requests", json=BODY).json()["request_id"]
+        for outage in range(3):
+            kafka.kill()
+            with ThreadPoolExecutor(8) as pool:
+                asked = [pool.submit(ask, gateway.url, known, outage, number) for number in range(24)]
+                kafka.start()
+                answers += [answer.result() for answer in asked]
+            gateway.wait_ready()
+            answers += [ask(gateway.url, known, outage, number) for number in range(24, 36)]
+            threads.append(len(list(Path(f"/proc/{gateway.popen.pid}/task").iterdir())))
+        wrong = [answer.text for answer in answers if answer.status_code >= 500 and answer.status_code != 503]
+        assert wrong == []
+        assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 503)
+        assert {answer.status_code for answer in answers} <= {200, 202, 404, 503}, [a.text for a in answers]
+        assert threads[-1] <= threads[0] + 3, threads
+    finally:
+        system.stop()
+        kafka.kill()
+
+
+def ask(url: str, known: str, outage: int, number: int) -> httpx.Response:
+    """One of the calls that need the broker."""
+    with httpx.Client(base_url=url, timeout=60) as http:
+        match number % 6:
+            case 0:
+                return http.post("/v1/requests", json=BODY)
+            case 1:
+                return http.post("/v1/requests", json=BODY, headers={"idempotency-key": f"{outage}-{number}"})
+            case 2:
+                return http.post(f"/v1/requests/{known}/cancel")
+            case 3:
+                return http.get(f"/v1/requests/{uuid.uuid4()}")
+            case 4:
+                return http.post("/v1/conversations", json={"id": f"c{outage}-{number}"})
+            case _:
+                return http.get("/v1/conversations")

@@ -54,6 +54,18 @@ MODELS = [
         worker_id="w1",
     ),
 ]
+MODELS.append(
+    ModelInfo(
+        model="far",
+        tasks=["text_generation", "embedding"],
+        engine="remote",
+        state="ready",
+        updated_at=1_700_000_000_000,
+        worker_id="w1",
+    )
+)
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
+LOGPROBS = [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": None}]
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 
 
@@ -74,7 +86,7 @@ class Script:
 
     def __init__(self, frames: AsyncIterator[Frame], closed: Callable[[], None]) -> None:
         self._frames = frames
-        self._closed = closed
+        self._closed: Callable[[], None] | None = closed
 
     def __aiter__(self) -> Script:
         return self
@@ -83,7 +95,9 @@ class Script:
         return await anext(self._frames)
 
     def close(self) -> None:
-        self._closed()
+        closed, self._closed = self._closed, None
+        if closed is not None:
+            closed()
 
 
 @dataclass
@@ -93,6 +107,7 @@ class FakeService:
     requests: list[InferenceRequest] = field(default_factory=list[InferenceRequest])
     cancelled: list[str] = field(default_factory=list[str])
     open_subscriptions: int = 0
+    followed_elsewhere: bool = False
     ready: Readiness = field(default_factory=lambda: Readiness(True))
     workers: list[WorkerState] = field(default_factory=list[WorkerState])
 
@@ -142,6 +157,9 @@ class FakeService:
         self.open_subscriptions += 1
         return Script(self._play(request), self._closed)
 
+    def followed(self, tenant: str, request_id: str) -> bool:
+        return self.followed_elsewhere
+
     def _closed(self) -> None:
         self.open_subscriptions -= 1
 
@@ -149,6 +167,8 @@ class FakeService:
     def _words(request: InferenceRequest) -> tuple[str, str]:
         if request.task == "embedding":
             return "embed", ""
+        if request.payload.get("prompt_token_ids"):
+            return "say", "tokens"
         prompt = request.payload.get("prompt") or request.payload["messages"][-1]["content"]
         word, _, rest = prompt.partition(" ")
         return word, rest
@@ -178,8 +198,19 @@ class FakeService:
                     yield chunk(rest[at : at + 3], at)
                 yield done(rest)
             case "embed":
-                vectors = [[0.5, -0.25, float(n)] for n in range(len(request.payload["input"]))]
+                texts = request.payload.get("input_token_ids") or request.payload["input"]
+                vectors = [[0.5, -0.25, float(n)] for n in range(len(texts))]
                 yield end("completed", {"embeddings": vectors, "dimensions": 3, "usage": USAGE})
+            case "tools":
+                yield end(
+                    "completed", {"text": "", "finish_reason": "tool_calls", "tool_calls": [CALL], "usage": USAGE}
+                )
+            case "several":
+                made = [
+                    {"index": n, "text": f"{rest}{n}", "finish_reason": "stop"} for n in range(request.payload["n"])
+                ]
+                made[0]["logprobs"] = LOGPROBS
+                yield end("completed", {**made[0], "choices": made, "usage": USAGE})
             case "hold":
                 if rest:
                     yield chunk(rest, 0)

@@ -100,16 +100,96 @@ def test_embeddings_in_both_encodings(client: openai.OpenAI, server: Server) -> 
     assert len(base64.b64decode(raw)) == 12
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(model="org/minilm", input=[[1, 2, 3]])
-    assert caught.value.code == "unsupported_parameter"
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "input_token_ids")
+    assert len(client.embeddings.create(model="far", input=[[1, 2, 3], [4]]).data) == 2
+    assert server.service.requests[-1].payload["input_token_ids"] == [[1, 2, 3], [4]]
+    assert len(client.embeddings.create(model="far", input=[1, 2, 3]).data) == 1
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert {model.id for model in client.models.list()} == {"smol", "org/minilm"}
+    assert {model.id for model in client.models.list()} == {"smol", "org/minilm", "far"}
     assert client.models.retrieve("org/minilm").owned_by == "penstock"
     assert client.models.retrieve("default").id == "smol"
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("none")
     assert caught.value.code == "model_not_found"
+    assert "there are far, org/minilm, smol" in caught.value.message
+
+
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": True}}]
+
+
+def test_tools_go_to_remote_models_and_their_calls_come_back(client: openai.OpenAI, server: Server) -> None:
+    choice: Any = {"type": "function", "function": {"name": "weather"}}
+    answer = ask(client, "tools", model="far", tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    request = server.service.requests[-1]
+    assert request.payload["tools"][0]["function"]["parameters"] == '{"type":"object"}'
+    assert json.loads(request.payload["tool_choice"]) == choice
+    assert request.extra == {"parallel_tool_calls": "false"}
+    (call,) = answer.choices[0].message.tool_calls
+    assert (call.id, call.function.name, call.function.arguments) == ("call_1", "weather", '{"city":"Paris"}')
+    assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == ("tool_calls", None)
+    again = [
+        {"role": "user", "content": "tools"},
+        answer.choices[0].message.model_dump(),
+        {"role": "tool", "tool_call_id": call.id, "content": "say 20 degrees"},
+    ]
+    assert ask(client, "", model="far", messages=again, tools=TOOLS).choices[0].message.content == "20 degrees"
+
+
+def test_calls_of_tools_are_streamed_as_the_stock_client_reads_them(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model="far", messages=[{"role": "user", "content": "tools"}], tools=TOOLS
+    ) as stream:
+        kinds = [event.type for event in stream]
+        answer = stream.get_final_completion()
+    assert "tool_calls.function.arguments.done" in kinds
+    (call,) = answer.choices[0].message.tool_calls or []
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city":"Paris"}')
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+def test_several_answers_and_logprobs(client: openai.OpenAI, server: Server) -> None:
+    options: dict[str, Any] = {"model": "far", "n": 3, "logprobs": True, "top_logprobs": 2}
+    answer = ask(client, "several x", **options)
+    assert [choice.message.content for choice in answer.choices] == ["x0", "x1", "x2"]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert answer.choices[0].logprobs.content[0].logprob == -0.5
+    chunks = list(ask(client, "several x", stream=True, **options))
+    texts = ["", "", ""]
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == ["x0", "x1", "x2"]
+    assert [found.choices[0].index for found in chunks if found.choices[0].finish_reason] == [0, 1, 2]
+    assert any(chunk.choices[0].logprobs for chunk in chunks)
+
+
+def test_what_stock_clients_send_reaches_remote_models(client: openai.OpenAI, server: Server) -> None:
+    prediction: Any = {"type": "content", "content": "abc"}
+    ask(
+        client,
+        "say hi",
+        model="far",
+        presence_penalty=0.5,
+        frequency_penalty=-1,
+        logit_bias={"17": -100},
+        prediction=prediction,
+        reasoning_effort="low",
+        response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}},
+        extra_body={"min_p": 0.1, "penstock": {"extra": {"note": "x"}}},
+    )
+    request = server.service.requests[-1]
+    payload = request.payload
+    assert (payload["presence_penalty"], payload["frequency_penalty"], payload["min_p"]) == (0.5, -1.0, 0.1)
+    assert json.loads(payload["response_format"]["json_schema"])["name"] == "s"
+    assert {name: json.loads(text) for name, text in request.extra.items() if name != "note"} == {
+        "logit_bias": {"17": -100},
+        "prediction": prediction,
+        "reasoning_effort": "low",
+    }
+    assert request.extra["note"] == "x"
+    assert client.completions.create(model="far", prompt=[1, 2]).choices[0].text == "tokens"
+    assert server.service.requests[-1].payload["prompt_token_ids"] == [1, 2]
 
 
 def test_the_fields_reach_the_request(client: openai.OpenAI, server: Server) -> None:
@@ -157,7 +237,12 @@ REFUSED: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"temperature": 9.0}, 400, "invalid", "temperature"),
     ({"temperature": float("nan")}, 400, "invalid", None),
     ({"n": 1000}, 400, "unsupported_parameter", "n"),
-    ({"n": True}, 400, "unsupported_parameter", "n"),
+    ({"n": 1001}, 400, "invalid", "n"),
+    ({"n": True}, 400, "invalid", "n"),
+    ({"n": 2}, 400, "unsupported_parameter", "n"),
+    ({"max_tokens": 900_000}, 400, "context_length_exceeded", "max_tokens"),
+    ({"logit_bias": {"1": 5}}, 400, "unsupported_parameter", "logit_bias"),
+    ({"prediction": {"type": "content", "content": "x"}}, 400, "unsupported_parameter", "prediction"),
     ({"logprobs": True}, 400, "unsupported_parameter", "logprobs"),
     ({"presence_penalty": 0.1}, 400, "unsupported_parameter", "presence_penalty"),
     ({"store": True}, 400, "unsupported_parameter", "store"),
@@ -173,7 +258,13 @@ REFUSED: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"extra_body": {"penstock": {"ttl_ms": "x"}}}, 400, "invalid", "penstock.ttl_ms"),
     ({"extra_body": {"penstock": {"callback_url": "http://x"}}}, 400, "unsupported_parameter", "penstock.callback_url"),
     ({"messages": []}, 400, "invalid", "messages"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, 400, "unsupported_parameter", "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid", "messages[0].tool_call_id"),
+    (
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]},
+        400,
+        "unsupported_parameter",
+        "messages[0].role",
+    ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
         400,
@@ -300,6 +391,35 @@ def test_a_client_that_leaves_a_plain_answer_cancels(server: Server) -> None:
         httpx.post(server.url + "/v1/chat/completions", json=body, timeout=0.3)
     wait_until(lambda: server.service.requests[-1].request_id in server.service.cancelled)
     wait_until(lambda: server.service.open_subscriptions == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_named_its_request_can_come_back(server: Server, stream: bool) -> None:
+    """Issue 8, defect 6: its retry found its own cancel (409), and one of two callers ended the other's request."""
+    body = {"model": "smol", "messages": [{"role": "user", "content": "hold"}], "stream": stream}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            server.url + "/v1/chat/completions", json=body, timeout=0.3, headers={"Idempotency-Key": f"k{stream}"}
+        )
+    request_id = server.service.requests[-1].request_id
+    wait_until(lambda: server.service.open_subscriptions == 0)
+    test_a_client_that_leaves_a_plain_answer_cancels(server)  # by then the cancel of the first would have been seen
+    assert request_id not in server.service.cancelled
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_others_follow_goes_on(server: Server, stream: bool) -> None:
+    body = {"model": "smol", "messages": [{"role": "user", "content": "hold"}], "stream": stream}
+    server.service.followed_elsewhere = True
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.url + "/v1/chat/completions", json=body, timeout=0.3)
+        request_id = server.service.requests[-1].request_id
+        wait_until(lambda: server.service.open_subscriptions == 0)
+    finally:
+        server.service.followed_elsewhere = False
+    test_a_client_that_leaves_a_plain_answer_cancels(server)
+    assert request_id not in server.service.cancelled
 
 
 async def test_the_async_client_streams_at_the_same_time(server: Server) -> None:

@@ -135,9 +135,9 @@ def test_the_client_follows_to_the_outcome_past_odd_records(settings: KafkaSetti
     with Client(settings) as client:
         submitted = client.submit(task="text_generation", payload={"prompt": "hello"})
         write_odd_records(settings.bootstrap_servers, places, 50, SEED)
-        assert client.result(submitted, timeout=30).text_generation == {"text": "hello"}
+        assert client.result(submitted, timeout=30).output == {"text": "hello"}
         again = client.submit(task="text_generation", payload={"prompt": "again"})
-        assert client.result(again, timeout=30).text_generation == {"text": "again"}
+        assert client.result(again, timeout=30).output == {"text": "again"}
 
 
 async def test_the_control_follower_goes_on(settings: KafkaSettings) -> None:

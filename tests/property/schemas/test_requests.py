@@ -48,6 +48,21 @@ SAMPLING: dict[str, st.SearchStrategy[Any]] = {
     "top_k": st.integers(1, 1_000_000),
     "stop": SHORT | st.lists(SHORT, max_size=3),
     "seed": st.integers(-(2**63), 2**63 - 1),
+    "min_p": st.floats(0, 1),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.integers(-2, 2),
+    "n": st.integers(1, 3),
+    "logprobs": st.booleans(),
+    "top_logprobs": st.none() | st.integers(0, 3),
+    "tools": st.none()
+    | st.lists(
+        st.fixed_dictionaries(
+            {"function": st.fixed_dictionaries({"name": SHORT}, optional={"parameters": st.just({"a": [1]})})}
+        ),
+        max_size=2,
+    ),
+    "tool_choice": st.sampled_from(("none", "auto", "required")) | st.just({"type": "function"}),
+    "response_format": st.sampled_from(({"type": "text"}, {"type": "json_schema", "json_schema": {"name": "x"}})),
 }
 COMMON: dict[str, st.SearchStrategy[Any]] = {
     "request_id": st.from_regex(r"[A-Za-z0-9._:-]{1,10}", fullmatch=True),

@@ -1,4 +1,4 @@
-"""docker-compose.yml is never run here: its form, its references and its broker settings are checked instead."""
+"""docker-compose.yml: its form, its references and its settings. tests/integration/deploy runs what it says."""
 
 from __future__ import annotations
 

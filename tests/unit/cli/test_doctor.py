@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.doctor import broker_setting_checks, gateway_check
+from penstock.cli.doctor import broker_setting_checks, readiness_check
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
 from penstock.cli.topics import broken, unequal_text_topics
 from penstock.producers.admin import TopicReport
@@ -78,13 +78,13 @@ DEGRADED = {"status": "degraded", "models_without_worker": ["chat"], "reason": "
 
 
 def test_a_gateway_without_workers_is_something_to_mend() -> None:
-    found = gateway_check(URL, readiness_of(200, DEGRADED), Path("/data/logs/worker.log"))
+    found = readiness_check(URL, readiness_of(200, DEGRADED), Path("/data/logs/worker.log"))
     assert found.state == "fail"
     assert found.detail == f"{URL} is degraded: no worker is alive; without a worker: chat"
     assert found.cure is not None
     assert "/data/logs/worker.log" in found.cure
-    assert gateway_check(URL, readiness_of(200, {"status": "ready"}), None).state == "ok"
-    assert gateway_check(URL, Readiness(status="unreachable", reason="refused"), None).state == "fail"
+    assert readiness_check(URL, readiness_of(200, {"status": "ready"}), None).state == "ok"
+    assert readiness_check(URL, Readiness(status="unreachable", reason="refused"), None).state == "fail"
 
 
 @pytest.mark.parametrize(

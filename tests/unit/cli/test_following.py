@@ -165,3 +165,18 @@ def test_submit_waits_for_a_gateway_that_restarts(gateway: Scripted) -> None:
     ]
     done = run(gateway, "submit", "hello")
     assert (done.exit_code, done.stdout) == (0, "one two\n"), done.output
+
+
+WAITS = {"status": "accepted", "done": False, "detail": "no worker is alive", "position": None}
+
+
+def test_why_a_request_waits_is_said(gateway: Scripted) -> None:
+    gateway.script["/v1/requests"] = [body(202, {"request_id": "r", "status": "accepted"})]
+    waiting = body(200, WAITS)
+    gateway.script["/v1/requests/r"] = [waiting, waiting, body(200, {**RESULT, "done": True})]
+    done = run(gateway, "submit", "hello")
+    assert (done.exit_code, done.stderr) == (0, "[accepted: no worker is alive]\n")
+    gateway.script["/v1/requests/r"] = [waiting]
+    gateway.script["/v1/requests/r/events"] = [events({**RUNNING, "status": "accepted"}, RUNNING, RESULT)]
+    done = run(gateway, "watch", "r")
+    assert done.stderr.splitlines()[:2] == ["[accepted: no worker is alive]", "[running]"]

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from penstock.gateway.models import find_model, public_models
-from penstock.schemas.errors import ModelNotFound
+from penstock.gateway.models import check_abilities, find_model, public_models, unknown_model
+from penstock.schemas.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
 from penstock.schemas.records import ModelInfo
+from penstock.schemas.requests import parse_request
 
 
-def model(name: str, *tasks: str, aliases: tuple[str, ...] = (), pool: str | None = None, at: int = 1000) -> ModelInfo:
+def model(
+    name: str,
+    *tasks: str,
+    aliases: tuple[str, ...] = (),
+    pool: str | None = None,
+    at: int = 1000,
+    engine: str = "text",
+    window: int | None = None,
+) -> ModelInfo:
     return ModelInfo(
         model=name,
         tasks=list(tasks),
         aliases=list(aliases),
         pool=pool,
-        engine="text",
+        engine=engine,
+        context_window=window,
         state="ready",
         updated_at=at,
         worker_id="w",
@@ -71,3 +83,47 @@ def test_the_public_form_is_one_per_model_the_newest() -> None:
     listed = public_models([model("b", "x", at=9000), model("a", "x"), model("b", "y", at=2000)])
     assert [(item["id"], item["created"], item["tasks"]) for item in listed] == [("a", 1, ["x"]), ("b", 9, ["x"])]
     assert {item["object"] for item in listed} == {"model"}
+
+
+def test_an_unknown_name_is_told_the_models_there_are() -> None:
+    """Issue 8, defect 24."""
+    with pytest.raises(ModelNotFound, match="for text_generation there are smol"):
+        find_model(MODELS, "text_generation", "none", None)
+    many = [model(f"m{number:02}", "x") for number in range(12)]
+    assert unknown_model(many, "q").message.endswith(
+        "there are m00, m01, m02, m03, m04, m05, m06, m07, m08, m09 and 2 more"
+    )
+    assert "there is none" in unknown_model([], "q").message
+
+
+def asked(model: str | None = None, **payload: Any) -> Any:
+    body = {"task": "text_generation", "model": model, "payload": {"prompt": "a", **payload}}
+    return parse_request(body, now_ms=1)
+
+
+SERVED = [
+    model("smol", "text_generation", aliases=("default",), window=2_048),
+    model("far", "text_generation", engine="remote"),
+]
+
+
+def test_what_only_remote_models_know_is_refused_by_name() -> None:
+    tools = [{"function": {"name": "f"}}]
+    for name in ("smol", "default"):
+        with pytest.raises(UnsupportedParameter, match="not supported by smol") as caught:
+            check_abilities(SERVED, asked(name, tools=tools))
+        assert caught.value.param == "payload.tools"
+    for name in ("far", None, "not-told-yet"):
+        check_abilities(SERVED, asked(name, tools=tools))
+    check_abilities(SERVED, asked("smol", tools=[], n=1, presence_penalty=0))
+
+
+def test_an_answer_longer_than_the_window_is_refused_with_its_figures() -> None:
+    """Issue 8, defect 24: it was cut silently to the window, and then refused with the figures of the cut."""
+    with pytest.raises(ContextLengthExceeded) as caught:
+        check_abilities(SERVED, asked("smol", max_tokens=900_000))
+    assert caught.value.param == "payload.max_tokens"
+    assert caught.value.details == {"need": 900_000, "capacity": 2_048, "unit": "tokens"}
+    check_abilities(SERVED, asked("smol", max_tokens=2_048))
+    check_abilities(SERVED, asked("far", max_tokens=900_000))
+    check_abilities(SERVED, asked(None, max_tokens=900_000))

@@ -12,8 +12,8 @@ from starlette.types import Message
 
 from penstock.gateway.errors import FinalFailure
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
+from penstock.gateway.openai_answers import ChunkWriter, Json
 from penstock.gateway.openai_chat import AnswerStream, ClientGone, stream_events, unless_gone, with_keepalive
-from penstock.gateway.openai_models import ChunkWriter, Json
 from penstock.schemas.errors import InternalError, StreamRestarted
 
 
@@ -136,6 +136,7 @@ async def test_a_server_that_stops_cancels_no_work() -> None:
     stream = AnswerStream(
         events(),  # type: ignore[arg-type]
         "r1",
+        failure=writer().failure,
         abandoned=lambda: calls.append("abandoned"),
         close=lambda: calls.append("closed"),
     )

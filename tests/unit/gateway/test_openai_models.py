@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 from openai.resources.embeddings import Embeddings
+from openai.resources.responses import Responses
 
+from penstock.gateway import openai_answers as answers
 from penstock.gateway import openai_models as shapes
 from penstock.gateway.callers import Caller
+from penstock.gateway.responses_models import HARMLESS_RESPONSE, ResponsesBody
 from penstock.schemas.errors import Forbidden, InvalidRequest, UnsupportedParameter
 
 OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
@@ -27,6 +30,7 @@ OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"
         (ChatCompletions.create, shapes.ChatCompletionBody, shapes.HARMLESS_CHAT),
         (Completions.create, shapes.CompletionBody, shapes.HARMLESS_COMPLETION),
         (Embeddings.create, shapes.EmbeddingBody, shapes.HARMLESS_EMBEDDING),
+        (Responses.create, ResponsesBody, HARMLESS_RESPONSE),
     ],
 )
 def test_every_field_of_the_stock_client_is_classified(method: Any, body: Any, harmless: dict[str, Any]) -> None:
@@ -81,11 +85,11 @@ def test_stream_options_need_a_stream() -> None:
 
 @given(st.lists(st.floats(width=32, allow_nan=False), max_size=8))
 def test_base64_embeddings_are_little_endian_floats(vector: list[float]) -> None:
-    answer = shapes.embedding_list("m", {"embeddings": [vector]}, "base64")
+    answer = answers.embedding_list("m", {"embeddings": [vector]}, "base64")
     raw = base64.b64decode(answer["data"][0]["embedding"])
     assert list(struct.unpack(f"<{len(vector)}f", raw)) == vector
 
 
 def test_unknown_finish_reasons_become_stop() -> None:
-    assert shapes.finish_reason({"finish_reason": "length"}) == "length"
-    assert shapes.finish_reason({"finish_reason": "eos"}) == shapes.finish_reason({}) == "stop"
+    assert answers.finish_reason({"finish_reason": "length"}) == "length"
+    assert answers.finish_reason({"finish_reason": "eos"}) == answers.finish_reason({}) == "stop"

@@ -73,7 +73,8 @@ CHUNK = ResultEvent(
     text="sec",
     text_offset=0,
 )
-TERMINAL = replace(CHUNK, kind="terminal", text=None, status="completed", text_generation={"text": "secret"})
+OUTPUT = {"text": "secret", "tool_calls": None, "logprobs": None, "choices": None}  # as Avro gives it
+TERMINAL = replace(CHUNK, kind="terminal", text=None, status="completed", text_generation=OUTPUT)
 RUNNING = StatusEvent(
     request_id="r",
     tenant="default",
@@ -721,7 +722,7 @@ def test_a_restart_keeps_the_origin_of_results_without_their_request(gateway: Ga
 def test_a_restart_does_not_bring_zombies_back(gateway: Gateway, first: dict[str, Any]) -> None:
     """A newer worker's preview, or its second chunk when the first never came."""
     newer = replace(CHUNK, epoch=2, **first)
-    ours = replace(TERMINAL, epoch=2, text_generation={"text": "ours"})
+    ours = replace(TERMINAL, epoch=2, text_generation={**OUTPUT, "text": "ours"})
     gateway.read(REQUESTS, REQUEST)
     gateway.flush()
     gateway.read(RESULTS, newer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from penstock.schemas.errors import NotFound
+from penstock.schemas.errors import BrokerUnavailable, InternalError, NotFound
 from penstock.schemas.logs import LineFormatter
 
 
@@ -19,9 +19,13 @@ def line(error: Exception) -> str:
 
 
 def test_times_are_utc_with_milliseconds() -> None:
-    assert line(NotFound("no such thing")).startswith("2023-11-14T22:13:20.250Z WARNING penstock.x x.failed n=3\n")
+    assert line(NotFound("no such thing")).startswith("2023-11-14T22:13:20.250Z WARNING penstock.x x.failed n=3")
 
 
-def test_an_error_of_our_own_is_one_line_and_a_fault_has_its_traceback() -> None:
-    assert line(NotFound("no such thing")).splitlines()[1:] == ["not_found: no such thing"]
+def test_what_a_person_can_mend_is_one_line_and_a_fault_has_its_traceback() -> None:
+    assert line(NotFound("no such thing")).endswith(" x.failed n=3: not_found: no such thing")
+    away = BrokerUnavailable("no broker")
+    away.__cause__ = OSError("refused")
+    assert line(away).endswith(": broker_unavailable: no broker (because of OSError: refused)")
     assert "Traceback" in line(ZeroDivisionError("x"))
+    assert "Traceback" in line(InternalError("x"))

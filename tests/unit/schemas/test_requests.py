@@ -15,6 +15,7 @@ from penstock.schemas.errors import (
     UnsupportedParameter,
     UnsupportedTask,
 )
+from penstock.schemas.payloads import only_remote
 from penstock.schemas.records import ContextLimits, InferenceRequest, OutputSpec, Requirements
 from penstock.schemas.requests import Limits, content_hash, parse_request, parse_request_bytes, validate_request
 
@@ -97,10 +98,45 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     (chat(stop=["a"] * 17), InvalidRequest, "payload.stop"),
     (chat(stop=[""]), InvalidRequest, "payload.stop"),
     (chat(seed=2**63), InvalidRequest, "payload.seed"),
-    (chat(tools=[]), UnsupportedParameter, "payload.tools"),
+    (chat(tools=[{"type": "function"}]), InvalidRequest, "payload.tools[0].function"),
+    (
+        chat(tools=[{"function": {"name": "f", "parameters": []}}]),
+        InvalidRequest,
+        "payload.tools[0].function.parameters",
+    ),
+    (chat(tools=[{"function": {"name": "f"}}] * 129), TooLarge, "payload.tools"),
+    (chat(tool_choice="some"), InvalidRequest, "payload.tool_choice"),
+    (chat(tool_choice="{"), InvalidRequest, "payload.tool_choice"),
+    (chat(response_format={"type": "xml"}), InvalidRequest, "payload.response_format.type"),
+    (chat(response_format={"type": "json_schema"}), InvalidRequest, "payload.response_format.json_schema"),
+    (chat(n=1_001), InvalidRequest, "payload.n"),
+    (chat(min_p=1.1), InvalidRequest, "payload.min_p"),
+    (chat(presence_penalty=-2.1), InvalidRequest, "payload.presence_penalty"),
+    (chat(frequency_penalty="1"), InvalidRequest, "payload.frequency_penalty"),
+    (chat(top_logprobs=2), InvalidRequest, "payload.top_logprobs"),
+    (chat(logit_bias={}), UnsupportedParameter, "payload.logit_bias"),
+    (chat(prompt_token_ids=[1]), InvalidRequest, "payload.messages"),
+    ({**CHAT, "payload": {"prompt_token_ids": [-1]}}, InvalidRequest, "payload.prompt_token_ids[0]"),
+    ({**CHAT, "conversation_id": "c", "payload": {**CHAT["payload"], "n": 2}}, UnsupportedParameter, "payload.n"),
+    ({**CHAT, "text_generation": {"prompt": "a"}}, InvalidRequest, "text_generation"),
+    ({"task": "text_generation", "embedding": {"input": "a"}}, InvalidRequest, "embedding"),
     (messages(), InvalidRequest, "payload.messages"),
     (messages("hi"), InvalidRequest, "payload.messages[0]"),
-    (messages({"role": "tool", "content": "a"}), InvalidRequest, "payload.messages[0].role"),
+    (messages({"role": "function", "content": "a"}), InvalidRequest, "payload.messages[0].role"),
+    (messages({"role": "tool", "content": "a"}), InvalidRequest, "payload.messages[0].tool_call_id"),
+    (
+        messages({"role": "user", "content": "a", "tool_call_id": "c"}),
+        InvalidRequest,
+        "payload.messages[0].tool_call_id",
+    ),
+    (messages({"role": "assistant", "content": None}), InvalidRequest, "payload.messages[0].content"),
+    (
+        messages(
+            {"role": "user", "content": "a", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}]}
+        ),
+        InvalidRequest,
+        "payload.messages[0].tool_calls",
+    ),
     (messages({"role": "user", "content": 1}), InvalidRequest, "payload.messages[0].content"),
     (messages({"role": "user"}), InvalidRequest, "payload.messages[0].content"),
     (
@@ -115,6 +151,8 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     (messages({"role": "user", "content": "a" * 500_001}), TooLarge, "payload.messages[0].content"),
     (embedding(), InvalidRequest, "payload.input"),
     (embedding(input=[]), InvalidRequest, "payload.input"),
+    (embedding(input="a", input_token_ids=[[1]]), InvalidRequest, "payload.input"),
+    (embedding(input_token_ids=[[]]), InvalidRequest, "payload.input[0]"),
     (embedding(input=["a", ""]), InvalidRequest, "payload.input[1]"),
     (embedding(input=["a", 1]), InvalidRequest, "payload.input[1]"),
     (embedding(input=["a"] * 2_049), TooLarge, "payload.input"),
@@ -156,6 +194,71 @@ def test_normal_forms() -> None:
     }
     assert (request.tenant, request.priority, request.created_at) == ("default", 5, NOW_MS)
     assert parse_request(embedding(input="a"), now_ms=NOW_MS).embedding == {"input": ["a"]}
+
+
+def test_the_payload_may_stand_under_its_task_as_in_avro() -> None:
+    """Issue 8, defect 24."""
+    as_avro = parse_request({"task": "text_generation", "text_generation": CHAT["payload"]}, request_id="r", now_ms=1)
+    assert as_avro == parse_request(CHAT, request_id="r", now_ms=1)
+    nulls = dict.fromkeys(("embedding", "image_generation", "text_generation"))
+    assert as_avro == parse_request({**CHAT, **nulls}, request_id="r", now_ms=1)
+
+
+def test_tools_and_forms_of_answers_are_carried_as_avro_has_them() -> None:
+    call = {"id": "c1", "function": {"name": "f", "arguments": "{}"}}
+    asked = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "4", "name": None},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "description": None}}]
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}}
+    choice = {"type": "function", "function": {"name": "f"}}
+    request = parse_request(chat(messages=asked, tools=tools, tool_choice=choice, response_format=form), now_ms=1)
+    payload = request.payload
+    assert payload["messages"][1:] == [
+        {"role": "assistant", "content": "", "tool_calls": [{**call, "type": "function"}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "4"},
+    ]
+    assert payload["tools"] == [{"type": "function", "function": {"name": "f", "parameters": '{"type":"object"}'}}]
+    assert payload["tool_choice"] == '{"type":"function","function":{"name":"f"}}'
+    assert payload["response_format"]["json_schema"] == '{"name":"s","schema":{}}'
+    assert list(only_remote(payload, {})) == [
+        "payload.tools",
+        "payload.tool_choice",
+        "payload.response_format",
+        "payload.messages[1].tool_calls",
+        "payload.messages[2].role",
+    ]
+
+
+def test_values_that_change_nothing_are_for_every_model() -> None:
+    neutral = {"n": 1, "logprobs": False, "tools": [], "tool_choice": "auto", "presence_penalty": 0, "min_p": 0.0}
+    request = parse_request(chat(**neutral, response_format={"type": "text"}), now_ms=1)
+    assert list(only_remote(request.payload, {"note": "x"})) == []
+    assert list(only_remote(request.payload, {"logit_bias": "{}"})) == ["extra.logit_bias"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (chat(max_tokens=0), "payload.max_tokens must be an integer of at least 1"),
+        (chat(temperature=3), "payload.temperature must be from 0 to 2"),
+        (chat(top_p=0), "payload.top_p must be above 0 to 1"),
+        (chat(stop=5), "payload.stop must be text or a list"),
+        ({**CHAT, "stream": "yes"}, "stream must be true or false"),
+        ({**CHAT, "pool": "a.b"}, "pool must match [A-Za-z0-9_-]{1,63}"),
+        ({**CHAT, "model": ""}, "model must be text of 1 to 200 characters"),
+        ({**CHAT, "metadata": {"a": 1}}, "metadata must be an object of texts"),
+        ({**CHAT, "payload": 5}, "payload must be an object"),
+        (messages({"content": "a"}), "role is missing: it must be one of system, developer, user, assistant, tool"),
+        (messages({"role": "x", "content": "a"}), "must be one of system, developer, user, assistant, tool"),
+    ],
+)
+def test_a_refusal_says_what_the_field_must_be(body: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_request(body, now_ms=1)
+    assert words in caught.value.message
 
 
 def test_who_names_request_and_tenant() -> None:

@@ -23,6 +23,7 @@ from penstock.cli.commands.common import (
     console,
     errors,
     no_gateway,
+    waiting_text,
 )
 from penstock.cli.commands.conversations import item_text
 from penstock.cli.failures import CliFailure, ExitCode
@@ -205,8 +206,7 @@ def show(frame: dict[str, Any], waiting: Any) -> bool:
     """Prints what a frame means to a person; true when it was the last."""
     match frame["type"]:
         case "status" if waiting:
-            place = f", position {frame['position']}" if frame.get("position") else ""
-            waiting.update(f"{frame['status'].replace('_', ' ')}{place}…")
+            waiting.update(f"{waiting_text(frame)}…")
         case "chunk" | "snapshot":
             console.print(frame["text"], end="", markup=False, highlight=False, soft_wrap=True)
         case "restarted":

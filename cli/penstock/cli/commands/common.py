@@ -154,6 +154,17 @@ def sse_frames(answer: httpx.Response) -> Iterator[dict[str, Any]]:
                 yield json.loads(data)
 
 
+def waiting_text(facts: Mapping[str, Any]) -> str:
+    """A request's status for people: with its place in the queue, and why it waits when the gateway says so."""
+    status = str(facts["status"]).replace("_", " ")
+    position, detail = facts.get("position"), facts.get("detail")
+    waits_for = facts.get("waiting_for")
+    if not detail and isinstance(waits_for, dict) and waits_for.get("reason"):
+        detail = f"waits for {str(waits_for['reason']).replace('_', ' ')}"
+    place = f" (position {position})" if position is not None else ""
+    return f"{status}{place}: {detail}" if detail else f"{status}{place}"
+
+
 def outcome_text(outcome: Mapping[str, Any]) -> str:
     """The text of a request that has ended, or its output as JSON when it has none."""
     output = outcome.get("result") or {}

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import typer
 
-from penstock.cli.commands.common import Gateway, sse_frames
+from penstock.cli.commands.common import Gateway, sse_frames, waiting_text
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.paths import Progress
 
 PATIENCE_S = 60.0
 """So long a gateway that answered once may be away."""
@@ -21,6 +22,8 @@ AGAIN_S = 0.5
 SILENCE_S = 30.0
 """A gateway sends a comment every 10 s: one that is silent for longer is gone."""
 LONG_POLL_S = 30.0
+FIRST_POLL_S = 3.0
+"""So long nothing is said of a request that is waited for."""
 
 
 class Deadline:
@@ -88,15 +91,15 @@ def follow(
                 patience.answered()
                 anything = True
                 cursor, status = frame.get("cursor") or cursor, frame.get("status", status)
-                yield frame
+                yield {**frame, **_why_it_waits(gateway, request_id)} if _says_nothing(frame) else frame
                 if frame["type"] == "result":
                     return
             patience.answered()
             if not anything:  # nothing is left behind this cursor
-                found = gateway.call("GET", f"/v1/requests/{request_id}")
-                status = found["status"]
-                if found["done"]:
-                    yield {**found, "type": "result"}
+                request = gateway.call("GET", f"/v1/requests/{request_id}")
+                status = request["status"]
+                if request["done"]:
+                    yield {**request, "type": "result"}
                     return
         except CliFailure as failure:
             deadline.check(request_id, status)
@@ -105,23 +108,37 @@ def follow(
             time.sleep(AGAIN_S)
 
 
-def wait_for(gateway: Gateway, request_id: str, timeout_s: float) -> dict[str, Any]:
-    """Long-polls until the outcome. Raises CliFailure (exit 4) with what it last saw."""
+def wait_for(gateway: Gateway, request_id: str, timeout_s: float, say: Progress) -> dict[str, Any]:
+    """Long-polls until the outcome, and says what it waits for. Raises CliFailure (exit 4) with what it last saw."""
     deadline, patience = Deadline(timeout_s), Patience(answered=True)
-    found: dict[str, Any] = {"status": "accepted"}
+    request: dict[str, Any] = {"status": "accepted"}
+    wait_s, said = FIRST_POLL_S, ""
     while True:
-        deadline.check(request_id, found["status"])
-        step_s = min(LONG_POLL_S, deadline.left_s)
+        deadline.check(request_id, request["status"])
+        wait_s = min(wait_s, deadline.left_s)
         try:
             path = f"/v1/requests/{request_id}"
-            found = gateway.call("GET", path, wait=round(step_s, 1), timeout_s=step_s + 15)
+            request = gateway.call("GET", path, wait=round(wait_s, 1), timeout_s=wait_s + 15)
         except CliFailure as failure:
-            deadline.check(request_id, found["status"])
+            deadline.check(request_id, request["status"])
             patience.wait(failure)
             continue
         patience.answered()
-        if found["done"]:
-            return found
+        if request["done"]:
+            return request
+        if (text := waiting_text(request)) != said:
+            say(f"[{text}]")
+        wait_s, said = LONG_POLL_S, text
+
+
+def _says_nothing(frame: dict[str, Any]) -> bool:
+    """Whether a frame tells only that no worker has begun with the request."""
+    return frame["type"] == "status" and frame["status"] == "accepted" and not frame.get("detail")
+
+
+def _why_it_waits(gateway: Gateway, request_id: str) -> dict[str, Any]:
+    request = gateway.call("GET", f"/v1/requests/{request_id}")
+    return {} if request["done"] else {name: request.get(name) for name in ("detail", "waiting_for")}
 
 
 def _connection(

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import DEFAULT_URL, AsJson, BuiltTask, Gateway, Key, Url, outcome_text, print_json
+from penstock.cli.commands.common import (
+    DEFAULT_URL,
+    AsJson,
+    BuiltTask,
+    Gateway,
+    Key,
+    Url,
+    outcome_text,
+    print_json,
+    waiting_text,
+)
 from penstock.cli.commands.following import follow, wait_for
 from penstock.cli.failures import CliFailure, ExitCode
 
@@ -42,6 +52,8 @@ def follow_text(gateway: Gateway, request_id: str, timeout_s: float) -> str:
                     typer.echo("\n[the text so far, again]", err=True)
                 typer.echo(frame["text"], nl=False)
                 told = True
+            case "status" if frame.get("detail"):
+                typer.echo(f"[{waiting_text(frame)}]", err=True)
             case "restarted":
                 typer.echo("\n[the worker was lost; the answer begins again]", err=True)
             case "result":
@@ -100,7 +112,7 @@ def submit(
         if stream and not as_json:
             status = follow_text(gateway, request_id, timeout)
             raise typer.Exit(ExitCode.OK if status == "completed" else ExitCode.FAILED)
-        found = wait_for(gateway, request_id, timeout)
+        found = wait_for(gateway, request_id, timeout, lambda line: typer.echo(line, err=True))
     if as_json:
         print_json(found)
     elif found["status"] == "completed":

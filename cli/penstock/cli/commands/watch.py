@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, outcome_text, print_json
+from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, outcome_text, print_json, waiting_text
 from penstock.cli.commands.following import follow
 from penstock.cli.failures import CliFailure, ExitCode
 
@@ -51,8 +51,7 @@ class Watched:
             return
         match frame["type"]:
             case "status":
-                place = f" (position {frame['position']})" if frame.get("position") is not None else ""
-                self._say(f"[{frame['status']}{place}]")
+                self._say(f"[{waiting_text(frame)}]")
             case "chunk":
                 self._text(frame["text"])
             case "snapshot":

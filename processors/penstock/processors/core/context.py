@@ -152,11 +152,15 @@ def build_context(
 
     least = tokens(0)
     if least > budget:
-        raise ContextLengthExceeded(
-            f"the prompt has {least} tokens; with {max_output_tokens} for the answer, {max(0, budget)} fit",
-            param="payload.messages",
-            details={"need": least, "capacity": max(0, budget), "unit": "tokens"},
-        )
+        if least + max_output_tokens > window_tokens:
+            message = (
+                f"the prompt has {least} tokens and {max_output_tokens} shall follow; the window is {window_tokens}"
+            )
+            details = {"need": least + max_output_tokens, "capacity": window_tokens, "unit": "tokens"}
+        else:
+            message = f"the prompt has {least} tokens; context.max_tokens allows {max(0, budget)}"
+            details = {"need": least, "capacity": max(0, budget), "unit": "tokens"}
+        raise ContextLengthExceeded(message, param="payload.messages", details=details)
     kept, length = _most_that_fit(past, allowed, budget, tokens, least)
     return Context(messages=assemble(kept), dropped_turns=past.turns - kept, prompt_tokens=length)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from penstock.schemas.errors import EngineFailed, PenstockError
+from penstock.schemas.errors import EngineFailed, PenstockError, UnsupportedParameter
+from penstock.schemas.payloads import only_remote
 from penstock.schemas.records import ContextLimits
 
 Message = dict[str, Any]
@@ -162,3 +163,15 @@ class Engine(Protocol):
         ...
 
     def info(self) -> EngineInfo: ...
+
+
+def refuse_unsupported(spec: RunSpec) -> None:
+    """For engines that make text or vectors here: what they do not know is refused by name, never passed over.
+
+    Raises UnsupportedParameter.
+    """
+    payload = spec.params if spec.messages is None else {**spec.params, "messages": spec.messages}
+    for param in only_remote(payload, spec.extra):
+        raise UnsupportedParameter(
+            f"{param} is not supported by {spec.model}: only models that a remote server runs know it", param=param
+        )

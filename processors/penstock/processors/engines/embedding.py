@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.processors.engines.backend import Emit
-from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec
+from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec, refuse_unsupported
 from penstock.processors.engines.loading import device_name, dtype_name, limit_device_memory, measured_memory
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 
@@ -77,6 +77,7 @@ class EmbeddingBackend:
 
     def prepare(self, spec: RunSpec) -> tuple[Prepared, list[list[int]]]:
         """Raises ContextLengthExceeded for a text that is too long, InvalidRequest for too many dimensions."""
+        refuse_unsupported(spec)
         wanted = spec.params.get("dimensions")
         if wanted is not None and not 1 <= int(wanted) <= self._dimensions:
             raise InvalidRequest(

@@ -25,6 +25,7 @@ from penstock.processors.engines.base import (
     RunFailed,
     RunSpec,
     Sink,
+    refuse_unsupported,
 )
 from penstock.processors.engines.sinks import GuardedSink
 from penstock.processors.engines.texts import encodable
@@ -63,6 +64,7 @@ class NoopEngine:
 
     async def prepare(self, spec: RunSpec) -> Prepared:
         # Never awaits: the worker relies on `prepares_inline`.
+        refuse_unsupported(spec)
         limit = int(spec.params.get("max_tokens", self._tokens))
         if spec.messages is None:
             tokens = _words(spec.prompt or "".join(spec.inputs or []))

@@ -35,8 +35,16 @@ from penstock.processors.engines.base import (
     RunSpec,
     Sink,
 )
+from penstock.processors.engines.remote_wire import (
+    Answer,
+    as_event,
+    check_passable,
+    counts,
+    embedding_body,
+    text_body,
+)
 from penstock.processors.engines.sinks import GuardedSink
-from penstock.processors.engines.texts import EncodableStream, encodable
+from penstock.processors.engines.texts import encodable
 from penstock.schemas.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -54,10 +62,6 @@ DEFAULT_WINDOW = 1_000_000
 FIRST_DELAY_S = 0.25
 CHARS_PER_TOKEN = 4
 """Only for fitting a conversation, the server's tokenizer being unknown; `window` should leave room for its error."""
-MOST_TOKENS = 1 << 40
-RESERVED = frozenset(
-    {"model", "messages", "prompt", "input", "stream", "stream_options", "n", "chat_template", "tools"}
-)
 
 
 class RemoteEngine:
@@ -108,16 +112,14 @@ class RemoteEngine:
 
     async def prepare(self, spec: RunSpec) -> Prepared:
         # Never awaits: the worker relies on `prepares_inline`.
-        for name in spec.extra:
-            if name in RESERVED:
-                raise InvalidRequest(f"extra.{name} cannot be passed on", param=f"extra.{name}")
+        check_passable(spec)
         if spec.messages is None:
             return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0)
         context = build_context(
             spec.history or [],
             spec.messages,
             window_tokens=self._window,
-            max_output_tokens=min(int(spec.params.get("max_tokens", 0)), self._window - 1),
+            max_output_tokens=int(spec.params.get("max_tokens", 0)),
             limits=spec.context,
             count=lambda chosen: sum(len(message["content"]) // CHARS_PER_TOKEN + 4 for message in chosen),
         )
@@ -182,44 +184,24 @@ class RemoteEngine:
             delay_s = min(2 * delay_s, 10.0)
 
     async def _generate(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink) -> Finished:
-        chat = prepared.messages is not None
-        body = self._body(spec)
-        body |= {"messages": prepared.messages} if chat else {"prompt": spec.prompt}
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        pieces = EncodableStream()
-        parts: list[str] = []
-        reason: str | None = None
-        usage: dict[str, Any] | None = None
-        path = "/chat/completions" if chat else "/completions"
+        path, body = text_body(spec, prepared, self._name)
+        answer = Answer(chat=prepared.messages is not None)
+        shown = _Shown(spec.run_id, sink)
         async for event in self._events(path, body):
-            usage = event.get("usage") or usage
-            for choice in event.get("choices") or []:
-                text = (choice.get("delta") or {}).get("content") if chat else choice.get("text")
-                reason = choice.get("finish_reason") or reason
-                self._show(spec.run_id, pieces.feed(text or ""), parts, sink)
-        if reason is None:  # the connection ended without saying so; what came is no answer
+            shown.show(answer.feed(event))
+        if answer.reason is None:  # the connection ended without saying so; what came is no answer
             raise EngineFailed(f"the server of {self.model} ended its stream without a finish_reason")
-        self._show(spec.run_id, pieces.flush(), parts, sink)
-        usage = _counts(usage) or {"prompt_tokens": 0, "completion_tokens": len(parts), "total_tokens": len(parts)}
+        shown.show(answer.flush())
+        pieces = answer.pieces
+        usage = answer.usage or {"prompt_tokens": 0, "completion_tokens": pieces, "total_tokens": pieces}
         return Finished(
             run_id=spec.run_id,
-            output={"text": "".join(parts)},
-            finish_reason=encodable(str(reason)),
+            output=answer.output(),
+            finish_reason=answer.reason,
             usage=usage,
             prompt_tokens=int(usage.get("prompt_tokens", 0)),
             completion_tokens=int(usage.get("completion_tokens", 0)),
         )
-
-    def _show(self, run_id: str, text: str, parts: list[str], sink: GuardedSink) -> None:
-        if text:
-            delta = Delta(run_id=run_id, text=text, token_ids=[], first_token_index=len(parts))
-            parts.append(text)
-            if not sink.delta(delta):
-                raise InternalError("what the engine gave could not be taken")  # the sink knows; this closes the stream
-
-    def _body(self, spec: RunSpec) -> dict[str, Any]:
-        extra = {name: _json_or_text(value) for name, value in spec.extra.items()}
-        return {**extra, **spec.params, "model": self._name}
 
     async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         assert self._http is not None
@@ -229,7 +211,7 @@ class RemoteEngine:
                 raise _typed(answer)
             if answer.headers.get("content-type", "").startswith("application/json"):
                 await answer.aread()  # a server that does not stream
-                yield _as_event(answer.json())
+                yield as_event(answer.json())
                 return
             async for line in answer.aiter_lines():
                 if not line.startswith("data:"):
@@ -244,14 +226,13 @@ class RemoteEngine:
 
     async def _embed(self, spec: RunSpec) -> Finished:
         assert self._http is not None
-        body = {**self._body(spec), "input": spec.inputs, "encoding_format": "float"}
-        answer = await self._http.post(self._url + "/embeddings", json=body)
+        answer = await self._http.post(self._url + "/embeddings", json=embedding_body(spec, self._name))
         if answer.is_error:
             raise _typed(answer)
         found = answer.json()
         items = sorted(found["data"], key=lambda item: item["index"])
         vectors = [[float(value) for value in item["embedding"]] for item in items]
-        usage = _counts(found.get("usage"))
+        usage = counts(found.get("usage"))
         return Finished(
             run_id=spec.run_id,
             output={"embeddings": vectors, "dimensions": len(vectors[0])},
@@ -286,24 +267,20 @@ class RemoteEngine:
         return EngineInfo(context_window=None if self._window == DEFAULT_WINDOW else self._window, device="remote")
 
 
-def _json_or_text(value: str) -> Any:
-    """`extra` is a map of texts; a text that is JSON is passed on as what it means (0.5, true, {"a": 1})."""
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+class _Shown:
+    """Text on its way to the sink, with its place."""
 
+    def __init__(self, run_id: str, sink: GuardedSink) -> None:
+        self._run_id, self._sink = run_id, sink
+        self._pieces = 0
 
-def _as_event(body: dict[str, Any]) -> dict[str, Any]:
-    """A whole answer as the one event of a stream."""
-    choices = [{**choice, "delta": choice.get("message") or {}} for choice in body.get("choices") or []]
-    return {**body, "choices": choices}
-
-
-def _counts(usage: Any) -> dict[str, int]:
-    """The numbers of a usage that are counts; some servers tell more, in nested objects."""
-    counts = usage.items() if isinstance(usage, dict) else ()
-    return {str(name): int(value) for name, value in counts if isinstance(value, int) and 0 <= value < MOST_TOKENS}
+    def show(self, text: str) -> None:
+        if not text:
+            return
+        delta = Delta(run_id=self._run_id, text=text, token_ids=[], first_token_index=self._pieces)
+        self._pieces += 1
+        if not self._sink.delta(delta):
+            raise InternalError("what the engine gave could not be taken")  # the sink knows; this closes the stream
 
 
 def _message(body: Any) -> str:

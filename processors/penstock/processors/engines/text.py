@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 
 from penstock.processors.core.context import build_context
 from penstock.processors.engines.backend import Emit, leave
-from penstock.processors.engines.base import EngineInfo, Message, Prepared, RunFailed, RunSpec
+from penstock.processors.engines.base import EngineInfo, Message, Prepared, RunFailed, RunSpec, refuse_unsupported
 from penstock.processors.engines.detokenise import Detokeniser
 from penstock.processors.engines.loading import (
     block_size,
@@ -131,9 +131,10 @@ class TextBackend:
 
         Raises ContextLengthExceeded, InvalidRequest, UnsupportedParameter.
         """
+        refuse_unsupported(spec)
         self._sampling(spec.params)
         wanted = spec.params.get("max_tokens")
-        reserve = min(int(wanted), self._window - 1) if wanted is not None else min(64, self._window // 4)
+        reserve = int(wanted) if wanted is not None else min(64, self._window // 4)
         messages: list[Message] | None = None
         dropped = 0
         if spec.messages is not None:

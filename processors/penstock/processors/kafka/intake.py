@@ -25,7 +25,14 @@ from penstock.schemas.errors import (
 )
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
 from penstock.schemas.records import InferenceRequest, Origin
-from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request_bytes, text_bytes, validate_request
+from penstock.schemas.requests import (
+    DEFAULT_LIMITS,
+    Limits,
+    parse_request_bytes,
+    prepare_validation,
+    text_bytes,
+    validate_request,
+)
 from penstock.schemas.topics import (
     HEADER_ATTEMPT,
     HEADER_ORIGIN,
@@ -56,6 +63,7 @@ class Intake:
         self._codec = codec
         self._partitions = partitions
         self._limits = limits
+        prepare_validation()  # not at the first record that needs it
         self._class_of = {topic: names.class_of_topic(topic) for topic in partitions}
 
     def read(

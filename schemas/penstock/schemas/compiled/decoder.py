@@ -17,7 +17,7 @@ all of them. A length that lies takes no memory: a slice ends with the data, and
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from keyword import iskeyword
 from typing import Any
 
@@ -27,6 +27,9 @@ from penstock.schemas.compiled.tree import Unsupported, optional
 from penstock.schemas.compiled.varints import read_block, read_int, read_length, read_long
 from penstock.schemas.errors import BadAvro
 from penstock.schemas.records import Record, fields_of
+
+MANY_NULLS = 8
+"""A dictionary with so many optional fields begins as a copy with nulls."""
 
 
 def refuse(reason: str) -> Any:
@@ -188,22 +191,37 @@ class _Decoder:
         if set(names) != set(wanted):
             raise Unsupported("a schema whose fields are not those of the record")
         without, self._without = self._without, ()
-        targets = {name: f"{place}.{identifier(name)}" if kind else self._s.fresh("v") for name in wanted}
+        nulls = {name for name, field in wanted.items() if kind is None and optional(field["type"])}
+        if len(nulls) < MANY_NULLS:
+            nulls = set[str]()
         if kind is not None:
+            targets = {name: f"{place}.{identifier(name)}" for name in wanted}
             self._s.line(f"{place} = new({self._s.constant(kind)})")
+        elif nulls:  # most of them stay as they are
+            targets = {name: f"{place}[{name!r}]" for name in wanted}
+            self._s.line(f"{place} = {self._s.constant(dict.fromkeys(wanted))}.copy()")
+        else:
+            targets = {name: self._s.fresh("v") for name in wanted}
         read = {name: target for name, target in targets.items() if name not in without}
-        self._fields(writer["fields"], wanted, read, kind)
+        self._fields(writer["fields"], wanted, read, kind, nulls)
         for name in without:
             self._s.line(f"{targets[name]} = None")
         for name in read.keys() - {field["name"] for field in writer["fields"]}:
             self._s.line(f"{targets[name]} = {_default(wanted[name])}")
-        if kind is None:
+        if kind is None and not nulls:
             place = "{" + ", ".join(f"{name!r}: {local}" for name, local in targets.items()) + "}"
         self._s.line(f"{target} = {place}")
 
     def _fields(
-        self, fields: Sequence[Any], wanted: dict[str, Any], targets: dict[str, str], kind: type[Record] | None
+        self,
+        fields: Sequence[Any],
+        wanted: dict[str, Any],
+        targets: dict[str, str],
+        kind: type[Record] | None,
+        nulls: Set[str],
     ) -> None:
+        """`nulls` are the fields whose targets are null already."""
+
         def one(field: Any) -> None:
             name = field["name"]
             target = targets.get(name)
@@ -216,7 +234,8 @@ class _Decoder:
                 for field in some:
                     one(field)
                 return
-            assigned = "".join(f"{target} = " for field in some if (target := targets.get(field["name"])))
+            names = [field["name"] for field in some if field["name"] not in nulls]
+            assigned = "".join(f"{target} = " for name in names if (target := targets.get(name)))
             with self._s.block(f"if d[p:p + {len(some)}] == {bytes(len(some))!r}:"):
                 if assigned:
                     self._s.line(f"{assigned}None")

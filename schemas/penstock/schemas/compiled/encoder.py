@@ -15,7 +15,7 @@ OverflowError, struct.error or BadAvro; the codec makes one of them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.schemas.compiled.decoder import identifier
@@ -34,6 +34,9 @@ _CONSTANTS: dict[str, Any] = {
     "long_bytes": long_bytes,
     "pack": struct.pack,
 }
+
+
+OFTEN = 4
 
 
 def compile_encoder(schema: Any, kind: type[Record], header: bytes) -> Callable[[Any], bytes]:
@@ -58,6 +61,28 @@ def _joined(parts: list[Part]) -> str:
             found.append(part)
     texts = [repr(part) if isinstance(part, bytes) else part for part in found]
     return texts[0] if len(texts) == 1 else f"join(({', '.join(texts)}))"
+
+
+def _runs(fields: Sequence[Any]) -> list[list[Any]]:
+    """The fields one by one, but those together that stand in a row, are null by default and seldom set.
+
+    The first four optional ones of a long row are taken for those that are often set.
+    """
+    rows: list[list[Any]] = []
+    before = False
+    for field in fields:
+        found = optional(field["type"])
+        is_null = found is not None and found[1] == 1 and field.get("default", field) is None
+        if is_null and before:
+            rows[-1].append(field)
+        else:
+            rows.append([field])
+        before = is_null
+    runs: list[list[Any]] = []
+    for row in rows:
+        often = OFTEN if len(row) >= 2 * OFTEN else 0
+        runs += [*([field] for field in row[:often]), row[often:]]
+    return runs
 
 
 class _Encoder:
@@ -126,14 +151,40 @@ class _Encoder:
         getter = self._s.fresh("g")
         if kind is None:
             self._s.line(f"{getter} = {place}.get")
-        for field in schema["fields"]:
-            name, local = field["name"], self._s.fresh("v")
-            if kind is not None:
+        for some in _runs(schema["fields"] if kind is None else []):
+            if len(some) == 1:
+                parts += self._entries(some, getter)
+                continue
+            # Most of them are not there: that is seen at once.
+            result = self._s.fresh("o")
+            with self._s.block(f"if {self._none_of(some, schema['fields'], place)}:"):
+                self._s.line(f"{result} = {bytes(len(some))!r}")
+            with self._s.block("else:"):
+                inner = self._entries(some, getter)
+                self._s.line(f"{result} = {_joined(inner)}")
+            parts.append(result)
+        if kind is not None:
+            for field in schema["fields"]:
+                name, local = field["name"], self._s.fresh("v")
                 self._s.line(f"{local} = {place}.{identifier(name)}")
-            else:
-                default = f", {field['default']!r}" if field.get("default") is not None else ""
-                self._s.line(f"{local} = {getter}({name!r}{default})")
-            parts += self.value(field["type"], local, None if kind is None else kind.nested_kind(name))
+                parts += self.value(field["type"], local, kind.nested_kind(name))
+        return parts
+
+    def _none_of(self, some: Sequence[Any], fields: Sequence[Any], place: str) -> str:
+        """The expression of whether a dictionary has none of some entries."""
+        needed = [field for field in fields if "default" not in field]
+        if len(some) + len(needed) == len(fields):  # where an entry that is needed is missing, its own line fails
+            return f"len({place}) == {len(needed)}"
+        return f"{self._s.constant(frozenset(field['name'] for field in some))}.isdisjoint({place})"
+
+    def _entries(self, fields: Sequence[Any], getter: str) -> list[Part]:
+        """Fields of a dictionary, one by one."""
+        parts: list[Part] = []
+        for field in fields:
+            local = self._s.fresh("v")
+            default = f", {field['default']!r}" if field.get("default") is not None else ""
+            self._s.line(f"{local} = {getter}({field['name']!r}{default})")
+            parts += self.value(field["type"], local)
         return parts
 
     def _array(self, schema: Any, place: str, kind: type[Record] | None) -> Part:

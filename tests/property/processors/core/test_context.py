@@ -65,7 +65,10 @@ def test_the_newest_turns_that_fit(
     if count(prompt(0)) > budget:
         with pytest.raises(ContextLengthExceeded) as caught:
             build()
-        assert caught.value.details == {"need": count(prompt(0)), "capacity": max(0, budget), "unit": "tokens"}
+        need, capacity = count(prompt(0)), budget
+        if need + output > window:  # then it is the model's window, not the caller's own limit
+            need, capacity = need + output, window
+        assert caught.value.details == {"need": need, "capacity": max(0, capacity), "unit": "tokens"}
         return
     context = build()
     kept = max(n for n in range(most + 1) if count(prompt(n)) <= budget)

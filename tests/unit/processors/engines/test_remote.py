@@ -11,9 +11,13 @@ import httpx
 import pytest
 
 from penstock.processors.engines import remote
-from penstock.processors.engines.base import Delta, Finished, RunFailed, RunSpec
+from penstock.processors.engines.base import Delta, Finished, RunFailed, RunSpec, refuse_unsupported
 from penstock.processors.engines.remote import RemoteEngine
-from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.records import Origin, ResultEvent
+
+CODEC = default_codec()
 
 Handler = Callable[[httpx.Request], Any]
 
@@ -43,6 +47,22 @@ async def serving(handler: Handler, **options: Any) -> AsyncIterator[RemoteEngin
         yield engine
     finally:
         await engine.stop()
+
+
+def terminal(output: dict[str, Any]) -> ResultEvent:
+    """The event that carries an output."""
+    return ResultEvent(
+        request_id="r",
+        tenant="default",
+        kind="terminal",
+        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=0),
+        attempt=1,
+        epoch=1,
+        task="text_generation",
+        created_at=1,
+        worker_id="w",
+        text_generation=output,
+    )
 
 
 def sse(*events: dict[str, Any] | str) -> httpx.Response:
@@ -90,6 +110,126 @@ async def test_chat_streams_and_passes_parameters_and_extra_on(monkeypatch: pyte
     body = json.loads(seen[0].content)
     assert body["model"] == "big"
     assert (body["max_tokens"], body["temperature"], body["guided_json"], body["note"]) == (5, 0.5, {"a": 1}, "plain")
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": '{"type":"object"}', "description": None}}
+
+
+def tool_chunk(**call: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]}
+
+
+def ending(reason: str = "stop", index: int = 0) -> dict[str, Any]:
+    return {"choices": [{"index": index, "delta": {}, "finish_reason": reason}]}
+
+
+async def test_tools_are_passed_on_and_their_calls_come_back() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        pieces = [
+            tool_chunk(index=0, id="c1", type="function", function={"name": "f", "arguments": ""}),
+            tool_chunk(index=0, function={"arguments": '{"a"'}),
+            tool_chunk(index=1, id="c2", type="function", function={"name": "g", "arguments": "{}"}),
+            tool_chunk(index=0, function={"arguments": ":1}"}),
+        ]
+        return sse(*pieces, ending("tool_calls"), "data: [DONE]\n\n")
+
+    call = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_call_id": "c0"},
+    ]
+    params = {
+        "tools": [TOOL],
+        "tool_choice": '{"type":"function","function":{"name":"f"}}',
+        "response_format": {"type": "json_schema", "json_schema": '{"name":"s"}'},
+        "min_p": 0.1,
+        "presence_penalty": 0.5,
+    }
+    async with serving(handler) as engine:
+        sink, found = await run(engine, spec(messages=messages, params=params, extra={"parallel_tool_calls": "false"}))
+    assert isinstance(found, Finished)
+    assert sink.deltas == []
+    assert (found.finish_reason, found.output["text"]) == ("tool_calls", "")
+    assert found.output["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
+        {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    body = seen[0]
+    assert body["messages"][1] == {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert body["messages"][2] == messages[2]
+    assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    assert body["response_format"] == {"type": "json_schema", "json_schema": {"name": "s"}}
+    assert (body["min_p"], body["presence_penalty"], body["parallel_tool_calls"]) == (0.1, 0.5, False)
+    CODEC.encode(terminal(found.output))
+
+
+async def test_several_answers_and_their_logprobs() -> None:
+    def piece(index: int, text: str, logprob: float) -> dict[str, Any]:
+        one = {"token": text, "logprob": logprob, "bytes": [97], "top_logprobs": [{"token": "x", "logprob": -1}]}
+        choice = {"index": index, "delta": {"content": text}, "logprobs": {"content": [one]}, "finish_reason": None}
+        return {"choices": [choice]}
+
+    answer = [piece(0, "a", -0.5), piece(1, "b", float("-inf")), piece(0, "c", -0.25), ending(), ending("length", 1)]
+    async with serving(lambda _: sse(*answer)) as engine:
+        sink, found = await run(engine, spec(params={"n": 2, "logprobs": True}))
+    assert isinstance(found, Finished)
+    assert "".join(delta.text for delta in sink.deltas) == "ac" == found.output["text"]
+    assert [(one["text"], one["finish_reason"]) for one in found.output["choices"]] == [("ac", "stop"), ("b", "length")]
+    assert [one["logprob"] for one in found.output["logprobs"]] == [-0.5, -0.25]
+    assert found.output["choices"][1]["logprobs"][0]["logprob"] == -9999.0
+    assert found.output["logprobs"][0]["top_logprobs"] == [{"token": "x", "logprob": -1.0}]
+    CODEC.encode(terminal(found.output))
+
+
+async def test_one_of_several_answers_without_an_end_is_no_answer() -> None:
+    pieces = [ending(), {"choices": [{"index": 1, "delta": {"content": "x"}, "finish_reason": None}]}]
+    async with serving(lambda _: sse(*pieces)) as engine:
+        _, found = await run(engine, spec(params={"n": 2}))
+    assert isinstance(found, RunFailed)
+
+
+async def test_prompts_and_texts_as_tokens() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        if request.url.path.endswith("embeddings"):
+            return httpx.Response(200, json={"data": [{"index": 0, "embedding": [1]}], "usage": {}})
+        return sse({"choices": [{"text": "x", "finish_reason": "stop"}]})
+
+    async with serving(handler) as engine:
+        await run(engine, spec(1, messages=None, params={"prompt_token_ids": [1, 2]}))
+        await run(engine, spec(2, task="embedding", inputs=[], params={"input_token_ids": [[3]]}))
+    assert [body.get("prompt", body.get("input")) for body in seen] == [[1, 2], [[3]]]
+    assert not any("token_ids" in name for body in seen for name in body)
+
+
+async def test_what_goes_with_messages_only() -> None:
+    async with serving(lambda _: chat_answer("x")) as engine:
+        with pytest.raises(UnsupportedParameter, match=r"payload\.logprobs"):
+            await engine.prepare(spec(messages=None, prompt="a", params={"logprobs": True}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"params": {"tools": [TOOL]}}, "payload.tools"),
+        ({"params": {"n": 2}}, "payload.n"),
+        ({"params": {"response_format": {"type": "json_object"}}}, "payload.response_format"),
+        ({"extra": {"logit_bias": "{}"}}, "extra.logit_bias"),
+        ({"messages": [{"role": "tool", "content": "", "tool_call_id": "c"}]}, "payload.messages[0].role"),
+    ],
+)
+def test_engines_here_refuse_by_name_what_they_do_not_know(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        refuse_unsupported(spec(**fields))
+    assert caught.value.param == param
+    refuse_unsupported(spec(params={"n": 1, "tools": [], "presence_penalty": 0.0}, extra={"note": "x"}))
 
 
 async def test_a_server_that_does_not_stream() -> None:

@@ -1,0 +1,374 @@
+"""The answers of the native routes as models: JSON Schema for OpenAPI, and what tests hold real answers against.
+
+Routes give dictionaries; nothing is validated on the way out. Answers may gain fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.schemas.bodies import ToolCall
+
+T = TypeVar("T")
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+Metadata = dict[str, str]
+Json = dict[str, Any]
+
+
+class Answer(BaseModel):
+    """Strict, so that a test sees a number that became text."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class Page(Answer, Generic[T]):
+    """A page of a list. Go on with `after` = `last_id`."""
+
+    object: Literal["list"]
+    data: list[T]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+# --- requests
+
+
+class Accepted(Answer):
+    """A request that stands on its topic, acknowledged by all in-sync replicas."""
+
+    object: Literal["request"]
+    request_id: str
+    status: Literal["accepted"]
+    done: Literal[False]
+    status_url: str
+    events_url: str
+
+
+class ErrorFacts(Answer):
+    """Why it did not work."""
+
+    message: Annotated[str, Field(description="For people.")]
+    type: Annotated[str, Field(description="The family of the error, as OpenAI names them.")]
+    code: Annotated[str, Field(description="Stable; decide by this.")]
+    param: Annotated[str | None, Field(description="The field at fault.")]
+    request_id: str | None
+    retryable: Annotated[bool, Field(description="Whether the same request may succeed later.")]
+    details: Json | None
+
+
+class Error(Answer):
+    """The one shape of errors."""
+
+    error: ErrorFacts
+
+
+class UsageCounts(Answer):
+    """Counts of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class LogprobCandidate(Answer):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class Logprob(LogprobCandidate):
+    """A token of the answer with the logarithm of its probability."""
+
+    top_logprobs: list[LogprobCandidate] | None = None
+
+
+class TextChoice(Answer):
+    """One of several answers."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    logprobs: list[Logprob] | None = None
+
+
+class ArtifactReference(Answer):
+    """Where a large output is kept."""
+
+    artifact_id: str
+    uri: str
+    url: str
+    media_type: str
+    size_bytes: int
+    sha256: str
+
+
+class Result(Answer):
+    """The output of a completed request: the fields of its task. A large one is an artifact."""
+
+    text: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    logprobs: list[Logprob] | None = None
+    choices: Annotated[list[TextChoice] | None, Field(description="All answers when n was above 1.")] = None
+    embeddings: list[list[float]] | None = None
+    dimensions: int | None = None
+    artifact: ArtifactReference | None = None
+    finish_reason: str | None = None
+    usage: UsageCounts | None = None
+
+
+class Timings(Answer):
+    """Where the time went, in milliseconds."""
+
+    queued_ms: int
+    admission_ms: int
+    load_ms: int
+    run_ms: int
+    first_token_ms: int | None
+
+
+class WaitingFor(Answer):
+    """What a request waits for."""
+
+    reason: str
+    position: int | None
+    need_bytes: int | None
+    free_bytes: int | None
+    estimated_start_at: Time | None
+
+
+class RequestObject(Answer):
+    """A request and where it stands. A status that you do not know is one that is not done."""
+
+    object: Literal["request"]
+    request_id: str
+    task: str
+    status: str
+    done: bool
+    attempt: int
+    priority: int
+    model: str | None
+    pool: str | None
+    conversation_id: str | None
+    position: int | None
+    detail: str | None
+    waiting_for: WaitingFor | None = None
+    created_at: Time | None
+    finished_at: Time | None
+    timings: Timings | None
+    result: Result | None
+    error: ErrorFacts | None
+    metadata: Metadata
+
+
+class CancelMany(Answer):
+    """Which requests to cancel: ids, or a filter."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ids: Annotated[list[str] | None, Field(max_length=1_000)] = None
+    status: str | None = None
+    conversation_id: str | int | None = None
+
+
+class Cancellation(Answer):
+    """How many were asked to end, and the first of them."""
+
+    object: Literal["cancellation"]
+    count: int
+    request_ids: list[str]
+
+
+class RequestDeleted(Answer):
+    object: Literal["request.deleted"]
+    request_id: str
+    deleted: Literal[True]
+
+
+class Rates(Answer):
+    """Means over the last minute."""
+
+    accepted_per_s: float
+    ended_per_s: float
+
+
+class Stats(Answer):
+    """What the caller's tenant has under way, and its limits."""
+
+    object: Literal["stats"]
+    tenant: str
+    inflight: int
+    rates: Rates
+    outcomes: dict[str, int]
+    conversations: int
+    limits: Json
+
+
+class AdminStats(Answer):
+    """Queues, workers and models of all tenants together, as this gateway knows them."""
+
+    object: Literal["stats"]
+    queues: dict[str, Json]
+    inflight: int
+    rates: Rates
+    outcomes: dict[str, int]
+    clients: dict[str, int]
+    workers: list[Json]
+    models: list[Json]
+
+
+class DeviceHolder(Answer):
+    model: str
+    bytes: int
+
+
+class Device(Answer):
+    """A device of a worker, in bytes; null is what the worker does not tell."""
+
+    worker_id: str
+    device: str
+    kind: str
+    limit_bytes: int
+    reserved_bytes: int
+    measured_bytes: int
+    foreign_bytes: int | None
+    holders: list[DeviceHolder] | None
+
+
+# --- conversations
+
+
+class NewConversation(Answer):
+    """All optional."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: Annotated[str | int | None, Field(description="[A-Za-z0-9_-]{1,128}; without one it is made.")] = None
+    metadata: Annotated[Json | None, Field(description="Only empty.")] = None
+
+
+class Conversation(Answer):
+    object: Literal["conversation"]
+    id: str
+    created_at: Annotated[int | None, Field(description="Unix seconds, as OpenAI has it; null in lists.")]
+    metadata: Json
+
+
+class ConversationDeleted(Answer):
+    object: Literal["conversation.deleted"]
+    id: str
+    deleted: Literal[True]
+
+
+class ItemPart(Answer):
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class ConversationItem(Answer):
+    """A message that counts."""
+
+    object: Literal["conversation.item"]
+    type: Literal["message"]
+    id: str
+    role: str
+    status: Literal["completed"]
+    content: list[ItemPart]
+    created_at: Annotated[int, Field(description="Unix seconds.")]
+    request_id: str | None
+    offset: int
+
+
+class ConversationRecordBody(Answer):
+    """A record of the topic, whether it counts or not."""
+
+    offset: int
+    key: str | None
+    time: Time | None
+    message: Json | None
+
+
+class Replay(Answer):
+    object: Literal["list"]
+    data: list[ConversationRecordBody]
+    has_more: bool
+    first_id: int | None
+    last_id: int | None
+    next_offset: int
+
+
+# --- the rest
+
+
+class ArtifactBody(Answer):
+    object: Literal["artifact"]
+    id: str
+    media_type: str
+    bytes: int
+    sha256: str
+    content_url: str
+
+
+class Ticket(Answer):
+    """Connect with `/v1/ws?ticket=…` within `expires_in` seconds; it works once per gateway."""
+
+    object: Literal["ticket"]
+    ticket: str
+    expires_in: int
+    expires_at: Time
+
+
+class Model(Answer):
+    """OpenAI's model object with Penstock's facts beside."""
+
+    object: Literal["model"]
+    id: str
+    created: int
+    owned_by: str
+    aliases: list[str]
+    tasks: list[str]
+    pool: str | None
+    state: str
+    context_window: int | None
+    max_output_tokens: int | None
+    dimensions: int | None
+    available: Annotated[bool, Field(description="Whether a live worker has it; without one its requests wait.")]
+
+
+class Health(Answer):
+    status: Literal["ok"]
+
+
+class Readiness(Answer):
+    status: Literal["ready", "degraded", "starting", "unavailable"]
+    models_without_worker: list[str]
+    reason: str | None
+
+
+# --- the registry
+
+
+class RegistrySchema(Answer):
+    schema_: Annotated[str, Field(alias="schema")]
+
+
+class RegistrySubjectVersion(Answer):
+    subject: str
+    version: int
+
+
+class RegistryVersion(RegistrySubjectVersion):
+    id: int
+    schema_: Annotated[str, Field(alias="schema")]
+
+
+class RegistryId(Answer):
+    id: int
+
+
+class RegistryErrorBody(Answer):
+    error_code: int
+    message: str

@@ -1,0 +1,137 @@
+"""The OpenAPI document, and `GET /docs`: the same as a page. No script; nothing is loaded from another host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import HTMLResponse, Response
+
+router = APIRouter()
+
+_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
+_STYLE = """
+:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
+body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+h2 { margin-top: 2.5rem; border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent) }
+code, pre { font: 13px/1.45 ui-monospace, monospace }
+pre { overflow: auto; padding: .7rem; background: color-mix(in srgb, currentColor 7%, transparent); border-radius: 6px }
+summary { cursor: pointer; padding: .25rem 0 }
+summary b { display: inline-block; min-width: 4.2rem }
+details details { margin-left: 1.2rem }
+table { border-collapse: collapse; margin: .4rem 0 }
+td, th { text-align: left; vertical-align: top; padding: .15rem 1rem .15rem 0 }
+"""
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> Response:
+    """The document as JSON."""
+    made = await _made(request)
+    return Response(made.document, media_type="application/json")
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> HTMLResponse:
+    """The document as a page."""
+    made = await _made(request)
+    return HTMLResponse(made.page, headers=_HEADERS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Made:
+    """Both forms, as bytes."""
+
+    document: bytes
+    page: bytes
+
+
+async def _made(request: Request) -> _Made:
+    """Made once for each process, in a tenth of a second: on a thread, so that others are served meanwhile."""
+    app: FastAPI = request.app
+    if app not in _MADE:
+        _MADE[app] = await asyncio.to_thread(_make, app)
+    return _MADE[app]
+
+
+def _make(app: FastAPI) -> _Made:
+    document = app.openapi()
+    return _Made(document=json.dumps(document, ensure_ascii=False).encode(), page=page(document).encode())
+
+
+_MADE: WeakKeyDictionary[FastAPI, _Made] = WeakKeyDictionary()
+
+
+def page(document: dict[str, Any]) -> str:
+    """The whole page."""
+    info = document["info"]
+    title, summary = escape(info["title"]), escape(info.get("summary", ""))
+    parts = [
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>',
+        f"<h1>{title}</h1><p>{summary}. ",
+        'As a document for tools: <a href="/openapi.json">/openapi.json</a> (OpenAPI). '
+        "Keys go into <code>Authorization: Bearer …</code>.</p>",
+    ]
+    for tag, operations in _by_tag(document).items():
+        parts.append(f"<h2>{escape(tag)}</h2>")
+        parts += [_operation(*operation) for operation in operations]
+    parts.append("<h2>schemas</h2>")
+    for name, schema in document["components"]["schemas"].items():
+        parts.append(
+            f'<details id="{escape(name)}"><summary><code>{escape(name)}</code></summary>{_code(schema)}</details>'
+        )
+    return "\n".join(parts)
+
+
+def _by_tag(document: dict[str, Any]) -> dict[str, list[tuple[str, str, dict[str, Any]]]]:
+    found: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            tag = (operation.get("tags") or ["other"])[0]
+            found.setdefault(tag, []).append((method.upper(), path, operation))
+    return found
+
+
+def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
+    about = escape(operation.get("summary", ""))
+    parts = [f"<details><summary><b>{method}</b> <code>{escape(path)}</code> {about}</summary>"]
+    if operation.get("description"):
+        parts.append(f"<p>{escape(operation['description'])}</p>")
+    if operation.get("parameters"):
+        parts.append(
+            f"<table><tr><th>parameter<th>in<th>type<th>{''.join(_parameters(operation['parameters']))}</table>"
+        )
+    for kind, content in operation.get("requestBody", {}).get("content", {}).items():
+        parts.append(_content("body", kind, content["schema"]))
+    for status, answer in operation["responses"].items():
+        contents = answer.get("content", {})
+        parts += [_content(status, kind, content["schema"]) for kind, content in contents.items()]
+        if not contents:
+            parts.append(f"<p>{escape(status)} {escape(answer['description'])}</p>")
+    return "\n".join([*parts, "</details>"])
+
+
+def _parameters(parameters: list[dict[str, Any]]) -> Iterator[str]:
+    for one in parameters:
+        schema = json.dumps(one["schema"], ensure_ascii=False)
+        about = escape(one.get("description", ""))
+        yield f"<tr><td><code>{escape(one['name'])}</code><td>{one['in']}<td><code>{escape(schema)}</code><td>{about}"
+
+
+def _content(label: str, kind: str, schema: dict[str, Any]) -> str:
+    reference = schema.get("$ref", "").rpartition("/")[2]
+    head = f"{escape(label)} · {escape(kind)}"
+    if reference:
+        return f'<p>{head}: <a href="#{escape(reference)}"><code>{escape(reference)}</code></a></p>'
+    return f"<details><summary>{head}</summary>{_code(schema)}</details>"
+
+
+def _code(schema: Any) -> str:
+    return f"<pre>{escape(json.dumps(schema, indent=2, ensure_ascii=False))}</pre>"

@@ -1,0 +1,198 @@
+"""The answers of the OpenAI routes: whole ones, chunks of streams, and embeddings, in the shapes of OpenAI."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from penstock.schemas.errors import PenstockError, error_body
+
+Json = dict[str, Any]
+
+FINISH_REASONS = frozenset({"stop", "length", "content_filter", "tool_calls", "function_call"})
+
+
+def chat_completion(request_id: str, created: int, model: str, result: Json, tier: str | None) -> Json:
+    choices: list[Json] = [
+        {
+            "index": choice["index"],
+            "message": _message(choice),
+            "logprobs": _logprobs(choice),
+            "finish_reason": finish_reason(choice),
+        }
+        for choice in _choices(result)
+    ]
+    return _answer(f"chatcmpl-{request_id}", "chat.completion", created, model, choices, result, tier)
+
+
+def completion(request_id: str, created: int, model: str, result: Json, tier: str | None) -> Json:
+    choices: list[Json] = [
+        {
+            "index": choice["index"],
+            "text": choice.get("text") or "",
+            "logprobs": None,
+            "finish_reason": finish_reason(choice),
+        }
+        for choice in _choices(result)
+    ]
+    return _answer(f"cmpl-{request_id}", "text_completion", created, model, choices, result, tier)
+
+
+def _choices(result: Json) -> list[Json]:
+    """All answers of a result; one when it has no list of them."""
+    return result.get("choices") or [{**result, "index": 0}]
+
+
+def _message(choice: Json) -> Json:
+    message: Json = {"role": "assistant", "content": choice.get("text") or "", "refusal": None}
+    if choice.get("tool_calls"):
+        message["content"] = choice.get("text") or None
+        message["tool_calls"] = choice["tool_calls"]
+    return message
+
+
+def _logprobs(choice: Json) -> Json | None:
+    found: list[Json] | None = choice.get("logprobs")
+    return None if found is None else {"content": [_token(one) for one in found], "refusal": None}
+
+
+def _token(one: Json) -> Json:
+    return {**one, "top_logprobs": one.get("top_logprobs") or []}
+
+
+def _answer(
+    answer_id: str, kind: str, created: int, model: str, choices: list[Json], result: Json, tier: str | None
+) -> Json:
+    answer: Json = {"id": answer_id, "object": kind, "created": created, "choices": choices}
+    answer["model"] = result.get("model") or model
+    answer["usage"] = text_usage(result)
+    answer["system_fingerprint"] = None
+    if tier is not None:
+        answer["service_tier"] = "default" if tier == "auto" else tier
+    return answer
+
+
+class ChunkWriter:
+    """Makes the chunk objects of one stream, chat or completion.
+
+    Text of the first answer comes as it is made. Calls of tools, log probabilities and further answers come with the
+    outcome, in OpenAI's deltas.
+    """
+
+    last = b"data: [DONE]\n\n"
+
+    def __init__(
+        self, request_id: str, created: int, model: str, *, chat: bool, includes_usage: bool, tier: str | None
+    ) -> None:
+        self._request_id = request_id
+        self._chat = chat
+        self._includes_usage = includes_usage
+        self._head: Json = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": created,
+            "model": model,
+            "system_fingerprint": None,
+        }
+        if tier is not None:
+            self._head["service_tier"] = "default" if tier == "auto" else tier
+
+    def encoded(self, events: list[Json]) -> bytes:
+        """Server-sent events."""
+        return b"".join(map(sse_data, events))
+
+    def failure(self, error: PenstockError) -> bytes:
+        """What ends a stream that cannot be carried on."""
+        return sse_data(error_body(error, self._request_id))
+
+    def opening(self) -> list[Json]:
+        """What comes before any text: the role, on chat."""
+        return [self._opening(0)] if self._chat else []
+
+    def text(self, text: str) -> list[Json]:
+        return [self._chunk(self._delta(text), None)]
+
+    def ending(self, result: Json) -> list[Json]:
+        """What the outcome adds, the finish reasons, then the usage if it was asked for."""
+        first, *others = _choices(result)
+        chunks = list(self._end_of({**first, "index": 0}))
+        for choice in others:
+            index = choice["index"]
+            if self._chat:
+                chunks.append(self._opening(index))
+            if choice.get("text"):
+                chunks.append(self._chunk(self._delta(choice["text"]), None, index))
+            chunks += self._end_of(choice)
+        if self._includes_usage:
+            chunks.append({**self._head, "choices": [], "usage": text_usage(result)})
+        return chunks
+
+    def _end_of(self, choice: Json) -> Iterator[Json]:
+        index = choice["index"]
+        if self._chat:
+            for number, call in enumerate(choice.get("tool_calls") or ()):
+                function = call["function"]
+                named: Json = {"index": number, "id": call["id"], "type": "function"}
+                named["function"] = {"name": function["name"], "arguments": ""}
+                yield self._chunk({"tool_calls": [named]}, None, index)
+                arguments = {"index": number, "function": {"arguments": function["arguments"]}}
+                yield self._chunk({"tool_calls": [arguments]}, None, index)
+            if (logprobs := _logprobs(choice)) is not None:
+                chunk = self._chunk({"content": ""}, None, index)
+                chunk["choices"][0]["logprobs"] = logprobs
+                yield chunk
+        yield self._chunk({} if self._chat else "", finish_reason(choice), index)
+
+    def _opening(self, index: int) -> Json:
+        return self._chunk({"role": "assistant", "content": "", "refusal": None}, None, index)
+
+    def _delta(self, text: str) -> Json | str:
+        return {"content": text} if self._chat else text
+
+    def _chunk(self, content: Json | str, reason: str | None, index: int = 0) -> Json:
+        choice: Json = {"index": index, "delta" if self._chat else "text": content, "logprobs": None}
+        choice["finish_reason"] = reason
+        chunk: Json = {**self._head, "choices": [choice]}
+        if self._includes_usage:
+            chunk["usage"] = None
+        return chunk
+
+
+def embedding_list(model: str, result: Json, encoding_format: str | None) -> Json:
+    """The answer of /v1/embeddings; `base64` is little-endian float32, as the stock client asks for."""
+    vectors = cast("list[list[float]]", result.get("embeddings") or [])
+    as_base64 = encoding_format == "base64"
+    data: list[Json] = [
+        {"object": "embedding", "index": index, "embedding": _base64_floats(vector) if as_base64 else vector}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = text_usage(result)
+    counts = {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["total_tokens"]}
+    return {"object": "list", "data": data, "model": result.get("model") or model, "usage": counts}
+
+
+def finish_reason(choice: Json) -> str:
+    """One of the reasons that OpenAI's clients know."""
+    reason = choice.get("finish_reason")
+    return reason if reason in FINISH_REASONS else "stop"
+
+
+def text_usage(result: Json) -> Json:
+    usage: Json = result.get("usage") or {}
+    prompt, produced = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+    return {"prompt_tokens": prompt, "completion_tokens": produced, "total_tokens": prompt + produced}
+
+
+def sse_data(body: Json) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _base64_floats(vector: Sequence[float]) -> str:
+    floats = array("f", vector)
+    if sys.byteorder == "big":
+        floats.byteswap()
+    return base64.b64encode(floats.tobytes()).decode()

@@ -1,0 +1,236 @@
+"""The JSON bodies of requests as types. One set gives validation, JSON Schema, OpenAPI and the texts of refusals.
+
+Every way in is held to them: HTTP, WebSocket, JSON and Avro on Kafka. They are dictionaries with known keys, because
+the records carry payloads as dictionaries (docs/decisions/0021 has the measurements). What depends on `Limits`, and
+what concerns several fields at once, is checked by `payloads` and `requests` afterwards.
+
+Avro has no place for JSON of any shape. Where OpenAI's protocol has it (a JSON Schema), the records carry JSON text,
+and these bodies take either.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, Literal, NotRequired, Required, TypeAlias
+
+from pydantic import ConfigDict, Field, TypeAdapter, WithJsonSchema
+from typing_extensions import TypedDict
+
+_INT, _LONG = 2**31 - 1, 2**63 - 1  # the largest values of Avro's numbers
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+OPEN = ConfigDict(extra="allow", strict=True)
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+Name64: TypeAlias = Annotated[str, Field(min_length=1, max_length=64)]
+Name200: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
+JsonObject: TypeAlias = str | dict[str, Any]
+"""An object, or its JSON text."""
+Bytes: TypeAlias = Annotated[int, Field(ge=0, le=_LONG)]
+TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, le=_INT)]]
+
+
+class ContentPart(TypedDict, total=False):
+    """A part of a message; parts of type `text` are joined, others are refused by name."""
+
+    __pydantic_config__ = OPEN  # pyright: ignore[reportGeneralTypeIssues]
+
+    type: Required[str]
+    text: str | None
+
+
+class FunctionCall(TypedDict):
+    """What a model wants to have called."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    name: Name200
+    arguments: Annotated[str, Field(description="JSON text, as the model wrote it.")]
+
+
+class ToolCall(TypedDict):
+    """A call that an assistant's message asks for."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    id: Name200
+    type: NotRequired[Literal["function"] | None]
+    function: FunctionCall
+
+
+class Message(TypedDict, total=False):
+    """One message of a chat. `developer` is read as `system`."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    role: Required[Role]
+    content: Annotated[str | list[ContentPart] | None, Field(description="Text, or parts of type text.")]
+    name: Name64 | None
+    tool_calls: Annotated[list[ToolCall] | None, Field(description="Of an assistant: what it asked to be called.")]
+    tool_call_id: Annotated[Name200 | None, Field(description="Of a tool: the call that it answers.")]
+
+
+class FunctionDefinition(TypedDict, total=False):
+    """A function that the model may ask for."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    name: Required[Name64]
+    description: str | None
+    parameters: Annotated[JsonObject | None, Field(description="JSON Schema of its arguments, or its JSON text.")]
+    strict: bool | None
+
+
+class Tool(TypedDict):
+    """A tool that the model may ask for."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    type: NotRequired[Literal["function"] | None]
+    function: FunctionDefinition
+
+
+class ResponseFormat(TypedDict, total=False):
+    """The form of the answer."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    type: Required[Literal["text", "json_object", "json_schema"]]
+    json_schema: Annotated[JsonObject | None, Field(description="For json_schema: {name, schema, strict}.")]
+
+
+class TextPayload(TypedDict, total=False):
+    """The payload of text_generation: messages or prompt, one of the two."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    messages: Annotated[
+        list[Message] | None, Field(min_length=1, description="With a conversation_id the new ones only.")
+    ]
+    prompt: Annotated[str | None, Field(description="Plain text to continue.")]
+    prompt_token_ids: Annotated[TokenIds | None, Field(min_length=1, description="The prompt as tokens.")]
+    max_tokens: Annotated[int | None, Field(ge=1, le=_INT, description="Longest answer, tokens.")]
+    temperature: Annotated[float | None, Field(ge=0, le=2, description="0 is greedy.")]
+    top_p: Annotated[float | None, Field(gt=0, le=1)]
+    top_k: Annotated[int | None, Field(ge=1, le=1_000_000)]
+    min_p: Annotated[float | None, Field(ge=0, le=1)]
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)]
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)]
+    stop: Annotated[
+        str | list[str] | None, Field(description="Texts of 1 to 200 characters that end the text; not part of it.")
+    ]
+    seed: Annotated[int | None, Field(ge=-_LONG - 1, le=_LONG)]
+    n: Annotated[int | None, Field(ge=1, le=1_000, description="How many answers.")]
+    logprobs: bool | None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)]
+    tools: list[Tool] | None
+    tool_choice: Annotated[JsonObject | None, Field(description="none, auto, required, or an object naming one tool.")]
+    response_format: ResponseFormat | None
+
+
+class EmbeddingPayload(TypedDict, total=False):
+    """The payload of embedding: texts, or texts as tokens."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    input: Annotated[str | list[str] | None, Field(description="Text or a list of at least one text.")]
+    input_token_ids: Annotated[list[TokenIds] | None, Field(min_length=1, description="The texts as tokens.")]
+    dimensions: Annotated[int | None, Field(ge=1, le=65_536)]
+
+
+class Context(TypedDict, total=False):
+    """How much of a conversation goes into the prompt."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    max_tokens: Annotated[int | None, Field(ge=1, le=_INT)]
+    last_turns: Annotated[int | None, Field(ge=0, le=_INT)]
+    summary: bool | None
+
+
+class RequirementsBody(TypedDict, total=False):
+    """Memory that the caller knows to be needed."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    vram_bytes: Bytes | None
+    cpu_memory_bytes: Bytes | None
+
+
+class Output(TypedDict, total=False):
+    """Where artifacts go."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    store: Annotated[str | None, Field(min_length=1, max_length=63)]
+    prefix: Name200 | None
+
+
+# These two have several forms; `requests` reads them.
+ConversationId: TypeAlias = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"}, {"type": "integer"}]}),
+]
+Deadline: TypeAlias = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}, {"type": "null"}]}),
+]
+
+
+class RequestFields(TypedDict, total=False):
+    """What requests of every task have."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    model: Annotated[Name200 | None, Field(description="Its id or an alias; null: the best for the task.")]
+    priority: Annotated[int | None, Field(ge=0, le=1_000, description="0 the most urgent; default 5.")]
+    pool: Annotated[str | None, Field(pattern="^[A-Za-z0-9_-]{1,63}$")]
+    user_id: Name200 | None
+    session_id: Name200 | None
+    conversation_id: Annotated[ConversationId, Field(description="Continue this conversation.")]
+    context: Context | None
+    extra: Annotated[dict[str, str] | None, Field(description="Texts passed on to a remote engine.")]
+    stream: bool | None
+    ttl_ms: Annotated[int | None, Field(ge=1, le=86_400_000, description="Give up after so many milliseconds.")]
+    deadline: Annotated[Deadline, Field(description="The same as a time: RFC 3339 or Unix seconds.")]
+    execution_timeout_ms: Annotated[int | None, Field(ge=1, le=86_400_000)]
+    max_attempts: Annotated[int | None, Field(ge=1, le=10)]
+    requirements: RequirementsBody | None
+    output: Annotated[Output | None, Field(description="Not built yet.")]
+    callback_url: Annotated[str | None, Field(min_length=1, max_length=2_000, description="Not built yet.")]
+    metadata: Annotated[dict[str, str] | None, Field(description="Echoed in the outcome.")]
+
+
+class TextRequest(RequestFields, total=False):
+    """A request for text. The payload may stand under `payload` or, as in Avro, under the task's name."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    task: Required[Literal["text_generation"]]
+    payload: TextPayload | None
+    text_generation: TextPayload | None
+
+
+class EmbeddingRequest(RequestFields, total=False):
+    """A request for embeddings. The payload may stand under `payload` or, as in Avro, under the task's name."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    task: Required[Literal["embedding"]]
+    payload: EmbeddingPayload | None
+    embedding: EmbeddingPayload | None
+
+
+REQUESTS: dict[str, Any] = {"text_generation": TextRequest, "embedding": EmbeddingRequest}
+"""By task: the body of a request, for those tasks that are built."""
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """What validates a body of this type."""
+    return TypeAdapter(kind)
+
+
+@cache
+def json_schema(kind: Any) -> dict[str, Any]:
+    """The JSON Schema of a body, with what it refers to under `$defs`."""
+    return adapter(kind).json_schema()

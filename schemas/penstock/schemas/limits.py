@@ -1,0 +1,26 @@
+"""What one request may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Bytes are of UTF-8. What no setting changes stands with its field in `penstock.schemas.bodies`."""
+
+    max_text_bytes: int = 500_000
+    max_messages: int = 2_000
+    max_tokens: int = 1_000_000
+    max_inputs: int = 2_048
+    max_stops: int = 16
+    max_ttl_ms: int = 86_400_000
+    default_ttl_ms: int = 3_600_000
+    max_attempts: int = 10
+    max_map_entries: int = 64
+    max_map_bytes: int = 16_384
+    max_record_bytes: int = 1_000_000
+    max_tools: int = 128
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,264 @@
+"""Payloads in their normal form: what the types of `bodies` let several forms have, as the records carry it.
+
+Here is also what depends on `Limits` and what concerns several fields at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
+from penstock.schemas.limits import Limits
+from penstock.schemas.plain import text_bytes
+
+Payload = dict[str, Any]
+
+CHOICES = frozenset({"none", "auto", "required"})
+TOKEN_BYTES = 4
+"""What a token id counts towards `max_text_bytes`."""
+
+
+def text_payload(payload: Payload, limits: Limits) -> Payload:
+    """The normal form of a valid payload of text_generation. Raises InvalidRequest, UnsupportedParameter, TooLarge."""
+    if sum(name in payload for name in ("messages", "prompt", "prompt_token_ids")) != 1:
+        raise InvalidRequest("payload needs messages or prompt, one of the two", param="payload.messages")
+    _at_most(payload, "max_tokens", limits.max_tokens, "payload.")
+    if "messages" in payload:
+        payload["messages"] = _messages(payload["messages"], limits)
+    if "prompt" in payload:
+        size_within(payload["prompt"], "payload.prompt", limits)
+    if len(payload.get("prompt_token_ids", ())) * TOKEN_BYTES > limits.max_text_bytes:
+        raise _too_long("payload.prompt_token_ids", limits)
+    if "stop" in payload:
+        payload["stop"] = _stops(payload["stop"], limits)
+    if payload.get("top_logprobs") and not payload.get("logprobs"):
+        raise InvalidRequest("payload.top_logprobs needs logprobs: true", param="payload.top_logprobs")
+    for name in payload.keys() & _FORMS.keys():
+        payload[name] = _FORMS[name](payload[name], f"payload.{name}", limits)
+    return payload
+
+
+def embedding_payload(payload: Payload, limits: Limits) -> Payload:
+    """The same for embedding."""
+    given, tokens = payload.get("input"), payload.get("input_token_ids")
+    inputs: list[Any] = [given] if isinstance(given, str) else given or []
+    payload["input"] = inputs
+    param = "payload.input"
+    if (tokens is None) == (not inputs):
+        raise InvalidRequest(f"{param} must be text or a list of at least one text", param=param)
+    if len(inputs) > limits.max_inputs or len(tokens or ()) > limits.max_inputs:
+        raise TooLarge(f"{param} has more than {limits.max_inputs} texts", param=param)
+    for number, item in enumerate(inputs):
+        if not size_within(item, f"{param}[{number}]", limits):
+            raise InvalidRequest(f"{param}[{number}] is empty", param=f"{param}[{number}]")
+    for number, item in enumerate(tokens or ()):
+        if not item:
+            raise InvalidRequest(f"{param}[{number}] is empty", param=f"{param}[{number}]")
+    if sum(map(text_bytes, inputs)) + TOKEN_BYTES * sum(map(len, tokens or ())) > limits.max_text_bytes:
+        raise _too_long(param, limits)
+    return payload
+
+
+PAYLOADS: dict[str, Callable[[Payload, Limits], Payload]] = {
+    "text_generation": text_payload,
+    "embedding": embedding_payload,
+}
+
+
+def size_within(text: str, param: str, limits: Limits) -> int:
+    """Its bytes. Raises TooLarge, and InvalidRequest for what is no text."""
+    try:
+        size = text_bytes(text)
+    except UnicodeEncodeError as error:
+        raise lone_surrogate(param) from error
+    if size > limits.max_text_bytes:
+        raise _too_long(param, limits)
+    return size
+
+
+def lone_surrogate(param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} holds a lone surrogate, which is no text", param=param)
+
+
+def _too_long(param: str, limits: Limits) -> TooLarge:
+    return TooLarge(f"{param} has more than {limits.max_text_bytes} bytes", param=param)
+
+
+def _at_most(values: Payload, name: str, most: int, path: str = "") -> None:
+    if (value := values.get(name)) is not None and value > most:
+        param = path + name
+        raise InvalidRequest(f"{param} must be an integer of at least 1 and at most {most}", param=param)
+
+
+def _stops(value: str | list[str], limits: Limits) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if len(stops) > limits.max_stops or not all(0 < len(text) <= 200 for text in stops):
+        raise InvalidRequest(
+            f"payload.stop must be text or a list of at most {limits.max_stops} texts, each of 1 to 200 characters",
+            param="payload.stop",
+        )
+    for text in stops:
+        size_within(text, "payload.stop", limits)
+    return stops
+
+
+# --- messages
+
+
+def _messages(messages: list[Payload], limits: Limits) -> list[Payload]:
+    param = "payload.messages"
+    if len(messages) > limits.max_messages:
+        raise TooLarge(f"{param} has more than {limits.max_messages} messages", param=param)
+    size = 0
+    for number, message in enumerate(messages):
+        place = f"{param}[{number}]"
+        content = message.get("content")
+        if message["role"] == "developer":
+            message["role"] = "system"
+        if type(content) is not str:
+            content = message["content"] = _content(content, message, f"{place}.content")
+        size += size_within(content, f"{place}.content", limits)
+        if len(message) > 2 or message["role"] == "tool":
+            size += _of_tools(message, place, limits)
+    if size > limits.max_text_bytes:
+        raise _too_long(param, limits)
+    return messages
+
+
+def _content(value: list[Payload] | None, message: Payload, param: str) -> str:
+    """Parts joined; parts that are not text are not supported."""
+    if value is None:
+        if message["role"] == "assistant" and message.get("tool_calls"):
+            return ""
+        raise InvalidRequest(f"{param} must be text or a list of parts", param=param)
+    for part in value:
+        if part["type"] != "text":
+            raise UnsupportedParameter(f"{param}: only parts of type text are supported", param=param)
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{param}: a part of type text has no text", param=param)
+    return "".join(part["text"] for part in value)
+
+
+def _of_tools(message: Payload, param: str, limits: Limits) -> int:
+    """The bytes of what a message has about tools, in its normal form; nulls and empty lists are taken out."""
+    for name in [name for name, value in message.items() if value is None or value == []]:
+        del message[name]
+    calls: list[Payload] = message.get("tool_calls", [])
+    if calls and message["role"] != "assistant":
+        raise InvalidRequest(f"{param}.tool_calls: only an assistant asks for tools", param=f"{param}.tool_calls")
+    if ("tool_call_id" in message) != (message["role"] == "tool"):
+        raise InvalidRequest(
+            f"{param}.tool_call_id goes with role tool, and must be there", param=f"{param}.tool_call_id"
+        )
+    size = 0
+    for number, call in enumerate(calls):
+        call["type"] = "function"
+        for text in (call["id"], call["function"]["name"], call["function"]["arguments"]):
+            size += size_within(text, f"{param}.tool_calls[{number}]", limits)
+    return size
+
+
+# --- what Avro carries as JSON text
+
+
+def _json_text(value: Any, param: str, limits: Limits) -> str:
+    """An object as JSON text; text that is there already must be an object's."""
+    try:
+        if isinstance(value, str):
+            size_within(value, param, limits)
+            if not isinstance(json.loads(value), dict):
+                raise ValueError
+            return value
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise InvalidRequest(f"{param} must be a JSON object or its text", param=param) from error
+    size_within(text, param, limits)
+    return text
+
+
+def _tools(tools: list[Payload], param: str, limits: Limits) -> list[Payload]:
+    if len(tools) > limits.max_tools:
+        raise TooLarge(f"{param} has more than {limits.max_tools} tools", param=param)
+    for number, tool in enumerate(tools):
+        tool["type"] = "function"
+        function, place = tool["function"], f"{param}[{number}].function"
+        if function.get("parameters") is not None:
+            function["parameters"] = _json_text(function["parameters"], f"{place}.parameters", limits)
+        for name in ("name", "description"):
+            if function.get(name) is not None:
+                size_within(function[name], f"{place}.{name}", limits)
+        tool["function"] = _without_nulls(function)
+    if len(json.dumps(tools)) > limits.max_text_bytes:
+        raise _too_long(param, limits)
+    return tools
+
+
+def _tool_choice(value: Any, param: str, limits: Limits) -> str:
+    if isinstance(value, str) and value in CHOICES:
+        return value
+    if isinstance(value, str) and not value.startswith("{"):
+        raise InvalidRequest(f"{param} must be none, auto, required or an object that names a tool", param=param)
+    return _json_text(value, param, limits)
+
+
+def _response_format(value: Payload, param: str, limits: Limits) -> Payload:
+    has_schema = value.get("json_schema") is not None
+    if has_schema != (value["type"] == "json_schema"):
+        raise InvalidRequest(
+            f"{param}.json_schema goes with type json_schema, and must be there", param=f"{param}.json_schema"
+        )
+    if has_schema:
+        value["json_schema"] = _json_text(value["json_schema"], f"{param}.json_schema", limits)
+    return _without_nulls(value)
+
+
+def _without_nulls(values: Payload) -> Payload:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+_FORMS: dict[str, Callable[[Any, str, Limits], Any]] = {
+    "tools": _tools,
+    "tool_choice": _tool_choice,
+    "response_format": _response_format,
+}
+
+
+# --- what goes beyond plain text
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"}, {"type": "text", "json_schema": None}),
+    "prompt_token_ids": (),
+    "input_token_ids": (),
+}
+"""The fields that engines of ours do not support yet, each with the values that change nothing."""
+
+PASSED_ON = frozenset({"logit_bias", "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"})
+"""Fields of OpenAI that travel in `extra`, as JSON text: only remote models know them."""
+
+
+def only_remote(payload: Payload, extra: dict[str, str]) -> Iterator[str]:
+    """The fields of a request that only a remote model can serve, as callers write them."""
+    if not payload.keys().isdisjoint(NEUTRAL):
+        for name, neutral in NEUTRAL.items():
+            if (value := payload.get(name)) is not None and value not in neutral:
+                yield f"payload.{name}"
+    messages = cast("list[Payload] | None", payload.get("messages"))
+    for number, message in enumerate(messages or ()):
+        if message["role"] == "tool" or message.get("tool_calls"):
+            yield (
+                f"payload.messages[{number}].role"
+                if message["role"] == "tool"
+                else f"payload.messages[{number}].tool_calls"
+            )
+    if extra:
+        yield from (f"extra.{name}" for name in extra if name in PASSED_ON)

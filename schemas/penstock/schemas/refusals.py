@@ -1,0 +1,145 @@
+"""Bodies held to their types. What pydantic finds wrong is one of our errors: the field at fault in `param`, and what
+it must be.
+
+The import of pydantic takes a fifth of a second: nothing imports this module before the first body comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from penstock.schemas.bodies import REQUESTS, RequestFields, adapter, json_schema
+from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
+from penstock.schemas.payloads import lone_surrogate
+
+Loc = tuple[str | int, ...]
+Schema = Mapping[str, Any]
+
+SHOWN_CHARS = 100
+"""A caller's own name goes into an error record: it must be text there, and not the whole body again."""
+BOUNDS = {"minimum": "at least", "maximum": "at most"}
+
+
+FIELDS = tuple(RequestFields.__annotations__)
+"""What a request may have beside its task and payload."""
+
+
+def validated_request(task: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request of a task that is built, as its type has them. Raises as `parse_request`."""
+    kind = REQUESTS[task]
+    try:
+        return adapter(kind).validate_python(fields)
+    except ValidationError as error:
+        raise refusal(error, kind) from None
+
+
+def prepare() -> None:
+    """Make the validators and the schemas of their refusals."""
+    for kind in REQUESTS.values():
+        adapter(kind)
+        json_schema(kind)
+
+
+def refusal(error: ValidationError, kind: Any, path: str = "") -> PenstockError:
+    """The error for the first thing that is wrong. `kind` is the type that was validated, `path` where it stands."""
+    problems = cast("Sequence[Mapping[str, Any]]", error.errors(include_url=False, include_context=False))
+    problem = _deepest(problems)
+    loc: Loc = tuple(problem["loc"])
+    root = json_schema(kind)
+    if problem["type"] == "extra_forbidden":
+        param = _below(_place(root, loc[:-1], path)[0], shown_name(str(loc[-1])))
+        return UnsupportedParameter(f"{param} is not supported", param=param)
+    param, schemas = _place(root, loc, path)
+    if problem["type"] == "string_unicode":
+        if not any(schema.get("type") == "object" for schema in schemas):
+            return lone_surrogate(param)
+        param = _below(param, shown_name(str(problem["input"])))  # a name that no body has
+        return UnsupportedParameter(f"{param} is not supported", param=param)
+    wanted = " or ".join(dict.fromkeys(filter(None, map(_described, schemas)))) or "of another form"
+    if problem["type"] == "missing":
+        return InvalidRequest(f"{param} is missing: it must be {wanted}", param=param)
+    return InvalidRequest(
+        f"{param or 'the body'} must {wanted if wanted[:6] == 'match ' else 'be ' + wanted}", param=param
+    )
+
+
+def shown_name(name: str) -> str:
+    """A name as it may stand in an error."""
+    return name[:SHOWN_CHARS].encode(errors="backslashreplace").decode()
+
+
+def _deepest(problems: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The first problem. Of a field with several forms, that of the form which fits best: its place is the longest."""
+    first = problems[0]
+    field = tuple(first["loc"][:-1])
+    same = [problem for problem in problems if tuple(problem["loc"][: len(field)]) == field]
+    if not field or first["loc"][-1] != "str":
+        return first
+    return max(same, key=lambda problem: len(problem["loc"]))
+
+
+def _place(root: Schema, loc: Loc, path: str) -> tuple[str, list[Schema]]:
+    """(the field as callers write it, the schemas of which it must fit one)."""
+    here = [root]
+    for part in loc:
+        forms = list(_forms(root, here))
+        if isinstance(part, int):
+            here = [form["items"] for form in forms if "items" in form]
+            path += f"[{part}]"
+        elif inner := [form["properties"][part] for form in forms if part in form.get("properties", ())]:
+            here = inner
+            path = _below(path, part)
+        elif any(isinstance(form.get("additionalProperties"), dict) for form in forms):
+            return path, [{"type": "object", "of": "texts"}]
+        # else it is pydantic's name for one form of several
+    return path, list(_forms(root, here))
+
+
+def _forms(root: Schema, schemas: Sequence[Schema]) -> Iterator[Schema]:
+    """Alternatives one by one, references followed, null left out."""
+    for schema in schemas:
+        if "$ref" in schema:
+            yield from _forms(root, [root["$defs"][schema["$ref"].rpartition("/")[2]]])
+        elif "anyOf" in schema:
+            yield from _forms(root, schema["anyOf"])
+        elif schema.get("type") != "null":
+            yield schema
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _described(schema: Schema) -> str:
+    """What a value must be, in words."""
+    if "const" in schema:
+        return str(schema["const"])
+    if "enum" in schema:
+        return "one of " + ", ".join(map(str, schema["enum"]))
+    match schema.get("type"):
+        case "integer":
+            bounds = [f"{word} {schema[name]}" for name, word in BOUNDS.items() if name in schema]
+            return " ".join(["an integer", *(["of", " and ".join(bounds)] if bounds else [])])
+        case "number" if "exclusiveMinimum" in schema:
+            return f"above {schema['exclusiveMinimum']:g} to {schema['maximum']:g}"
+        case "number" if "minimum" in schema:
+            return f"from {schema['minimum']:g} to {schema['maximum']:g}"
+        case "string" if "pattern" in schema:
+            return "match " + schema["pattern"].strip("^$")
+        case "string" if "maxLength" in schema:
+            return f"text of {schema.get('minLength', 0)} to {schema['maxLength']} characters"
+        case "string":
+            return "text"
+        case "boolean":
+            return "true or false"
+        case "array" if "minItems" in schema:
+            return f"a list of at least {schema['minItems']}"
+        case "array":
+            return "a list"
+        case "object":
+            return "an object of texts" if "of" in schema else "an object"
+        case other:
+            return str(other or "")

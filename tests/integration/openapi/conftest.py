@@ -1,0 +1,87 @@
+"""One worker and one gateway, with the limits that they have by default: a no-op model, and one of a remote server."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from system import NOOP, System, running
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Remote:
+    """An OpenAI-compatible server that keeps what it is asked, and answers in pieces as real ones do."""
+
+    url: str = ""
+    asked: list[Json] = field(default_factory=list[Json])
+
+    def answer(self, body: Json) -> Iterator[Json]:
+        self.asked.append(body)
+        if "input" in body:
+            yield {"data": [{"index": n, "embedding": [0.5, 1.0]} for n in range(len(body["input"]))], "usage": {}}
+            return
+        reason = "stop"
+        for index in range(body.get("n") or 1):
+            if body.get("tools") and body["messages"][-1]["role"] != "tool":
+                reason = "tool_calls"
+                function = {"name": body["tools"][0]["function"]["name"], "arguments": ""}
+                yield _delta(index, tool_calls=[{"index": 0, "id": "c1", "type": "function", "function": function}])
+                for piece in ('{"ci', 'ty": "P', 'aris"}'):
+                    yield _delta(index, tool_calls=[{"index": 0, "function": {"arguments": piece}}])
+            else:
+                yield _delta(index, content="Hel")
+                yield _delta(index, content=f"lo {index}")
+            yield {"choices": [{"index": index, "delta": {}, "finish_reason": reason}]}
+        yield {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}}
+
+
+def _delta(index: int, **delta: Any) -> Json:
+    return {"choices": [{"index": index, "delta": delta, "finish_reason": None}]}
+
+
+@pytest.fixture(scope="package")
+def remote() -> Iterator[Remote]:
+    made = Remote()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            events = list(made.answer(body))
+            streams = "stream" in body
+            text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) if streams else json.dumps(events[0])
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream" if streams else "application/json")
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield made
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="package")
+def url(kafka: Any, remote: Remote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("openapi")
+    far = {"id": "far", "source": remote.url, "engine": "remote", "tasks": ["text_generation", "embedding"]}
+    prefix = f"o{uuid.uuid4().hex[:6]}-"
+    with running(System(kafka.bootstrap_servers, prefix, folder, models=(NOOP, far))) as system:
+        worker, gateway = system.worker(), system.gateway()
+        worker.wait_ready()
+        yield gateway.wait_ready().url

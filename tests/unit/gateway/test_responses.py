@@ -1,0 +1,61 @@
+"""The writer of /v1/responses: what its stream says, and what a cut or failed answer becomes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.gateway.responses_answers import Asked, ResponseWriter, response
+from penstock.gateway.responses_models import ResponsesBody
+from penstock.schemas.errors import EngineFailed
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def asked() -> Asked:
+    return Asked(request_id="r1", created=1, model="m", body=ResponsesBody(input="hi"))
+
+
+def events(encoded: bytes) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for event in encoded.decode().split("\n\n")[:-1]:
+        name, data = event.split("\n")
+        body = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {body['type']}"
+        found.append(body)
+    return found
+
+
+def test_an_answer_that_was_cut_is_incomplete() -> None:
+    result = {"text": "abc", "finish_reason": "length", "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+    made = response(asked(), result)
+    assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert made["usage"]["total_tokens"] == 3
+    writer = ResponseWriter(asked())
+    told = events(writer.encoded([*writer.opening(), *writer.text("abc"), *writer.ending(result)]))
+    assert told[-1]["type"] == "response.incomplete"
+    assert told[-1]["response"]["output"] == made["output"]
+
+
+def test_text_and_calls_have_places_of_their_own() -> None:
+    result = {"text": "abc", "tool_calls": [CALL, {**CALL, "id": "c2"}], "finish_reason": "tool_calls"}
+    writer = ResponseWriter(asked())
+    told = events(writer.encoded([*writer.opening(), *writer.text("abc"), *writer.ending(result)]))
+    added = [(event["output_index"], event["item"]["type"]) for event in told if event["type"].endswith("item.added")]
+    assert added == [(0, "message"), (1, "function_call"), (2, "function_call")]
+    assert [item["type"] for item in told[-1]["response"]["output"]] == ["message", "function_call", "function_call"]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+
+
+def test_an_answer_of_calls_alone_has_no_message() -> None:
+    assert [item["type"] for item in response(asked(), {"text": "", "tool_calls": [CALL]})["output"]] == [
+        "function_call"
+    ]
+    (message,) = response(asked(), {"text": ""})["output"]
+    assert message["content"][0]["text"] == ""
+
+
+def test_a_failure_ends_the_stream_as_openai_ends_it() -> None:
+    told = events(ResponseWriter(asked()).failure(EngineFailed("no")))
+    assert [event["type"] for event in told] == ["response.created", "response.in_progress", "response.failed"]
+    assert told[-1]["response"]["error"] == {"code": "engine_failed", "message": "no"}
