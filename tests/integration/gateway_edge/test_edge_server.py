@@ -64,19 +64,19 @@ def test_everything_else_has_the_one_shape(
 def test_health_and_metrics(server: Server) -> None:
     assert httpx.get(server.url + "/healthz").json() == {"status": "ok"}
     answer = httpx.get(server.url + "/readyz")
-    without = ["org/minilm", "smol"]
+    without = ["far", "org/minilm", "smol"]
     assert (answer.status_code, answer.json()) == (
         200,
         {"status": "degraded", "models_without_worker": without, "reason": "no worker is alive"},
     )
     assert httpx.get(server.url + "/readyz?require=workers").status_code == 503
     assert httpx.get(server.url + "/readyz?require=nothing").status_code == 400
-    states = [ModelState(model="smol", state="ready")]
+    states = [ModelState(model=one, state="ready") for one in ("smol", "far")]
     live = WorkerState(worker_id="w", state="running", started_at=0, updated_at=0, models=states)
     server.service.workers.append(live)
     assert httpx.get(server.url + "/readyz").json()["models_without_worker"] == ["org/minilm"]
     available = {one["id"]: one["available"] for one in httpx.get(server.url + "/v1/models").json()["data"]}
-    assert available == {"smol": True, "org/minilm": False}
+    assert available == {"smol": True, "far": True, "org/minilm": False}
     states.append(ModelState(model="org/minilm", state="ready"))
     answer = httpx.get(server.url + "/readyz?require=workers")
     assert (answer.status_code, answer.json()["status"], answer.json()["reason"]) == (200, "ready", None)
