@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.gateway.disconnects import ClientGone, unless_gone
 from penstock.gateway.errors import FinalFailure, error_response, log_unexpected, outcome_error
 from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
 from penstock.gateway.openai_answers import Json
@@ -26,10 +27,6 @@ T = TypeVar("T")
 KEEPALIVE_S = 10.0
 _KEEPALIVE = b": waiting\n\n"
 _background: set[asyncio.Task[None]] = set()
-
-
-class ClientGone(Exception):
-    """The client closed its connection before the answer."""
 
 
 class EventWriter(Protocol):
@@ -64,35 +61,6 @@ def cancel_abandoned(control: Canceller, tenant: str, request_id: str) -> None:
     task = asyncio.get_running_loop().create_task(cancel())
     _background.add(task)
     task.add_done_callback(_background.discard)
-
-
-async def until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`, or ClientGone (and the work cancelled) if the client disconnects first."""
-    waiter = asyncio.current_task()
-    assert waiter is not None
-    left = False
-
-    async def watch() -> None:
-        nonlocal left
-        with suppress(Exception):  # a connection that cannot be asked is gone too
-            await until_disconnect(receive)
-        left = True
-        waiter.cancel()
-
-    gone = asyncio.ensure_future(watch())
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not left or waiter.uncancel():  # somebody else cancels too: that goes first
-            raise
-        raise ClientGone from None
-    finally:
-        gone.cancel()
 
 
 async def outcome(frames: AsyncIterator[Frame]) -> Json:
