@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -85,6 +85,32 @@ class Limits:
                 raise ValueError(f"the limit {name} cannot be {value!r}")
             known[name] = value
         return cls(**known)
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[str]) -> Limits:
+        """From `name=value` each; lists are separated by commas. Raises ValueError."""
+        values: dict[str, Any] = {}
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise ValueError(f"a limit is written as NAME=VALUE, not {text!r}")
+            if name in _NAMES:
+                values[name] = [one.strip() for one in value.split(",") if one.strip()]
+            else:
+                values[name] = _number(name, value)
+        return cls.from_dict(values)
+
+    def to_text(self) -> str:
+        """The limits that are set, as `from_texts` reads them."""
+        values = self.to_dict().items()
+        return " ".join(f"{name}={','.join(value) if isinstance(value, list) else value}" for name, value in values)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text) if name in _RATES else int(text)
+    except ValueError:
+        raise ValueError(f"the limit {name} cannot be {text!r}") from None
 
 
 NO_LIMITS = Limits()

@@ -262,3 +262,12 @@ def test_sockets_together_are_read_at_their_tenants_rate(sockets: int, rate: int
         if read > 100 * rate:
             break
     assert read <= rate * 11 + sockets + 1
+
+
+def test_limits_are_written_on_the_command_line() -> None:
+    limits = Limits.from_texts(["outstanding=5", "calls_per_s=1.5", "models=a, b", "max_priority=3"])
+    assert limits == Limits(outstanding=5, calls_per_s=1.5, models=("a", "b"), max_priority=3)
+    assert Limits.from_texts(limits.to_text().split()) == limits
+    for bad in ("outstanding", "outstanding=x", "outstandin=5", "calls_per_s=0"):
+        with pytest.raises(ValueError, match=bad.split("=")[0]):
+            Limits.from_texts([bad])

@@ -24,16 +24,27 @@ def create(
     scopes: Annotated[str, typer.Option(help="Of submit, read, cancel, admin.")] = "submit,read,cancel",
     max_priority: Annotated[int, typer.Option(min=0, help="The most urgent priority allowed; 0 is all.")] = 0,
     rate: Annotated[float | None, typer.Option(help="Submissions per second; none is without limit.")] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE, of the names of [gateway.limits]; lists by commas. May stand several times."),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="For people.")] = None,
     file: File = DEFAULT_FILE,
 ) -> None:
-    """Make a key and print it, this once. Example: penstock keys create --tenant acme --rate 50"""
+    """Make a key and print it, this once. Example: penstock keys create --tenant acme --limit outstanding=10"""
     from penstock.gateway.keys import KeysFileError, create_key
+    from penstock.gateway.limits import Limits
     from penstock.schemas.errors import InvalidRequest
 
     try:
         secret = create_key(
-            file, tenant=tenant, scopes=scopes.split(","), max_priority=max_priority, rate=rate, name=name
+            file,
+            tenant=tenant,
+            scopes=scopes.split(","),
+            max_priority=max_priority,
+            rate=rate,
+            limits=Limits.from_texts(limit or []),
+            name=name,
         )
     except (ValueError, KeysFileError, InvalidRequest) as error:
         raise CliFailure(str(error), exit_code=ExitCode.USAGE) from error
@@ -61,19 +72,20 @@ def list_all(file: File = DEFAULT_FILE, as_json: AsJson = False) -> None:
             ",".join(record.scopes),
             record.max_priority,
             "no limit" if record.rate is None else f"{record.rate:g}/s",
+            record.limits.to_text(),
             record.name,
             datetime.fromtimestamp(record.created_at, UTC).strftime("%Y-%m-%d"),
         ]
         for record in found
     ]
-    print_table(["id", "tenant", "scopes", "max priority", "rate", "name", "created"], rows, "no keys")
+    print_table(["id", "tenant", "scopes", "max priority", "rate", "limits", "name", "created"], rows, "no keys")
 
 
 @app.command()
 def revoke(
     key_id: Annotated[str, typer.Argument(help="As `penstock keys list` shows it.")], file: File = DEFAULT_FILE
 ) -> None:
-    """Take a key away; running gateways notice at their next request."""
+    """Take a key away; running gateways notice within a second, and end its connections."""
     from penstock.gateway.keys import KeysFileError, revoke_key
 
     try:
