@@ -1,11 +1,10 @@
 """A no-op LitAPI, for the peer's environment: reads a chat, answers a fixed text. usage: litserve_app.py PORT"""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
 import litserve
+from fastapi import Request
 
 
 class NoopApi(litserve.LitAPI):
@@ -14,8 +13,8 @@ class NoopApi(litserve.LitAPI):
     def setup(self, device: str) -> None:
         pass
 
-    def decode_request(self, request: dict[str, Any]) -> str:
-        return request["messages"][-1]["content"]
+    def decode_request(self, request: Request) -> str:
+        return request["messages"][-1]["content"]  # type: ignore[index]  # LitServe hands the parsed body in
 
     def predict(self, prompt: str) -> str:
         return "word0 "
