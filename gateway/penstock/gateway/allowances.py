@@ -22,6 +22,7 @@ from penstock.schemas.records import InferenceRequest
 
 PUBLIC_PER_S = 100.0
 """Calls of public routes that one address may make each second."""
+MAX_KNOWN = 10_000
 REFUSALS_PER_S = 100.0
 REFUSAL_MOST_S = 5.0
 
@@ -58,6 +59,7 @@ class Allowances:
         self.tenants = Tenants(lambda tenant: self.limits_of(tenant).tokens_per_minute)
         self._submissions, self._calls, self._cancels = Buckets(), Buckets(), Buckets()
         self._public, self._refusals = Buckets(), Buckets()
+        self._known: dict[tuple[str, str | None], tuple[Limits, list[tuple[str, Limits]]]] = {}
         self.artifacts = ArtifactBytes()
         self.http = Slots("HTTP requests", self.totals.max_http)
         self.streams = Slots("streams and waiting requests", self.totals.max_http)
@@ -140,9 +142,17 @@ class Allowances:
             bucket.take(now)
 
     def _holders(self, caller: Caller) -> list[tuple[str, Limits]]:
+        """Whose limits hold, by the names that errors use: the tenant's, then the key's."""
+        of = (caller.tenant, caller.key_id)
+        known = self._known.get(of)
+        if known is not None and known[0] is caller.limits:
+            return known[1]
         holders = [(f"the tenant {caller.tenant}", self.limits_of(caller.tenant))]
         if caller.key_id is not None:
             holders.append((f"the key {caller.key_id}", caller.limits))
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[of] = (caller.limits, holders)
         return holders
 
     # -- what is open
