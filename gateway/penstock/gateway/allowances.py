@@ -277,13 +277,13 @@ class Allowances:
             for holder, limits in self._holders(caller)
             if limits.requests_per_s is not None
         ]
-        found: list[tuple[bytes, bytes]] = []
+        told: list[tuple[bytes, bytes]] = []
         if requests:
-            found += _headers("requests", min(requests, key=lambda bucket: bucket.remaining(now)), now)
+            told += _headers("requests", min(requests, key=lambda bucket: bucket.remaining(now)), now)
         tokens = self.tenants.tokens(caller.tenant, now_s)
         if tokens is not None:
-            found += _headers("tokens", tokens, now_s)
-        return found
+            told += _headers("tokens", tokens, now_s)
+        return told
 
 
 def _headers(what: str, bucket: TokenBucket, now: float) -> list[tuple[bytes, bytes]]:

@@ -7,7 +7,6 @@ Whatever goes wrong behind it leaves in the one JSON shape.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from penstock.gateway.auth import PROBE_PATHS, AuthPolicy, is_public, needed_sco
 from penstock.gateway.bodies import Body, BodyLimits, declared_length, discard_body, too_large
 from penstock.gateway.callers import Caller
 from penstock.gateway.connections import Connections
-from penstock.gateway.cors import Cors, RawHeaders
+from penstock.gateway.cors import Cors
 from penstock.gateway.disconnects import ClientGone, unless_gone
 from penstock.gateway.errors import (
     CLOSE_FORBIDDEN,
@@ -36,9 +35,10 @@ from penstock.gateway.errors import (
     log_unexpected,
     refuse,
 )
+from penstock.gateway.exchanges import Answer, empty_body, unless_set
 from penstock.gateway.openapi import polish_openapi
 from penstock.gateway.tickets import mask_access_logs
-from penstock.schemas.errors import Forbidden, InternalError, PenstockError, TenantLimit, Unauthenticated, error_body
+from penstock.schemas.errors import Forbidden, InternalError, PenstockError, TenantLimit, Unauthenticated
 
 PUBLIC_BODY_BYTES = 64 * 1024
 PUBLIC_BODY_S = 5.0
@@ -176,12 +176,12 @@ class Edge:
         async def until_gone() -> Message:
             if isinstance(receive, Body) and not receive.whole:
                 return await receive()
-            return await _unless_set(revoked, receive, {"type": "http.disconnect"})
+            return await unless_set(revoked, receive, {"type": "http.disconnect"})
 
         if scope["method"] == "GET" and not scope["path"].endswith("/events"):
             # A long poll listens to nothing but its outcome.
             try:
-                await unless_gone(until_gone, self._app(scope, _empty_body(until_gone), answer))
+                await unless_gone(until_gone, self._app(scope, empty_body(until_gone), answer))
             except ClientGone:
                 if not revoked.is_set():
                     raise
@@ -235,47 +235,6 @@ class Edge:
             await self._app(scope, receive, send)
 
 
-class Answer:
-    """The `send` of one exchange: adds the headers of the edge, and knows how far the answer has come."""
-
-    def __init__(self, send: Send, headers: RawHeaders) -> None:
-        self._send = send
-        self._headers = headers
-        self._more: Callable[[], RawHeaders] | None = None
-        self._streams_events = False
-        self.started = self.ended = False
-        self.body: Body | None = None
-
-    def add_at_start(self, headers: Callable[[], RawHeaders]) -> None:
-        """Headers that are asked for when the answer begins."""
-        self._more = headers
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.started = True
-            headers: RawHeaders = [*message.get("headers", ()), *self._headers]
-            self._streams_events = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
-            if self._more is not None:
-                headers += self._more()
-            if self.body is not None and self.body.late:
-                headers.append((b"connection", b"close"))
-            message = {**message, "headers": headers}
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.ended = True
-        await self._send(message)
-
-    async def end_revoked(self, scope: Scope, receive: Receive) -> None:
-        """Say that the key was taken back, as far as the answer still can."""
-        error = Unauthenticated("this key was revoked")
-        if not self.started:
-            await error_response(error)(scope, receive, self)
-            return
-        last = b""
-        if self._streams_events:
-            last = b"event: error\ndata: " + json.dumps(error_body(error)).encode() + b"\n\n"
-        await self({"type": "http.response.body", "body": last, "more_body": False})
-
-
 def waits_for_an_outcome(scope: Scope) -> bool:
     """Whether an exchange may last as long as a request runs: event streams, long polls and the OpenAI routes."""
     path: str = scope["path"]
@@ -296,29 +255,3 @@ def _slot(give_back: Callable[[], None]) -> Generator[None]:
         yield
     finally:
         give_back()
-
-
-def _empty_body(then: Receive) -> Receive:
-    """A `receive` that has no body and then waits for the client's going."""
-    told = False
-
-    async def receive() -> Message:
-        nonlocal told
-        if told:
-            return await then()
-        told = True
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    return receive
-
-
-async def _unless_set(event: asyncio.Event, receive: Receive, instead: Message) -> Message:
-    """What is received, or `instead` once the event is set."""
-    received = asyncio.ensure_future(receive())
-    waited = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait({received, waited}, return_when=asyncio.FIRST_COMPLETED)
-        return received.result() if received.done() else instead
-    finally:
-        for task in (received, waited):
-            task.cancel()

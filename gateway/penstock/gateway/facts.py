@@ -88,10 +88,10 @@ class Facts:
 
     def devices(self) -> list[dict[str, Any]]:
         """Each device of each worker, as its last report has it, in bytes; null is what it does not tell."""
-        found: list[dict[str, Any]] = []
+        devices: list[dict[str, Any]] = []
         for worker in sorted(self._view.workers.values(), key=lambda state: state.worker_id):
             holders = [{"model": one.model, "bytes": one.memory_bytes} for one in worker.models if one.memory_bytes]
-            found += [
+            devices += [
                 {
                     "worker_id": worker.worker_id,
                     "device": device.device,
@@ -105,7 +105,7 @@ class Facts:
                 }
                 for device in worker.devices
             ]
-        return found
+        return devices
 
     def stats(self) -> dict[str, Any]:
         """What operators look at first, of all tenants. Rates are means over the last minute."""

@@ -57,12 +57,12 @@ class Limits:
 
     def to_dict(self) -> dict[str, Any]:
         """The limits that are set."""
-        found: dict[str, Any] = {}
+        limits: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
             if value != item.default:
-                found[item.name] = list(value) if isinstance(value, tuple) else value
-        return found
+                limits[item.name] = list(value) if isinstance(value, tuple) else value
+        return limits
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Limits:

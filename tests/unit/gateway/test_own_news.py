@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.frames import Frame, StatusFrame
-from penstock.gateway.sockets import MAX_HELD, NewsOfOwn, Reply, Told
+from penstock.gateway.own_news import MAX_HELD, NewsOfOwn, Reply, Told
 
 
 def status(request_id: str, name: str = "queued") -> StatusFrame:
