@@ -23,7 +23,8 @@ from system import NOOP, Process, System, running
 OTHERS = int(os.environ.get("PENSTOCK_TEST_TENANTS", "10"))
 """Tenants that work beside the flood; the issue's figure is 50."""
 LOAD_S = float(os.environ.get("PENSTOCK_TEST_LOAD_S", "8"))
-EVERY_S = 0.5
+EVERY_S = OTHERS / 20
+"""Between calls of one tenant: 20 a second of all, which two cores do beside a worker, a broker and the flood."""
 TEXT = {**NOOP, "id": "text", "aliases": ["default"], "options": {"tokens": 1, "delay_ms": 200, "slots": 64}}
 
 
