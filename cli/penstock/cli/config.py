@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings
 
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.producers.configuration import ENV_CONFIG, KafkaSection, ProcessSettings, Section
+from penstock.producers.configuration import ENV_CONFIG, KafkaSection, ProcessSettings, RegistrySection, Section
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.texts import shortened
 
@@ -39,6 +39,7 @@ class ClusterSettings(ProcessSettings):
 
     kafka: KafkaSection = Field(default_factory=KafkaSection)
     topics: TopicsSection = Field(default_factory=TopicsSection)
+    schema_registry: RegistrySection = Field(default_factory=RegistrySection)
 
     def kafka_settings(self, bootstrap_servers: str | None = None, topic_prefix: str | None = None) -> KafkaSettings:
         """The cluster for librdkafka's clients; the arguments go before the settings."""

@@ -60,15 +60,12 @@ class Control:
 
     async def cancel_where(self, tenant: str, *, status: str | None, conversation_id: str | None) -> list[str]:
         """The same for all of the tenant's requests in a status, in a conversation, or both."""
-        return await self._cancel_all(
-            [
-                entry
-                for entry in self._view.live_entries()
-                if entry.tenant == tenant
-                and (status is None or entry.status_name == status)
-                and (conversation_id is None or entry.conversation_id == conversation_id)
-            ]
-        )
+        census = self._view.census
+        if conversation_id is None:
+            entries = census.of_tenant(tenant)
+        else:
+            entries = census.of_conversation(tenant, conversation_id)
+        return await self._cancel_all([one for one in entries if status is None or one.status_name == status])
 
     async def _cancel_all(self, entries: Sequence[Entry]) -> list[str]:
         running = [entry for entry in entries if not entry.done and not entry.erased]

@@ -58,6 +58,8 @@ class Entry:
     """What it takes of the room for ended requests."""
     counted: tuple[str, str, int] | None = None
     """As what the census counts it."""
+    listed: bool = False
+    """Whether the census has it under its conversation."""
     former_partition: int | None = None
     """Where its events were expected, before the topic got more partitions."""
 

@@ -65,16 +65,24 @@ _PASSED_ON: dict[str, Sequence[Any]] = {
 }
 """Fields that go to remote models as they are, each with the values that change nothing and go nowhere."""
 _PENSTOCK_ONLY = {"top_k", "priority", "conversation_id", "ttl_ms", "pool", "deadline", "execution_timeout_ms"}
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-    "seed",
-    "n",
+_AS_THEY_ARE = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "stop",
+        "seed",
+        "n",
+        "logprobs",
+        "top_logprobs",
+        "tools",
+        "tool_choice",
+        "response_format",
+    }
 )
+"""Fields that are the payload's under the same name."""
 
 
 class StreamOptions(BaseModel):
@@ -177,10 +185,6 @@ def chat_request(
         raise InvalidRequest("max_tokens and max_completion_tokens differ: send one of them", param="max_tokens")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     payload: Json = {"messages": [_message(message) for message in body.messages], "max_tokens": max_tokens}
-    for name in ("logprobs", "top_logprobs", "tools", "tool_choice", "response_format"):
-        payload[name] = getattr(body, name)
-    if not payload["logprobs"] and payload["top_logprobs"] == 0:
-        payload["top_logprobs"] = None
     return _text_request(body, payload, caller, now_ms, limits)
 
 
@@ -225,9 +229,11 @@ def _text_request(body: _TextBody, payload: Json, caller: Caller, now_ms: int, l
     tier = tier_priority(body.service_tier)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options goes with stream: true only", param="stream_options")
-    payload.update((name, getattr(body, name)) for name in _SAMPLING)
+    given = body.model_fields_set
+    for name in given & _AS_THEY_ARE:
+        payload[name] = getattr(body, name)
     more: Json = {"stream": bool(body.stream), "metadata": body.metadata}
-    passed = {name: getattr(body, name, None) for name in _PASSED_ON}
+    passed = {name: getattr(body, name) for name in given & _PASSED_ON.keys()}
     return parse_in_openai_words(
         "text_generation", body, payload, caller, now_ms, limits=limits, more=more, passed=passed, tier=tier
     )
@@ -262,7 +268,7 @@ def parse_in_openai_words(
     for name in ("top_k", "min_p"):
         if name in given:
             payload[name] = given.pop(name)
-    texts = _passed_on(passed)
+    texts = _passed_on(passed) if passed else {}
     if texts and isinstance(given.get("extra", {}), dict):
         given["extra"] = {**given.get("extra", {}), **texts}
     fields: Json = {

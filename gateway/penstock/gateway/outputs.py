@@ -1,7 +1,7 @@
 """Outputs: what an outcome shows to callers. Large ones stay bytes until somebody asks for them, then a thread decodes.
 
-A decoded embedding takes ten times its bytes, and tens of milliseconds to decode and to encode: too much for a view of
-many thousands and for the event loop.
+Decoded vectors and log probabilities take ten times their bytes, and tens of milliseconds to decode and to encode: too
+much for a view of many thousands and for the event loop.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from penstock.schemas.errors import error_record_body
 from penstock.schemas.records import ResultEvent
 
 LARGE_BYTES = 16_384
-"""Records over this size are read without the fields of `LEFT_OUT`."""
-LEFT_OUT = ("embedding",)
-"""Outputs that take much more memory decoded than encoded."""
+"""The output of a record over this size is decoded and encoded on a thread, when somebody asks for it."""
+LEFT_OUT = ("embedding", "text_generation.logprobs", "text_generation.choices", "text_generation.tool_calls")
+"""What takes much more memory and time decoded than encoded; the text itself is needed by streams."""
 
 T = TypeVar("T")
 
@@ -57,8 +57,8 @@ class OutcomeReader:
         if len(record) <= LARGE_BYTES:
             return self._codec.decode(record, ResultEvent), None
         event = self._lean(record)
-        left_out = event.status == "completed" and event.task in LEFT_OUT and event.output_artifact is None
-        return event, LargeOutput(record, self._blocking) if left_out else None
+        has_output = event.status == "completed" and event.output_artifact is None
+        return event, LargeOutput(record, self._blocking) if has_output else None
 
 
 def result_json(event: ResultEvent) -> dict[str, Any] | None:

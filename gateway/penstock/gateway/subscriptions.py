@@ -142,9 +142,8 @@ class Subscriptions:
     def follow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
         """Add all requests of a conversation: those that are under way, and those to come."""
         self.hub.subscribe(subscription.client, ("conversation", tenant, conversation_id))
-        for entry in self._view.live_entries():
-            known = ("request", *entry.key) in subscription.client.subjects
-            if (entry.tenant, entry.conversation_id) == (tenant, conversation_id) and not known:
+        for entry in self._view.census.of_conversation(tenant, conversation_id):
+            if ("request", *entry.key) not in subscription.client.subjects:
                 subscription.push(entry.opening(None))
 
     def unfollow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:

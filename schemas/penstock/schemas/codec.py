@@ -101,7 +101,10 @@ class Codec:
         return record
 
     def decoder(self, record_type: type[R], *, without: Sequence[str] = ()) -> Callable[[bytes], R]:
-        """A `decode` that passes over the optional fields `without`: they are None in what it gives."""
+        """A `decode` that passes over the optional fields `without`: they are None in what it gives.
+
+        `field.inner` is a field of a record within.
+        """
         current = schema_text(record_type.__name__)
         return self._reading(record_type, lambda text: make_decoder(text, current, record_type, without))
 
@@ -135,6 +138,8 @@ class Codec:
 
             return refuse
 
+        # What is mostly read is made now: compiling takes its time, and the first record may come to an event loop.
+        new_reader(_HEADER.pack(0, SCHEMA_IDS[kind.__name__][-1]))
         return read
 
     def decode_any(self, data: bytes) -> Record:

@@ -22,14 +22,15 @@ TOKEN_BYTES = 4
 
 def text_payload(payload: Payload, limits: Limits) -> Payload:
     """The normal form of a valid payload of text_generation. Raises InvalidRequest, UnsupportedParameter, TooLarge."""
-    if sum(name in payload for name in ("messages", "prompt", "prompt_token_ids")) != 1:
+    if ("messages" in payload) + ("prompt" in payload) + ("prompt_token_ids" in payload) != 1:
         raise InvalidRequest("payload needs messages or prompt, one of the two", param="payload.messages")
-    _at_most(payload, "max_tokens", limits.max_tokens, "payload.")
+    if "max_tokens" in payload:
+        at_most(payload, "max_tokens", limits.max_tokens, "payload.")
     if "messages" in payload:
         payload["messages"] = _messages(payload["messages"], limits)
     if "prompt" in payload:
         size_within(payload["prompt"], "payload.prompt", limits)
-    if len(payload.get("prompt_token_ids", ())) * TOKEN_BYTES > limits.max_text_bytes:
+    if "prompt_token_ids" in payload and len(payload["prompt_token_ids"]) * TOKEN_BYTES > limits.max_text_bytes:
         raise _too_long("payload.prompt_token_ids", limits)
     if "stop" in payload:
         payload["stop"] = _stops(payload["stop"], limits)
@@ -86,8 +87,9 @@ def _too_long(param: str, limits: Limits) -> TooLarge:
     return TooLarge(f"{param} has more than {limits.max_text_bytes} bytes", param=param)
 
 
-def _at_most(values: Payload, name: str, most: int, path: str = "") -> None:
-    if (value := values.get(name)) is not None and value > most:
+def at_most(values: Payload, name: str, most: int, path: str = "") -> None:
+    """Raises InvalidRequest for a number that is above a limit."""
+    if values[name] > most:
         param = path + name
         raise InvalidRequest(f"{param} must be an integer of at least 1 and at most {most}", param=param)
 

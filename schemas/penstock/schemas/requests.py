@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import cache
 from typing import Any, cast
 
 from penstock.schemas.errors import BadJson, InvalidRequest, TooLarge, UnsupportedParameter, UnsupportedTask
@@ -20,7 +21,7 @@ from penstock.schemas.ids import (
     new_request_id,
 )
 from penstock.schemas.limits import DEFAULT_LIMITS, Limits
-from penstock.schemas.payloads import PAYLOADS, lone_surrogate
+from penstock.schemas.payloads import PAYLOADS, at_most, lone_surrogate
 from penstock.schemas.plain import is_plain, text_bytes
 from penstock.schemas.records import PAYLOAD_FIELDS, ContextLimits, InferenceRequest, OutputSpec, Record, Requirements
 
@@ -42,6 +43,7 @@ BUILT_TASKS = frozenset(PAYLOADS)
 
 _TASKS = frozenset(PAYLOAD_FIELDS)
 _OF_THE_RECORD = ("request_id", "tenant", "created_at")
+_MAPS = frozenset({"extra", "metadata"})
 _RECORDS: dict[str, type[Record]] = {"context": ContextLimits, "requirements": Requirements, "output": OutputSpec}
 
 
@@ -65,7 +67,9 @@ def parse_request(
 
     Raises InvalidRequest, UnsupportedParameter, UnsupportedTask, TooLarge, each with the field in `param`.
     """
-    fields = {name: value for name, value in body.items() if name not in _OF_THE_RECORD}
+    fields = dict(body)
+    for name in _OF_THE_RECORD:
+        fields.pop(name, None)
     task = fields.get("task")
     if not isinstance(task, str) or task not in PAYLOAD_FIELDS:
         raise InvalidRequest(f"task must be one of {', '.join(PAYLOAD_FIELDS)}", param="task")
@@ -148,27 +152,31 @@ def _checked(task: str, fields: dict[str, Any], limits: Limits) -> dict[str, Any
     """The fields of a request in their normal form, those that are null left out. Raises as `parse_request`."""
     if task not in BUILT_TASKS:
         raise UnsupportedTask(f"the task {task} is not built yet", param="task")
-    from penstock.schemas.refusals import validated_request
-
-    values = {name: value for name, value in validated_request(task, fields).items() if value is not None}
+    values = {name: value for name, value in _validator()(task, fields).items() if value is not None}
     payload = values.get("payload")
     if payload is None:
         raise InvalidRequest("payload must be an object", param="payload")
     given = {name: value for name, value in payload.items() if value is not None}
     values["payload"] = PAYLOADS[task](given, limits)
-    for name in ("ttl_ms", "max_attempts"):
-        most = getattr(limits, f"max_{name}" if name == "ttl_ms" else name)
-        if name in values and values[name] > most:
-            raise InvalidRequest(f"{name} must be an integer of at least 1 and at most {most}", param=name)
+    if "ttl_ms" in values:
+        at_most(values, "ttl_ms", limits.max_ttl_ms)
+    if "max_attempts" in values:
+        at_most(values, "max_attempts", limits.max_attempts)
     if "conversation_id" in values:
         values["conversation_id"] = check_conversation_id(values["conversation_id"])
-    for name in ("extra", "metadata"):
-        if values.get(name):
-            _map_within(values[name], name, limits)
-    for name, kind_of in _RECORDS.items():
-        if name in values:
-            values[name] = kind_of(**{key: item for key, item in values[name].items() if item is not None})
+    for name in values.keys() & _MAPS:
+        _map_within(values[name], name, limits)
+    for name in values.keys() & _RECORDS.keys():
+        given = {key: item for key, item in values[name].items() if item is not None}
+        values[name] = _RECORDS[name](**given)
     return values
+
+
+@cache
+def _validator() -> Callable[[str, Mapping[str, Any]], dict[str, Any]]:
+    from penstock.schemas.refusals import validated_request
+
+    return validated_request
 
 
 def _map_within(texts: Mapping[str, str], param: str, limits: Limits) -> None:

@@ -16,6 +16,8 @@ from penstock.cli.commands import dlq
 from penstock.cli.main import app
 from penstock.producers import Client, KafkaSettings
 from penstock.producers.transport import Transport
+from penstock.schemas.records import DeadLetter, Origin
+from registry_server import Registry, foreign
 from support import wait_until
 from system import Process, System, free_port, running
 
@@ -109,6 +111,17 @@ def test_one_dead_letter_is_shown_without_reading_the_others(system: System, mon
     assert shown.stdout_bytes.decode() == last["original"]
     ((begin, end),) = read.pop().values()
     assert end - begin == 1
+    letter = DeadLetter(
+        reason_code="invalid", reason="of a worker that writes a registry's ids", original=b"x", worker_id="w",
+        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=1), created_at=1 << 41,
+    )  # fmt: skip
+    poison = Transport(settings)
+    poison.send(settings.names.dlq, foreign("DeadLetter")(letter))
+    poison.close()
+    with Registry.running() as registry:
+        monkeypatch.setenv("PENSTOCK_SCHEMA_REGISTRY__URL", registry.url)
+        assert letters(1)[0]["reason"] == letter.reason
+        monkeypatch.delenv("PENSTOCK_SCHEMA_REGISTRY__URL")
     for unknown in ("0/99999", "99/0"):
         done = CliRunner().invoke(app, ["dlq", "show", unknown, *where])
         assert (done.exit_code, "there is no dead letter" in done.stderr) == (1, True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import NewPartitions
@@ -17,12 +14,10 @@ from penstock.gateway import unwritten as unwritten_module
 from penstock.gateway.store import Store
 from penstock.producers import admin
 from penstock.producers.reader import read_to_end
-from penstock.schemas.codec import SCHEMA_IDS, Codec, schema_text
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from penstock.schemas.records import ConversationMessage, conversation_message_key
+from registry_server import Registry, foreign
 from support import wait_until
-
-FIRST_ID = 100
 
 
 def more_partitions(place: Any, topics: list[str], count: int) -> None:
@@ -102,56 +97,10 @@ def test_what_a_gateway_writes_says_what_it_is(gateway: Any, scribe: Any) -> Non
         assert ("traceparent" in headers) == (kind == "InferenceRequest")
 
 
-class Registry(ThreadingHTTPServer):
-    """Knows our schemas under ids of its own."""
-
-    asked: list[str]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Registry
-    names: ClassVar[list[str]] = list(SCHEMA_IDS)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        name = self.path.split("/")[2].removeprefix("penstock.v1.")
-        self.answer(200, {"id": FIRST_ID + self.names.index(name)})
-
-    def do_GET(self) -> None:
-        number = int(self.path.rsplit("/", 1)[1]) - FIRST_ID
-        self.server.asked.append(self.path)
-        known = 0 <= number < len(self.names)
-        self.answer(200 if known else 404, {"schema": schema_text(self.names[number])} if known else {})
-
-    def answer(self, status: int, body: dict[str, Any]) -> None:
-        encoded = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(encoded)))
-        self.end_headers()
-        self.wfile.write(encoded)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    server = Registry(("127.0.0.1", 0), Handler)
-    server.asked = []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def foreign(name: str) -> Callable[[Any], bytes]:
-    return Codec(writer_ids={name: FIRST_ID + list(SCHEMA_IDS).index(name)}).encode
+    with Registry.running() as server:
+        yield server
 
 
 def test_ids_of_a_registry_may_stand_on_every_topic(own_place: Any, registry: Registry) -> None:

@@ -34,7 +34,12 @@ def event(number: int, status: str, attempt: int) -> StatusEvent:
 
 def request(number: int, time_ms: int) -> tuple[InferenceRequest, Origin]:
     made = InferenceRequest(
-        request_id=f"r{number}", task="text_generation", text_generation={}, created_at=1, priority=number
+        request_id=f"r{number}",
+        task="text_generation",
+        text_generation={},
+        created_at=1,
+        priority=number,
+        conversation_id=f"c{number % 3}" if number % 2 else None,
     )
     return made, replace(ORIGIN, append_time_ms=time_ms)
 
@@ -60,6 +65,10 @@ def test_it_counts_what_is_there(steps: list[tuple[int, str, int, int]]) -> None
             entry.on_status(event(number, step, attempt))
         census.count(entry)
         assert census.queue_depths(60_000) == counted(live)
+        assert {e.request_id for e in census.of_tenant("default")} == {e.request_id for e in live.values()}
+        for name in ("c0", "c1", "c2"):
+            expected = {e.request_id for e in live.values() if e.conversation_id == name}
+            assert {e.request_id for e in census.of_conversation("default", name)} == expected
         running = [e.model for e in live.values() if e.status_name == "running"]
         assert dict(census.running) == {model: running.count(model) for model in set(running)}
 
@@ -86,3 +95,4 @@ def test_what_waits_no_longer_is_let_go() -> None:
         census.count(entry)
         census.forget(entry)
     assert sum(map(len, census._oldest.values())) <= 1_001
+    assert (census._by_tenant, census._by_conversation) == ({}, {})

@@ -64,19 +64,22 @@ def test_a_small_one_is_there_at_once() -> None:
     assert "result_omitted" not in public
 
 
-@pytest.mark.parametrize("status", ["failed", "completed"])
-def test_a_large_record_of_another_kind_is_whole(status: str) -> None:
-    event = replace(
-        EVENT,
-        status=status,
-        embedding=None,
-        task="text_generation",
-        text_generation={"text": "x" * 20_000} if status == "completed" else None,
-        metadata={"note": "x" * 20_000},
-    )
+def test_a_large_record_without_an_output_is_whole() -> None:
+    event = replace(EVENT, status="failed", embedding=None, metadata={"note": "x" * 20_000})
     entry = entry_of(default_codec().encode(event))
-    assert (entry.terminal is not None, entry.large) == (True, None)
-    assert entry.to_json()["result"] == result_json(event)
+    assert (entry.terminal, entry.large) == (event, None)
+
+
+def test_of_a_large_text_the_text_alone_is_held() -> None:
+    """Streams need it; log probabilities and other answers take ten times their bytes."""
+    token = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": None}
+    output = {"text": "x" * 20_000, "tool_calls": None, "logprobs": [token] * 500, "choices": None}
+    event = replace(EVENT, embedding=None, task="text_generation", text_generation=output)
+    entry = entry_of(default_codec().encode(event))
+    assert entry.terminal is not None
+    assert entry.terminal.text_generation == {**output, "logprobs": None}
+    assert entry.terminal.output_text == "x" * 20_000
+    assert entry.to_json(whole=True)["result"] == result_json(event)
 
 
 async def test_readers_wait_for_one_thread_and_get_the_same_frame(monkeypatch: pytest.MonkeyPatch) -> None:

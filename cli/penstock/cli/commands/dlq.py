@@ -20,9 +20,10 @@ from penstock.producers import admin
 from penstock.producers.kafka_errors import missing_topic
 from penstock.producers.reader import RawMessage, read_ranges
 from penstock.producers.settings import KafkaSettings
-from penstock.schemas.codec import default_codec
+from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError
 from penstock.schemas.records import DeadLetter
+from penstock.schemas.registry import reading_codec
 from penstock.schemas.texts import shortened
 from penstock.schemas.topics import TP
 
@@ -30,16 +31,17 @@ app = typer.Typer(no_args_is_help=True, help="List and show dead letters.")
 READ_S = 60.0
 
 
-def cluster(bootstrap: str | None, prefix: str | None, config: Path | None) -> KafkaSettings:
+def cluster(bootstrap: str | None, prefix: str | None, config: Path | None) -> tuple[KafkaSettings, Codec]:
+    """The cluster, and what reads its records: workers may write a registry's ids."""
     use_config(config)
-    return require_kafka(kafka_settings(load(ClusterSettings), bootstrap, prefix))
+    settings = load(ClusterSettings)
+    return require_kafka(kafka_settings(settings, bootstrap, prefix)), reading_codec(settings.schema_registry.url)
 
 
-def newest(settings: KafkaSettings, limit: int) -> list[tuple[RawMessage, DeadLetter]]:
+def newest(settings: KafkaSettings, codec: Codec, limit: int) -> list[tuple[RawMessage, DeadLetter]]:
     """The newest dead letters, oldest first. Of each partition no more than `limit` records are read."""
     give_up = time.monotonic() + READ_S
     offsets = bounds(settings)
-    codec = default_codec()
     letters: list[tuple[RawMessage, DeadLetter]] = []
     for message in read_ranges(settings, {tp: (max(b, e - limit), e) for tp, (b, e) in offsets.items()}, give_up):
         try:
@@ -57,7 +59,7 @@ def place_of(letter_id: str) -> tuple[int, int]:
     return int(numbers[1]), int(numbers[2])
 
 
-def read_one(settings: KafkaSettings, partition: int, offset: int) -> tuple[RawMessage, DeadLetter]:
+def read_one(settings: KafkaSettings, codec: Codec, partition: int, offset: int) -> tuple[RawMessage, DeadLetter]:
     """One dead letter: its record is read and no other. Raises CliFailure."""
     tp, letter_id = (settings.names.dlq, partition), f"{partition}/{offset}"
     begin, end = bounds(settings).get(tp, (0, 0))
@@ -65,7 +67,7 @@ def read_one(settings: KafkaSettings, partition: int, offset: int) -> tuple[RawM
         give_up = time.monotonic() + READ_S
         for message in read_ranges(settings, {tp: (offset, offset + 1)}, give_up):
             try:
-                return message, default_codec().decode(message.value or b"", DeadLetter)
+                return message, codec.decode(message.value or b"", DeadLetter)
             except DecodeError as error:
                 raise CliFailure(f"{letter_id} is no dead letter: {error}") from error
     raise CliFailure(f"there is no dead letter {letter_id}; `penstock dlq list` shows them")
@@ -120,7 +122,7 @@ def list_letters(
     json_lines: AsJson = False,
 ) -> None:
     """Dead letters with their reasons. Example: penstock dlq list --json"""
-    found = newest(cluster(bootstrap_servers, topic_prefix, config), limit)
+    found = newest(*cluster(bootstrap_servers, topic_prefix, config), limit)
     if json_lines:
         for message, letter in found:
             print_json(as_json(message, letter))
@@ -150,7 +152,7 @@ def show(
 ) -> None:
     """One dead letter with its original. Example: penstock dlq show 2/17 --raw > record.bin"""
     partition, offset = place_of(letter_id)
-    message, letter = read_one(cluster(bootstrap_servers, topic_prefix, config), partition, offset)
+    message, letter = read_one(*cluster(bootstrap_servers, topic_prefix, config), partition, offset)
     if raw:
         sys.stdout.buffer.write(letter.original)
     else:

@@ -115,11 +115,13 @@ class RemoteEngine:
         check_passable(spec)
         if spec.messages is None:
             return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0)
+        wanted = int(spec.params.get("max_tokens", 0))
         context = build_context(
             spec.history or [],
             spec.messages,
             window_tokens=self._window,
-            max_output_tokens=int(spec.params.get("max_tokens", 0)),
+            # Of a window that nobody told the server itself says what is too long.
+            max_output_tokens=0 if self._window == DEFAULT_WINDOW else wanted,
             limits=spec.context,
             count=lambda chosen: sum(len(message["content"]) // CHARS_PER_TOKEN + 4 for message in chosen),
         )

@@ -155,10 +155,13 @@ def estimated_cost(request: InferenceRequest) -> int:
         if messages is not None:
             for message in messages:
                 size += text_bytes(message["content"])
-        tokens = payload.get("max_tokens")
-        return (size + 3 >> 2) + (OUTPUT_TOKENS if tokens is None else tokens)
+        get = payload.get
+        tokens, answers, ids = get("max_tokens"), get("n"), get("prompt_token_ids")
+        answer = OUTPUT_TOKENS if tokens is None else tokens
+        return (size + 3 >> 2) + (0 if ids is None else len(ids)) + (answer if answers is None else answer * answers)
     if request.embedding is not None:
-        return max(1, sum(map(text_bytes, request.embedding["input"])) + 3 >> 2)
+        ids = request.embedding.get("input_token_ids") or ()
+        return max(1, (sum(map(text_bytes, request.embedding["input"])) + 3 >> 2) + sum(map(len, ids)))
     return OUTPUT_TOKENS if request.task == "summarization" else IMAGE_TOKENS
 
 

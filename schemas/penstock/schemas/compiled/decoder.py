@@ -52,7 +52,8 @@ def compile_decoder(
 ) -> Callable[[bytes], Any]:
     """What reads a whole message into a record. The schemas are trees. Raises Unsupported.
 
-    The optional fields `without` are passed over: they are None in the record, whatever the message says.
+    The optional fields `without` are passed over: they are None in the record, whatever the message says. `field.inner`
+    is one of a record within.
     """
     source = Source("def decode(d):", _CONSTANTS)
     source.line(f"p = {HEADER_SIZE}")
@@ -93,7 +94,7 @@ class _Decoder:
     def __init__(self, source: Source, without: Collection[str] = ()) -> None:
         self._s = source
         self._without = without
-        """Fields of the outermost record that are skipped."""
+        """Fields that are skipped, of the record that is written next."""
 
     def value(self, writer: Any, reader: Any, target: str | None, kind: type[Record] | None = None) -> None:
         if target is None:
@@ -191,6 +192,7 @@ class _Decoder:
         if set(names) != set(wanted):
             raise Unsupported("a schema whose fields are not those of the record")
         without, self._without = self._without, ()
+        skipped = [name for name in wanted if name in without]
         nulls = {name for name, field in wanted.items() if kind is None and optional(field["type"])}
         if len(nulls) < MANY_NULLS:
             nulls = set[str]()
@@ -202,9 +204,9 @@ class _Decoder:
             self._s.line(f"{place} = {self._s.constant(dict.fromkeys(wanted))}.copy()")
         else:
             targets = {name: self._s.fresh("v") for name in wanted}
-        read = {name: target for name, target in targets.items() if name not in without}
-        self._fields(writer["fields"], wanted, read, kind, nulls)
-        for name in without:
+        read = {name: target for name, target in targets.items() if name not in skipped}
+        self._fields(writer["fields"], wanted, read, kind, nulls, without)
+        for name in skipped:
             self._s.line(f"{targets[name]} = None")
         for name in read.keys() - {field["name"] for field in writer["fields"]}:
             self._s.line(f"{targets[name]} = {_default(wanted[name])}")
@@ -219,14 +221,17 @@ class _Decoder:
         targets: dict[str, str],
         kind: type[Record] | None,
         nulls: Set[str],
+        without: Collection[str],
     ) -> None:
         """`nulls` are the fields whose targets are null already."""
 
         def one(field: Any) -> None:
             name = field["name"]
+            self._without = [path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}.")]
             target = targets.get(name)
             inner = None if kind is None else kind.nested_kind(name)
             self.value(field["type"], wanted[name]["type"] if target else None, target, inner)
+            self._without = ()
 
         def run(some: Sequence[Any]) -> None:
             """Optional fields in a row: most are null, so they are compared at once, then by halves."""

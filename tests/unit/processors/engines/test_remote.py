@@ -14,7 +14,7 @@ from penstock.processors.engines import remote
 from penstock.processors.engines.base import Delta, Finished, RunFailed, RunSpec, refuse_unsupported
 from penstock.processors.engines.remote import RemoteEngine
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from penstock.schemas.records import Origin, ResultEvent
 
 CODEC = default_codec()
@@ -207,6 +207,14 @@ async def test_prompts_and_texts_as_tokens() -> None:
         await run(engine, spec(2, task="embedding", inputs=[], params={"input_token_ids": [[3]]}))
     assert [body.get("prompt", body.get("input")) for body in seen] == [[1, 2], [[3]]]
     assert not any("token_ids" in name for body in seen for name in body)
+
+
+async def test_a_long_answer_is_the_servers_to_refuse_while_its_window_is_not_known() -> None:
+    async with serving(lambda _: chat_answer("x")) as engine:
+        await engine.prepare(spec(params={"max_tokens": 1_000_000}))
+    async with serving(lambda _: chat_answer("x"), window=2_048) as engine:
+        with pytest.raises(ContextLengthExceeded, match="900000 shall follow; the window is 2048"):
+            await engine.prepare(spec(params={"max_tokens": 900_000}))
 
 
 async def test_what_goes_with_messages_only() -> None:

@@ -176,3 +176,21 @@ def test_a_fault_of_ours_is_poison_and_not_the_end_of_the_worker(monkeypatch: py
     assert isinstance(found, Poison)
     assert found.reason.code == "internal"
     assert "secret" not in str(found.reason)
+
+
+@pytest.mark.parametrize(
+    ("payload", "cost"),
+    [
+        ({"prompt": "abcdefgh", "max_tokens": 10}, 12),
+        ({"prompt": "abcdefgh", "max_tokens": 10, "n": 3}, 32),
+        ({"prompt_token_ids": [1, 2, 3], "max_tokens": 10}, 13),
+        ({"messages": [{"role": "user", "content": "abcd"}], "max_tokens": 1}, 2),
+    ],
+)
+def test_what_a_request_costs_its_tenant(payload: dict[str, Any], cost: int) -> None:
+    assert taken(json.dumps({"task": "text_generation", "payload": payload}).encode()).cost == cost
+
+
+def test_what_tokens_to_embed_cost() -> None:
+    body = {"task": "embedding", "payload": {"input_token_ids": [[1, 2, 3], [4]]}}
+    assert taken(json.dumps(body).encode(), topic=NAMES.request("embedding", 5)).cost == 4
