@@ -32,6 +32,7 @@ from penstock.gateway.edge import EdgeParts, install_edge
 from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.keys import KeysFileError
 from penstock.gateway.open_files import raise_open_files
+from penstock.gateway.openapi import polish_openapi
 from penstock.gateway.protocols import Patience, protocols
 from penstock.gateway.settings import GatewaySettings, allowances_of
 from penstock.gateway.unknown_paths import install_unknown_paths
@@ -82,6 +83,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     context = GatewayContext(settings=settings, policy=policy, allowances=allowances_of(settings))
     put_context(app, context)
     install_unknown_paths(app)
+    polish_openapi(app)
     bodies = BodyLimits(
         max_bytes=conf.max_body_bytes, by_prefix={"/v1/artifacts": ARTIFACT_BYTES}, timeout_s=conf.body_timeout_s
     )

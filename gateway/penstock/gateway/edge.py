@@ -36,7 +36,6 @@ from penstock.gateway.errors import (
     refuse,
 )
 from penstock.gateway.exchanges import Answer, empty_body, unless_set
-from penstock.gateway.openapi import polish_openapi
 from penstock.gateway.tickets import mask_access_logs
 from penstock.schemas.errors import Forbidden, InternalError, PenstockError, TenantLimit, Unauthenticated
 
@@ -63,7 +62,6 @@ class EdgeParts:
 def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGIApp] | None = None) -> None:
     """Set up the edge and the error handlers of an app. Call it once. `first` is asked before the app's router."""
     install_error_handlers(app)
-    polish_openapi(app)
     mask_access_logs()
 
     def stack() -> ASGIApp:
