@@ -15,8 +15,8 @@ from statistics import median
 
 from common import Row, interleave, save
 
-from penstock.gateway.frames import ChunkFrame
-from penstock.gateway.hub import Hub
+from penstock.gateway.view.frames import ChunkFrame
+from penstock.gateway.view.hub import Hub
 from penstock.processors.core.admission import DeviceCapacity, Ledger
 from penstock.processors.core.arrivals import Taken
 from penstock.processors.core.gate import CommitGate

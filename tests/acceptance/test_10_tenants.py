@@ -9,7 +9,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from penstock.gateway.keys import create_key
+from penstock.gateway.edge.keys import create_key
 from system import Process, System
 
 ECHO = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"echo": True}}

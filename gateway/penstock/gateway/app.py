@@ -12,30 +12,24 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.responses import RedirectResponse
 
-from penstock.gateway import (
-    admin_routes,
-    artifacts,
-    conversations,
-    docs_page,
-    health,
-    native,
-    openai_routes,
-    registry_routes,
-    sockets,
-    ticket_routes,
-)
-from penstock.gateway.auth import AuthPolicy, UnsafeBind, check_bind
-from penstock.gateway.bodies import BodyLimits
 from penstock.gateway.connecting import ARTIFACT_BYTES, Connecting
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
-from penstock.gateway.edge import EdgeParts, install_edge
+from penstock.gateway.document import docs_page
+from penstock.gateway.document.openapi import polish_openapi
+from penstock.gateway.document.unknown_paths import install_unknown_paths
+from penstock.gateway.edge.auth import AuthPolicy, UnsafeBind, check_bind
+from penstock.gateway.edge.bodies import BodyLimits
+from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.edge.keys import KeysFileError
+from penstock.gateway.edge.open_files import raise_open_files
+from penstock.gateway.edge.protocols import Patience, protocols
 from penstock.gateway.hot_routes import HotRoutes
-from penstock.gateway.keys import KeysFileError
-from penstock.gateway.open_files import raise_open_files
-from penstock.gateway.openapi import polish_openapi
-from penstock.gateway.protocols import Patience, protocols
+from penstock.gateway.openai import routes as openai_routes
+from penstock.gateway.routes import admin as admin_routes
+from penstock.gateway.routes import artifacts, conversations, health, native, sockets
+from penstock.gateway.routes import registry as registry_routes
+from penstock.gateway.routes import tickets as ticket_routes
 from penstock.gateway.settings import GatewaySettings, allowances_of
-from penstock.gateway.unknown_paths import install_unknown_paths
 from penstock.schemas.requests import prepare_validation
 
 logger = logging.getLogger(__name__)

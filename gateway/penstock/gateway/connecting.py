@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sqlite3
 from contextlib import AsyncExitStack
 
 from penstock.gateway.context import GatewayContext
-from penstock.gateway.follower import Follower
-from penstock.gateway.hub import Hub
-from penstock.gateway.service import GatewayService
-from penstock.gateway.store import Store
+from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
-from penstock.gateway.topics_read import missing_topics
-from penstock.gateway.view import View
+from penstock.gateway.view.follower import Follower
+from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.store import Store
+from penstock.gateway.view.topics_read import missing_topics
+from penstock.gateway.view.view import View
 from penstock.producers import admin
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.clock import now_ms
@@ -55,6 +56,10 @@ class Connecting:
                 if str(error) != self._context.waits_for:
                     self._context.waits_for = str(error)
                     logger.warning("gateway.waits reason=%s", error)
+            except (OSError, sqlite3.Error) as error:  # a folder that it may not write, a disk that is full
+                where = getattr(error, "filename", None) or self._settings.gateway.view_path
+                self._context.on_failure(f"{where}: {error.__class__.__name__}: {error}")
+                return
             except Exception as error:
                 logger.exception("gateway.cannot_connect")
                 self._context.on_failure(f"{type(error).__name__} while the gateway was connected")

@@ -10,15 +10,15 @@ from typing import cast
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 
-from penstock.gateway.allowances import Allowances
-from penstock.gateway.auth import AuthPolicy
-from penstock.gateway.callers import caller_of
-from penstock.gateway.connections import Connections
-from penstock.gateway.guarding import guarded
+from penstock.gateway.edge.auth import AuthPolicy
+from penstock.gateway.edge.connections import Connections
+from penstock.gateway.edge.tickets import TicketOffice
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.metrics import GatewayMetrics, Gauges
-from penstock.gateway.service import GatewayService
+from penstock.gateway.service.guarding import guarded
+from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.tickets import TicketOffice
 from penstock.schemas.errors import BrokerUnavailable
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.gateway import native, openai_routes
-from penstock.gateway import openai_models as shapes
-from penstock.gateway.errors import invalid_from_validation
+from penstock.gateway.edge.errors import invalid_from_validation
+from penstock.gateway.openai import chat_bodies as shapes
+from penstock.gateway.openai import routes as openai_routes
+from penstock.gateway.routes import native
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

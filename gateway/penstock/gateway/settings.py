@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from penstock.gateway.allowances import Allowances, Totals
-from penstock.gateway.limit_settings import LimitsSection
-from penstock.gateway.limits import Limits
+from penstock.gateway.limits.allowances import Allowances, Totals
+from penstock.gateway.limits.limits import Limits
+from penstock.gateway.limits.settings import LimitsSection
 from penstock.producers.configuration import (
     ArtifactsSection,
     KafkaSection,

@@ -42,7 +42,8 @@ class ArtifactStore:
         else:
             folder = Path(location).absolute()
             self._root = folder.as_uri()
-            self._store = LocalStore(folder, mkdir=True)
+            folder.mkdir(parents=True, exist_ok=True)  # its error names the folder, the library's does not
+            self._store = LocalStore(folder)
 
     def put(
         self, tenant: str, data: bytes, *, media_type: str = "application/octet-stream", artifact_id: str | None = None

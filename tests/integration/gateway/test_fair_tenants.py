@@ -17,7 +17,7 @@ import pytest
 
 import flooder
 from load import percentile
-from penstock.gateway.keys import create_key
+from penstock.gateway.edge.keys import create_key
 from system import NOOP, Process, System, running
 
 OTHERS = int(os.environ.get("PENSTOCK_TEST_TENANTS", "10"))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewPartitions
 
-from penstock.gateway import follower as follower_module
-from penstock.gateway import unwritten as unwritten_module
-from penstock.gateway.store import Store
+from penstock.gateway.view import follower as follower_module
+from penstock.gateway.view import unwritten as unwritten_module
+from penstock.gateway.view.store import Store
 from penstock.producers import admin
 from penstock.producers.reader import read_to_end
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_from_the_start_is_told(own_place: Any, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(Store, "_write", full)
         patch.setattr(unwritten_module, "MAX_ENTRIES", 3)
-        patch.setattr("penstock.gateway.store.MAX_WAITING", 1)
+        patch.setattr("penstock.gateway.view.store.MAX_WAITING", 1)
         gateway = own_place.gateway(ready=False)
         wait_until(lambda: "is full" in gateway.get("/readyz").text, 30, lambda: gateway.get("/readyz").text)
 

@@ -10,8 +10,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from penstock.gateway.keys import create_key, list_keys, revoke_key
-from penstock.gateway.limits import Limits
+from penstock.gateway.edge.keys import create_key, list_keys, revoke_key
+from penstock.gateway.limits.limits import Limits
 from penstock.schemas.records import Usage
 from support import wait_until
 

@@ -15,19 +15,22 @@ import uvicorn
 from fastapi import FastAPI, WebSocket
 
 from penstock.cli.paths import free_port
-from penstock.gateway import health, openai_routes, registry_routes, ticket_routes
 from penstock.gateway.app import server_config
-from penstock.gateway.auth import AuthPolicy
-from penstock.gateway.bodies import BodyLimits
-from penstock.gateway.callers import caller_of
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
-from penstock.gateway.edge import EdgeParts, install_edge
-from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
+from penstock.gateway.edge.auth import AuthPolicy
+from penstock.gateway.edge.bodies import BodyLimits
+from penstock.gateway.edge.edge import EdgeParts, install_edge
 from penstock.gateway.hot_routes import HotRoutes
-from penstock.gateway.liveness import Liveness, judge
+from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.metrics import Gauges
-from penstock.gateway.service import GatewayService
+from penstock.gateway.openai import routes as openai_routes
+from penstock.gateway.routes import health
+from penstock.gateway.routes import registry as registry_routes
+from penstock.gateway.routes import tickets as ticket_routes
+from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
+from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
+from penstock.gateway.view.liveness import Liveness, judge
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, Overloaded, PenstockError, error_body
 from penstock.schemas.records import InferenceRequest, ModelInfo, WorkerState

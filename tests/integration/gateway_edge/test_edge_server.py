@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from penstock.gateway.keys import create_key
+from penstock.gateway.edge.keys import create_key
 from penstock.schemas.records import ModelState, WorkerState
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from penstock.gateway.context import context_of_app
-from penstock.gateway.keys import create_key, list_keys, revoke_key
+from penstock.gateway.edge.keys import create_key, list_keys, revoke_key
 from support import wait_until
 
 if TYPE_CHECKING:

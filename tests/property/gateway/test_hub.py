@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.gateway.frames import Frame
-from penstock.gateway.hub import Client, Gone, Hub
+from penstock.gateway.view.frames import Frame
+from penstock.gateway.view.hub import Client, Gone, Hub
 
 LIMIT = 4
 SUBJECTS = ("a", "b", "c")

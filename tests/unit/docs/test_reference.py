@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.gateway.frames import Frame
 from penstock.gateway.metrics import GatewayMetrics
+from penstock.gateway.view.frames import Frame
 from penstock.processors.metrics import Metrics
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.topics import TopicNames, topic_specs

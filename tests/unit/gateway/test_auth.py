@@ -11,20 +11,20 @@ from fastapi import FastAPI, Request, WebSocket
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from penstock.gateway.auth import (
+from penstock.gateway.context import GatewayContext, put_context
+from penstock.gateway.edge.auth import (
     AuthPolicy,
     UnsafeBind,
     caller_of,
     check_bind,
     needed_scope,
 )
-from penstock.gateway.bodies import BodyLimits
-from penstock.gateway.callers import Caller
-from penstock.gateway.context import GatewayContext, put_context
-from penstock.gateway.edge import EdgeParts, install_edge
-from penstock.gateway.keys import create_key, list_keys, revoke_key
+from penstock.gateway.edge.bodies import BodyLimits
+from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.edge.keys import create_key, list_keys, revoke_key
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.routes.tickets import router as tickets_router
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.ticket_routes import router as tickets_router
 from penstock.schemas.errors import Forbidden
 
 HERE = "http://127.0.0.1:8000"

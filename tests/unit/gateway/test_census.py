@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.census import Census
-from penstock.gateway.entries import Entry
+from penstock.gateway.view.census import Census
+from penstock.gateway.view.entries import Entry
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, StatusEvent
 from penstock.schemas.topics import CLASSES, priority_class
 

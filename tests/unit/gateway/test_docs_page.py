@@ -10,11 +10,11 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from penstock.gateway.app import create_app
-from penstock.gateway.errors import install_error_handlers
-from penstock.gateway.native import check_status
-from penstock.gateway.openapi_routes import ROUTES
+from penstock.gateway.document.described_routes import ROUTES
+from penstock.gateway.document.unknown_paths import install_unknown_paths, near_paths
+from penstock.gateway.edge.errors import install_error_handlers
+from penstock.gateway.routes.native import check_status
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.unknown_paths import install_unknown_paths, near_paths
 from penstock.schemas.errors import InvalidRequest
 
 

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from penstock.gateway.allowances import Allowances, Totals
-from penstock.gateway.auth import AuthPolicy
-from penstock.gateway.bodies import BodyLimits
-from penstock.gateway.callers import ANYBODY, caller_of
-from penstock.gateway.connections import Connections
-from penstock.gateway.edge import EdgeParts, install_edge, waits_for_an_outcome
-from penstock.gateway.limits import Limits
+from penstock.gateway.edge.auth import AuthPolicy
+from penstock.gateway.edge.bodies import BodyLimits
+from penstock.gateway.edge.connections import Connections
+from penstock.gateway.edge.edge import EdgeParts, install_edge, waits_for_an_outcome
+from penstock.gateway.limits.allowances import Allowances, Totals
+from penstock.gateway.limits.callers import ANYBODY, caller_of
+from penstock.gateway.limits.limits import Limits
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from support import wait_until_async
 

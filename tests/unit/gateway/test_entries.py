@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.entries import Entry
-from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
-from penstock.gateway.rows import facts_text, restored, snapshot
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
+from penstock.gateway.view.rows import facts_text, restored, snapshot
 from penstock.schemas.cursor import Cursor, decode_cursor
 from penstock.schemas.errors import ExecutionTimeout, InvalidCursor, to_error_record
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent

@@ -9,17 +9,17 @@ import pytest
 from fastapi import FastAPI, Query
 from starlette.types import Message, Receive, Scope, Send
 
-from penstock.gateway.allowances import Allowances
-from penstock.gateway.auth import AuthPolicy
-from penstock.gateway.bodies import BodyLimits
-from penstock.gateway.connections import Connections
-from penstock.gateway.edge import Edge, EdgeParts, install_edge
-from penstock.gateway.errors import (
+from penstock.gateway.edge.auth import AuthPolicy
+from penstock.gateway.edge.bodies import BodyLimits
+from penstock.gateway.edge.connections import Connections
+from penstock.gateway.edge.edge import Edge, EdgeParts, install_edge
+from penstock.gateway.edge.errors import (
     FinalFailure,
     error_headers,
     outcome_error,
     refuse,
 )
+from penstock.gateway.limits.allowances import Allowances
 from penstock.schemas.errors import (
     Cancelled,
     EngineFailed,

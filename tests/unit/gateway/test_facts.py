@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.facts import Facts
-from penstock.gateway.hub import Hub
 from penstock.gateway.metrics import GatewayMetrics
-from penstock.gateway.store import Store
-from penstock.gateway.view import View
+from penstock.gateway.service.facts import Facts
+from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.store import Store
+from penstock.gateway.view.view import View
 from penstock.schemas.records import DeviceState, WorkerState
 from penstock.schemas.topics import TopicNames
 

@@ -8,12 +8,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from penstock.gateway import native, openai_routes
-from penstock.gateway.auth import AuthPolicy
-from penstock.gateway.bodies import BodyLimits
 from penstock.gateway.context import GatewayContext, put_context
-from penstock.gateway.edge import EdgeParts, install_edge
+from penstock.gateway.edge.auth import AuthPolicy
+from penstock.gateway.edge.bodies import BodyLimits
+from penstock.gateway.edge.edge import EdgeParts, install_edge
 from penstock.gateway.hot_routes import HotRoutes, hot_endpoint
+from penstock.gateway.openai import routes as openai_routes
+from penstock.gateway.routes import native
 from penstock.gateway.settings import GatewaySettings
 
 JSON = [(b"content-type", b"application/json; charset=utf-8")]

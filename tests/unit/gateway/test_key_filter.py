@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.gateway.key_filter import KeyFilter
+from penstock.gateway.view.key_filter import KeyFilter
 
 
 def test_what_was_added_is_known_and_little_else() -> None:

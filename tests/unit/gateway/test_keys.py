@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.keys import KeyRing, KeysFileError, create_key, list_keys, revoke_key
-from penstock.gateway.limits import Limits
+from penstock.gateway.edge.keys import KeyRing, KeysFileError, create_key, list_keys, revoke_key
+from penstock.gateway.limits.limits import Limits
 from penstock.schemas.errors import InvalidRequest
 
 

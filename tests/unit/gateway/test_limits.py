@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.allowances import Allowances, Totals
-from penstock.gateway.callers import Caller
-from penstock.gateway.limit_settings import LimitsSection
-from penstock.gateway.limits import Buckets, Limits, TokenBucket, duration_text
+from penstock.gateway.limits.allowances import Allowances, Totals
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.limits.limits import Buckets, Limits, TokenBucket, duration_text
+from penstock.gateway.limits.settings import LimitsSection
+from penstock.gateway.limits.slots import Slots, share_of
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
-from penstock.gateway.slots import Slots, share_of
 from penstock.schemas.errors import Forbidden, Overloaded, TenantLimit
 from penstock.schemas.records import InferenceRequest, Requirements
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.liveness import judge
+from penstock.gateway.view.liveness import judge
 from penstock.schemas.records import ModelInfo, ModelState, WorkerState
 
 NOW, LATE = 100_000, 20_000

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.entries import Entry
-from penstock.gateway.hub import Gone, Hub
-from penstock.gateway.lookups import Lookups
-from penstock.gateway.outputs import OutcomeReader
-from penstock.gateway.store import Store
+from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.threads import Threads
-from penstock.gateway.view import View
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.hub import Gone, Hub
+from penstock.gateway.view.outputs import OutcomeReader
+from penstock.gateway.view.store import Store
+from penstock.gateway.view.view import View
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import InvalidRequest, Overloaded
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent

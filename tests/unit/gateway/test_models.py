@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.models import check_abilities, find_model, public_models, unknown_model
+from penstock.gateway.service.models import check_abilities, find_model, public_models, unknown_model
 from penstock.schemas.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
 from penstock.schemas.records import ModelInfo
 from penstock.schemas.requests import parse_request

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from penstock.gateway.errors import FinalFailure
-from penstock.gateway.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
-from penstock.gateway.openai_answers import ChunkWriter, Json
-from penstock.gateway.openai_chat import AnswerStream, ClientGone, stream_events, unless_gone, with_keepalive
+from penstock.gateway.edge.errors import FinalFailure
+from penstock.gateway.openai.chat_answers import ChunkWriter, Json
+from penstock.gateway.openai.exchange import AnswerStream, ClientGone, stream_events, unless_gone, with_keepalive
+from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.schemas.errors import InternalError, StreamRestarted
 
 

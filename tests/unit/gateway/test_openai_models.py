@@ -15,10 +15,10 @@ from openai.resources.completions import Completions
 from openai.resources.embeddings import Embeddings
 from openai.resources.responses import Responses
 
-from penstock.gateway import openai_answers as answers
-from penstock.gateway import openai_models as shapes
-from penstock.gateway.callers import Caller
-from penstock.gateway.responses_models import HARMLESS_RESPONSE, ResponsesBody
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.openai import chat_answers as answers
+from penstock.gateway.openai import chat_bodies as shapes
+from penstock.gateway.openai.responses_bodies import HARMLESS_RESPONSE, ResponsesBody
 from penstock.schemas.errors import Forbidden, InvalidRequest, UnsupportedParameter
 
 OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway import frames as frames_module
-from penstock.gateway.entries import Entry
-from penstock.gateway.frames import ResultFrame
-from penstock.gateway.hub import Hub
-from penstock.gateway.outputs import LARGE_BYTES, OutcomeReader, encode_json, result_json
-from penstock.gateway.subscriptions import Subscription
+from penstock.gateway.service.subscriptions import Subscription
+from penstock.gateway.view import frames as frames_module
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.frames import ResultFrame
+from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.outputs import LARGE_BYTES, OutcomeReader, encode_json, result_json
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import Origin, ResultEvent
 

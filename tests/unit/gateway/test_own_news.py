@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.frames import Frame, StatusFrame
-from penstock.gateway.own_news import MAX_HELD, NewsOfOwn, Reply, Told
+from penstock.gateway.routes.own_news import MAX_HELD, NewsOfOwn, Reply, Told
+from penstock.gateway.view.frames import Frame, StatusFrame
 
 
 def status(request_id: str, name: str = "queued") -> StatusFrame:

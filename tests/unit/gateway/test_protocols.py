@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.open_files import raise_open_files
-from penstock.gateway.protocols import Pace, Patience
+from penstock.gateway.edge.open_files import raise_open_files
+from penstock.gateway.edge.protocols import Pace, Patience
 
 PATIENCE = Patience(head_s=30, write_s=30)
 

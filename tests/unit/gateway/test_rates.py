@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from penstock.gateway.rates import WINDOW_S, Rate
+from penstock.gateway.limits.rates import WINDOW_S, Rate
 
 NOW_MS = 1_700_000_000_500
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.gateway.responses_answers import Asked, ResponseWriter, response
-from penstock.gateway.responses_models import ResponsesBody
+from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
+from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.schemas.errors import EngineFailed
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.splice import StreamSplice
+from penstock.gateway.openai.splice import StreamSplice
 from penstock.schemas.errors import StreamRestarted
 
 TEXT = st.text(alphabet="abé🙂", max_size=20)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway import store as store_module
-from penstock.gateway import view_file
-from penstock.gateway.entries import Entry
-from penstock.gateway.rows import snapshot
-from penstock.gateway.store import MAX_WAITING, TP, Batch, Store
+from penstock.gateway.view import store as store_module
+from penstock.gateway.view import view_file
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.rows import snapshot
+from penstock.gateway.view.store import MAX_WAITING, TP, Batch, Store
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import Overloaded
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent

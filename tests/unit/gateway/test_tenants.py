@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.tenants import FORGET_MS, NEW_CONVERSATION_S, ArtifactBytes, Tenants
+from penstock.gateway.limits.tenants import FORGET_MS, NEW_CONVERSATION_S, ArtifactBytes, Tenants
 
 STEPS = st.lists(st.sampled_from(["ask 0", "ask 1", "follow 0", "follow 1", "end"]), max_size=300)
 

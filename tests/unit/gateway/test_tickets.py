@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from penstock.gateway.callers import Caller
-from penstock.gateway.tickets import TICKET_TTL_S, TicketMask, TicketOffice, mask_access_logs, mask_tickets
+from penstock.gateway.edge.tickets import TICKET_TTL_S, TicketMask, TicketOffice, mask_access_logs, mask_tickets
+from penstock.gateway.limits.callers import Caller
 from penstock.schemas.errors import Unauthenticated
 
 CALLER = Caller(tenant="acme", scopes=frozenset({"read"}), max_priority=3, key_id="k1")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.gateway import topics_read
-from penstock.gateway.topics_read import UNKNOWN_S, UnknownTopics, partitions_of
+from penstock.gateway.view import topics_read
+from penstock.gateway.view.topics_read import UNKNOWN_S, UnknownTopics, partitions_of
 
 
 def test_an_unknown_topic_is_looked_for_again_after_a_while() -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway import store as store_module
-from penstock.gateway import unwritten as unwritten_module
-from penstock.gateway import view as view_module
-from penstock.gateway.entries import Entry, Key
-from penstock.gateway.frames import ChunkFrame, ResultFrame, StatusFrame
-from penstock.gateway.hub import Client, Hub
-from penstock.gateway.store import MAX_WAITING, TP, Store
-from penstock.gateway.view import View
+from penstock.gateway.view import store as store_module
+from penstock.gateway.view import unwritten as unwritten_module
+from penstock.gateway.view import view as view_module
+from penstock.gateway.view.entries import Entry, Key
+from penstock.gateway.view.frames import ChunkFrame, ResultFrame, StatusFrame
+from penstock.gateway.view.hub import Client, Hub
+from penstock.gateway.view.store import MAX_WAITING, TP, Store
+from penstock.gateway.view.view import View
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor

@@ -32,8 +32,8 @@ def create(
     file: File = DEFAULT_FILE,
 ) -> None:
     """Make a key and print it, this once. Example: penstock keys create --tenant acme --limit outstanding=10"""
-    from penstock.gateway.keys import KeysFileError, create_key
-    from penstock.gateway.limits import Limits
+    from penstock.gateway.edge.keys import KeysFileError, create_key
+    from penstock.gateway.limits.limits import Limits
     from penstock.schemas.errors import InvalidRequest
 
     try:
@@ -55,7 +55,7 @@ def create(
 @app.command("list")
 def list_all(file: File = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """All keys of the file, without their secrets."""
-    from penstock.gateway.keys import KeysFileError, list_keys
+    from penstock.gateway.edge.keys import KeysFileError, list_keys
 
     try:
         found = list_keys(file)
@@ -86,7 +86,7 @@ def revoke(
     key_id: Annotated[str, typer.Argument(help="As `penstock keys list` shows it.")], file: File = DEFAULT_FILE
 ) -> None:
     """Take a key away; running gateways notice within a second, and end its connections."""
-    from penstock.gateway.keys import KeysFileError, revoke_key
+    from penstock.gateway.edge.keys import KeysFileError, revoke_key
 
     try:
         gone = revoke_key(file, key_id)

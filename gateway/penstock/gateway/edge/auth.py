@@ -1,0 +1,185 @@
+"""Who may come in: Host and Origin checks, keys and tickets, for HTTP and WebSocket alike. The edge asks it."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from penstock.gateway.edge.keys import KeyRecord, KeyRing
+from penstock.gateway.edge.tickets import TicketOffice
+from penstock.gateway.limits.callers import ANYBODY, Caller, caller_of
+from penstock.schemas.errors import Forbidden, Unauthenticated
+
+__all__ = ["ANYBODY", "AuthPolicy", "Caller", "caller_of", "check_bind"]
+
+PUBLIC_PATHS = frozenset({"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/metrics", "/favicon.ico"})
+PROBE_PATHS = frozenset({"/healthz", "/readyz"})
+# The schemas are in the package for everyone, and a stock deserializer has no key of ours to send.
+PUBLIC_PREFIXES = ("/registry/", "/web/")
+
+
+class UnsafeBind(ValueError):
+    """The gateway was asked to listen beyond this machine without keys."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuthPolicy:
+    """What the edge checks. Without a key ring everybody is the default caller, and the Host must be this machine's."""
+
+    keys: KeyRing | None
+    tickets: TicketOffice
+    allowed_origins: frozenset[str] = frozenset()
+    allowed_hosts: frozenset[str] = frozenset()
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        keys_file: str | Path | None = None,
+        ticket_key: str | None = None,
+        allowed_origins: Iterable[str] = (),
+        allowed_hosts: Iterable[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> AuthPolicy:
+        """From settings. Raises KeysFileError when the keys file is missing or broken."""
+        return cls(
+            keys=KeyRing(keys_file) if keys_file else None,
+            tickets=TicketOffice(ticket_key, clock),
+            allowed_origins=frozenset(origin.rstrip("/").lower() for origin in allowed_origins),
+            allowed_hosts=frozenset(host.lower() for host in allowed_hosts),
+        )
+
+    def check_host(self, host: str) -> None:
+        """Raises Forbidden for a Host that is not this machine, where no key protects the gateway.
+
+        A page that rebinds its own name to 127.0.0.1 passes any Origin check; it cannot change the Host it sends.
+        """
+        if self.keys is not None:
+            return
+        name = _host_name(host)
+        if not (is_loopback(name) or name in self.allowed_hosts):
+            raise Forbidden(
+                "without keys only this machine's own names are served, not this Host:"
+                " use localhost, or set auth.keys_file"
+            )
+
+    def check_origin(self, origin: str | None, host: str) -> None:
+        """Raises Forbidden for a browser page that is neither ours nor on the list. No Origin is no browser page."""
+        if origin is None:
+            return
+        origin = origin.rstrip("/").lower()
+        if origin in self.allowed_origins or _same_place(origin, host):
+            return
+        raise Forbidden("pages of this Origin may not call the gateway: add it to auth.allowed_origins")
+
+    def authenticate(self, headers: Headers, ticket: str | None) -> Caller:
+        """The caller by Bearer key, x-api-key or ticket. Raises Unauthenticated."""
+        if self.keys is None:
+            return ANYBODY
+        if ticket is not None:
+            key_id = self.tickets.redeem(ticket).key_id
+            behind = None if key_id is None else self.keys.record(key_id)
+            if behind is None:
+                raise Unauthenticated("the key behind this ticket was revoked")
+            return caller_of_key(behind)
+        secret = _bearer(headers.get("authorization")) or headers.get("x-api-key")
+        if not secret:
+            raise Unauthenticated("send a key: `Authorization: Bearer …` or `x-api-key: …`")
+        record = self.keys.find(secret)
+        if record is None:
+            raise Unauthenticated("this key is unknown or revoked")
+        return caller_of_key(record)
+
+    def still_good(self, caller: Caller) -> bool:
+        """Whether the caller's key is still there, with the tenant and the scopes that it had."""
+        if self.keys is None or caller.key_id is None:
+            return True
+        record = self.keys.record(caller.key_id)
+        return record is not None and (record.tenant, frozenset(record.scopes)) == (caller.tenant, caller.scopes)
+
+
+def needed_scope(method: str | None, path: str) -> str | None:
+    """The scope that a route asks for; a WebSocket (no method) asks for `read` and checks each frame itself."""
+    if path == "/v1/tickets":
+        return None
+    if path.startswith("/v1/admin/"):
+        return "admin"
+    if method is None or method in ("GET", "HEAD", "OPTIONS"):
+        return "read"
+    if method == "DELETE" or path.endswith("/cancel"):
+        return "cancel"
+    return "submit"
+
+
+@lru_cache(maxsize=4096)
+def caller_of_key(record: KeyRecord) -> Caller:
+    return Caller(
+        tenant=record.tenant,
+        scopes=frozenset(record.scopes),
+        max_priority=record.max_priority,
+        limits=record.limits if record.rate is None else dataclasses.replace(record.limits, requests_per_s=record.rate),
+        key_id=record.key_id,
+    )
+
+
+def check_bind(host: str, *, keys_file: str | Path | None) -> None:
+    """Raises UnsafeBind for an address beyond loopback when no keys file is set."""
+    if keys_file is None and not is_loopback(host.strip("[]").lower()):
+        raise UnsafeBind(
+            f"refusing to listen on {host} without keys: set auth.keys_file (`penstock keys create`) or bind 127.0.0.1"
+        )
+
+
+def is_public(path: str) -> bool:
+    return path in PUBLIC_PATHS or path in PROBE_PATHS or path.startswith(PUBLIC_PREFIXES)
+
+
+@lru_cache(maxsize=1024)
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address can only be this machine."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def ticket_of(scope: Scope) -> str | None:
+    if scope["type"] != "websocket":
+        return None
+    values = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("ticket")
+    return values[0] if values else None
+
+
+def _bearer(value: str | None) -> str | None:
+    scheme, _, credential = (value or "").partition(" ")
+    return credential.strip() or None if scheme.lower() == "bearer" else None
+
+
+@lru_cache(maxsize=1024)
+def _host_name(host: str) -> str:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".").lower()
+    except ValueError:
+        return ""
+
+
+def _same_place(origin: str, host: str) -> bool:
+    """Same host and port; the scheme is left out, since a proxy that ends TLS changes it."""
+    try:
+        page, here = urlsplit(origin), urlsplit(f"//{host.lower()}")
+        default = {"http": 80, "https": 443}.get(page.scheme)
+        page_port, here_port = page.port or default, here.port or default
+    except ValueError:
+        return False
+    return page.scheme in ("http", "https") and page.hostname == here.hostname and page_port == here_port

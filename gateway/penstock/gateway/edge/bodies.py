@@ -1,0 +1,118 @@
+"""Bodies of HTTP requests: how large they may be and how long they may take, counted as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope
+
+from penstock.gateway.edge.errors import EdgeRefusal
+from penstock.schemas.errors import InvalidRequest, TooLarge
+
+BYTES_PER_S = 256 * 1024
+"""What has come lengthens the time for the rest: a large upload is not cut off while it moves."""
+_DRAIN_BYTES = 64 * 1024 * 1024
+_DRAIN_S = 10.0
+
+
+class BodyTooSlow(InvalidRequest):
+    """The rest of the body did not come in time."""
+
+    http_status = 408
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BodyLimits:
+    """The largest body in bytes, exceptions by path prefix, and the seconds that one has to come."""
+
+    max_bytes: int = 2_000_000
+    by_prefix: Mapping[str, int]
+    timeout_s: float = 30.0
+
+    def of(self, path: str) -> int:
+        return next((limit for prefix, limit in self.by_prefix.items() if path.startswith(prefix)), self.max_bytes)
+
+
+class Body:
+    """The `receive` of one exchange, which lets no more through than the limit, and not later than its time."""
+
+    __slots__ = ("_counted", "_deadline", "_limit", "_receive", "_timeout_s", "late", "whole")
+
+    def __init__(self, receive: Receive, limit: int, timeout_s: float) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._timeout_s = timeout_s
+        self._deadline: float | None = None
+        self._counted = 0
+        self.late = False
+        self.whole = False
+        """Whether all of it has come; what is received after that is the client's going."""
+
+    async def __call__(self) -> Message:
+        """Raises EdgeRefusal with TooLarge or BodyTooSlow."""
+        if self.whole:
+            return await self._receive()
+        if self._deadline is None and self._is_here():
+            return self._counted_in(await self._receive())
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(self._deadline + self._counted / BYTES_PER_S):
+                message = await self._receive()
+        except TimeoutError:
+            self.late = True
+            raise EdgeRefusal(BodyTooSlow(f"the body did not come within {self._timeout_s:g} s")) from None
+        return self._counted_in(message)
+
+    def _is_here(self) -> bool:
+        """Whether all of it has come already, as far as the server tells: then nothing has to be timed."""
+        exchange: Any = getattr(self._receive, "__self__", None)
+        return getattr(exchange, "more_body", True) is False
+
+    def _counted_in(self, message: Message) -> Message:
+        if message["type"] == "http.request":
+            self._counted += len(message.get("body", b""))
+            if self._counted > self._limit:
+                raise EdgeRefusal(too_large(self._limit))
+            self.whole = not message.get("more_body", False)
+        else:
+            self.whole = True
+        return message
+
+
+def too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {limit} bytes", details={"limit_bytes": limit})
+
+
+def declared_length(scope: Scope) -> int | None:
+    """Bytes that follow, if the request says so. With a transfer-encoding it does not, whatever else it says."""
+    declared: int | None = None
+    for name, value in scope["headers"]:
+        if name == b"transfer-encoding":
+            return None
+        if name == b"content-length" and value.isdigit():
+            declared = int(value)
+    return 0 if declared is None and scope["method"] in ("GET", "HEAD", "DELETE", "OPTIONS") else declared
+
+
+async def discard_body(scope: Scope, receive: Receive) -> None:
+    """Read the body away, within limits, keeping nothing: most clients look for an answer only when they have sent all.
+
+    Without this they see a reset connection where the 413 should be.
+    """
+    if "expect" in Headers(scope=scope):
+        return
+    discarded = 0
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            while discarded < _DRAIN_BYTES:
+                message = await receive()
+                discarded += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return

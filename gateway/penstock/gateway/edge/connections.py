@@ -1,0 +1,57 @@
+"""Long connections by key: those of a key that is taken back end within a second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from penstock.gateway.limits.callers import Caller
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+
+
+class Connections:
+    """Sockets, streams and long polls that are open; each is told by its `revoked` event that it must end."""
+
+    def __init__(self, still_good: Callable[[Caller], bool]) -> None:
+        self._still_good = still_good
+        self._open: dict[Caller, set[asyncio.Event]] = {}
+
+    @contextmanager
+    def of(self, caller: Caller) -> Generator[asyncio.Event]:
+        """Around a connection: the event that is set when its key is taken back."""
+        revoked = asyncio.Event()
+        if caller.key_id is None:
+            yield revoked
+            return
+        self._open.setdefault(caller, set()).add(revoked)
+        try:
+            yield revoked
+        finally:
+            left = self._open.get(caller, set[asyncio.Event]())
+            left.discard(revoked)
+            if not left:
+                self._open.pop(caller, None)
+
+    def look(self) -> int:
+        """Tell the connections of keys that are gone; how many."""
+        gone = [caller for caller in self._open if not self._still_good(caller)]
+        told = 0
+        for caller in gone:
+            connections = self._open.pop(caller)
+            told += len(connections)
+            for revoked in connections:
+                revoked.set()
+        if told:
+            logger.info("edge.revoked keys=%d connections=%d", len(gone), told)
+        return told
+
+    async def watch(self) -> None:
+        """Look again and again."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()

@@ -1,0 +1,1 @@
+"""What tenants and their keys may have at one time and in a while. Pure, but for the settings."""

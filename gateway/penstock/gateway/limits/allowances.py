@@ -1,0 +1,318 @@
+"""Decides for one gateway what a caller may do now: by the limits of its tenant and of its key. No I/O.
+
+Work in the log (outstanding requests, tokens, conversations) is counted in `tenants`, so every gateway counts the same.
+Rates and open connections are counted here, by each gateway for itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.limits.limits import NO_LIMITS, Buckets, Limits, TokenBucket, duration_text
+from penstock.gateway.limits.slots import Holder, Slots, share_of
+from penstock.gateway.limits.tenants import ArtifactBytes, Tenants
+from penstock.schemas.errors import Forbidden, TenantLimit
+from penstock.schemas.records import InferenceRequest
+
+PUBLIC_PER_S = 100.0
+"""Calls of public routes that one address may make each second."""
+MAX_KNOWN = 10_000
+REFUSALS_PER_S = 100.0
+REFUSAL_MOST_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """What one gateway has for all callers together; `reserve` is the part that no single tenant can take."""
+
+    max_http: int = 4_096
+    max_sockets: int = 4_096
+    max_public: int = 256
+    max_live: int = 200_000
+    max_pending_submits: int = 2_000
+    reserve: float = 0.0
+
+
+class Allowances:
+    """All questions raise TenantLimit (come again), Overloaded (likewise) or Forbidden (never)."""
+
+    def __init__(
+        self,
+        *,
+        defaults: Limits = NO_LIMITS,
+        by_tenant: Mapping[str, Limits] | None = None,
+        totals: Totals | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._defaults = defaults
+        self._by_tenant = by_tenant or {}
+        self.totals = totals or Totals()
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self.tenants = Tenants(lambda tenant: self.limits_of(tenant).tokens_per_minute)
+        self._submissions, self._calls, self._cancels = Buckets(), Buckets(), Buckets()
+        self._public, self._refusals = Buckets(), Buckets()
+        self._known: dict[tuple[str, str | None], tuple[Limits, list[tuple[str, Limits]]]] = {}
+        self.artifacts = ArtifactBytes()
+        self.http = Slots("HTTP requests", self.totals.max_http)
+        self.streams = Slots("streams and waiting requests", self.totals.max_http)
+        self.sockets = Slots("WebSockets", self.totals.max_sockets)
+        self.public = Slots("public requests", self.totals.max_public)
+
+    def limits_of(self, tenant: str) -> Limits:
+        return self._by_tenant.get(tenant, self._defaults)
+
+    def with_priority(self, caller: Caller) -> Caller:
+        """The caller with the most urgent priority that all of its limits leave: its default must pass them."""
+        most = max(caller.max_priority, *(limits.max_priority for _, limits in self._holders(caller)))
+        return caller if most == caller.max_priority else dataclasses.replace(caller, max_priority=most)
+
+    # -- rates
+
+    def call(self, caller: Caller) -> None:
+        """Count one HTTP request or one frame of a socket. Raises TenantLimit."""
+        self._charge(self._calls, caller, "calls_per_s", "calls")
+
+    def submission(self, caller: Caller) -> None:
+        """Count one submission. Raises TenantLimit."""
+        self._charge(self._submissions, caller, "requests_per_s", "requests")
+
+    def cancel(self, caller: Caller) -> None:
+        """Count one request whose end is asked for. Raises TenantLimit."""
+        self._charge(self._cancels, caller, "cancels_per_s", "cancels")
+
+    def cancelled_more(self, caller: Caller, count: int) -> None:
+        """Count so many more, whose end has been asked for at once: a debt that later ones wait for."""
+        now = self._clock()
+        for holder, limits in self._holders(caller):
+            if limits.cancels_per_s is not None and count > 0:
+                self._cancels.of(holder, limits.cancels_per_s, now).charge(now, count)
+
+    def public_call(self, address: str) -> None:
+        """Count one call of a route that asks for no key. Raises TenantLimit."""
+        wait_s = self._public.of(address, PUBLIC_PER_S, self._clock()).take(self._clock())
+        if wait_s:
+            raise TenantLimit(f"this address may call {PUBLIC_PER_S:g} public routes per second", retry_after_s=wait_s)
+
+    def refusal_s(self, tenant: str) -> float:
+        """Seconds to hold a refusal back, so that those of one tenant go out at REFUSALS_PER_S."""
+        now = self._clock()
+        bucket = self._refusals.of(tenant, REFUSALS_PER_S, now)
+        wait_s = min(bucket.wait_s(now), REFUSAL_MOST_S)
+        if wait_s < REFUSAL_MOST_S:
+            bucket.charge(now, 1)
+        return wait_s
+
+    def frame_s(self, caller: Caller) -> float:
+        """Count one frame of a socket, into debt if need be; seconds to wait before it is worked on."""
+        now = self._clock()
+        return max(
+            (
+                self._calls.of(holder, limits.calls_per_s, now).charge(now, 1)
+                for holder, limits in self._holders(caller)
+                if limits.calls_per_s is not None
+            ),
+            default=0.0,
+        )
+
+    def _charge(self, buckets: Buckets, caller: Caller, name: str, what: str) -> None:
+        now = self._clock()
+        asked: list[tuple[str, float, TokenBucket]] = []
+        for holder, limits in self._holders(caller):
+            rate: float | None = getattr(limits, name)
+            if rate is not None:
+                asked.append((holder, rate, buckets.of(holder, rate, now)))
+        # All or none: what the tenant refuses must not cost the key.
+        for holder, rate, bucket in asked:
+            wait_s = bucket.wait_s(now)
+            if wait_s:
+                raise TenantLimit(
+                    f"{holder} may make {rate:g} {what} per second",
+                    retry_after_s=wait_s,
+                    details={"limit": name, "value": rate},
+                )
+        for _, _, bucket in asked:
+            bucket.take(now)
+
+    def _holders(self, caller: Caller) -> list[tuple[str, Limits]]:
+        """Whose limits hold, by the names that errors use: the tenant's, then the key's."""
+        of = (caller.tenant, caller.key_id)
+        known = self._known.get(of)
+        if known is not None and known[0] is caller.limits:
+            return known[1]
+        holders = [(f"the tenant {caller.tenant}", self.limits_of(caller.tenant))]
+        if caller.key_id is not None:
+            holders.append((f"the key {caller.key_id}", caller.limits))
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[of] = (caller.limits, holders)
+        return holders
+
+    # -- what is open
+
+    def open_http(self, caller: Caller) -> Callable[[], None]:
+        """A slot for one HTTP exchange; call what is returned when it ends."""
+        return self.http.take(self._shared(caller, self.totals.max_http, None))
+
+    def open_stream(self, caller: Caller) -> Callable[[], None]:
+        """One more for an exchange that waits for an outcome."""
+        return self.streams.take(self._shared(caller, self.totals.max_http, "streams"))
+
+    def open_socket(self, caller: Caller) -> Callable[[], None]:
+        return self.sockets.take(self._shared(caller, self.totals.max_sockets, "sockets"))
+
+    def open_public(self) -> Callable[[], None]:
+        return self.public.take(())
+
+    def _shared(self, caller: Caller, total: int, name: str | None) -> list[Holder]:
+        """The caller's holders: its tenant takes at most a share of the total."""
+        holders: list[Holder] = []
+        for holder, limits in self._holders(caller):
+            own: int | None = None if name is None else getattr(limits, name)
+            if not holders and self.totals.reserve:
+                share = share_of(total, self.totals.reserve)
+                own = share if own is None else min(own, share)
+            holders.append((holder, own))
+        return holders
+
+    # -- one request
+
+    def check(self, caller: Caller, request: InferenceRequest, model: Callable[[], str | None]) -> None:
+        """Whether the caller may ask for this at all, and whether tokens and conversations are left.
+
+        `model` tells the id that the request's model stands for, if it is known. Raises Forbidden, TenantLimit.
+        """
+        for holder, limits in self._holders(caller):
+            if limits.models is not None:
+                _check_model(holder, limits.models, {request.model, model()} - {None})
+            _check_pool(holder, limits, request)
+            if request.priority < limits.max_priority:
+                raise Forbidden(
+                    f"{holder} may not ask for priority {request.priority}: its most urgent is {limits.max_priority}",
+                    param="priority",
+                )
+            _check_requirements(holder, limits, request)
+        self._check_tokens(caller.tenant)
+        if request.conversation_id is not None:
+            self.check_conversation(caller, request.conversation_id)
+
+    def _check_tokens(self, tenant: str) -> None:
+        now_s = self._wall_clock()
+        bucket = self.tenants.tokens(tenant, now_s)
+        wait_s = 0.0 if bucket is None else bucket.wait_s(now_s, min(1.0, bucket.burst))
+        if bucket is not None and wait_s:
+            raise TenantLimit(
+                f"the tenant {tenant} may use {bucket.burst:g} tokens per minute",
+                retry_after_s=wait_s,
+                details={"limit": "tokens_per_minute", "value": int(bucket.burst)},
+            )
+
+    def check_conversation(self, caller: Caller, conversation_id: str) -> None:
+        """Raises TenantLimit where this would be one conversation too many."""
+        tenant = caller.tenant
+        for holder, limits in self._holders(caller):
+            limit = limits.conversations
+            if limit is not None and not self.tenants.may_begin_conversation(tenant, conversation_id, limit):
+                raise TenantLimit(
+                    f"{holder} may have {limit} conversations: delete some",
+                    param="conversation_id",
+                    retry_after_s=60,
+                    details={"limit": "conversations", "value": limit},
+                )
+
+    @contextmanager
+    def outstanding(self, caller: Caller) -> Generator[None]:
+        """Around a submission: it counts as outstanding from here on. Raises TenantLimit."""
+        tenant = caller.tenant
+        limit = self._most_outstanding(caller)
+        if not self.tenants.reserve(tenant, limit):
+            raise TenantLimit(
+                f"{limit} requests of the tenant {tenant} are accepted and not done, as many as may be",
+                retry_after_s=1,
+                details={"limit": "outstanding", "value": limit},
+            )
+        try:
+            share = share_of(self.totals.max_pending_submits, self.totals.reserve)
+            if self.totals.reserve and self.tenants.of(tenant).reserved > share:
+                raise TenantLimit(f"{share} requests of the tenant {tenant} are on their way already", retry_after_s=1)
+            yield
+        finally:
+            self.tenants.settle(tenant)
+
+    def _most_outstanding(self, caller: Caller) -> int | None:
+        """The log knows tenants and no keys: a key's limit holds against all that its tenant has outstanding."""
+        limits = [limits.outstanding for _, limits in self._holders(caller) if limits.outstanding is not None]
+        if self.totals.reserve:
+            limits.append(share_of(self.totals.max_live, self.totals.reserve))
+        return min(limits, default=None)
+
+    def limits_artifacts(self, caller: Caller) -> bool:
+        return any(limits.artifact_bytes is not None for _, limits in self._holders(caller))
+
+    def artifact_room(self, caller: Caller, used_bytes: int, more_bytes: int) -> None:
+        """Whether so many bytes may be kept beside those that are. Raises TenantLimit."""
+        for holder, limits in self._holders(caller):
+            limit = limits.artifact_bytes
+            if limit is not None and used_bytes + more_bytes > limit:
+                raise TenantLimit(
+                    f"{holder} may keep {limit} bytes of artifacts; {used_bytes} are kept",
+                    retry_after_s=60,
+                    details={"limit": "artifact_bytes", "value": limit, "used": used_bytes},
+                )
+
+    # -- told to the caller
+
+    def headers(self, caller: Caller) -> list[tuple[bytes, bytes]]:
+        """`x-ratelimit-*` as OpenAI sends them, of whichever limit is closer; nothing for what has no limit."""
+        now, now_s = self._clock(), self._wall_clock()
+        requests = [
+            self._submissions.of(holder, limits.requests_per_s, now)
+            for holder, limits in self._holders(caller)
+            if limits.requests_per_s is not None
+        ]
+        told: list[tuple[bytes, bytes]] = []
+        if requests:
+            told += _headers("requests", min(requests, key=lambda bucket: bucket.remaining(now)), now)
+        tokens = self.tenants.tokens(caller.tenant, now_s)
+        if tokens is not None:
+            told += _headers("tokens", tokens, now_s)
+        return told
+
+
+def _headers(what: str, bucket: TokenBucket, now: float) -> list[tuple[bytes, bytes]]:
+    values = {
+        "limit": str(math.floor(bucket.burst)),
+        "remaining": str(bucket.remaining(now)),
+        "reset": duration_text(bucket.reset_s(now)),
+    }
+    return [(f"x-ratelimit-{name}-{what}".encode(), value.encode()) for name, value in values.items()]
+
+
+def _check_model(holder: str, allowed: Sequence[str], asked: Set[str | None]) -> None:
+    if not asked & set(allowed):
+        raise Forbidden(f"{holder} may use only the models {', '.join(allowed) or '(none)'}: name one", param="model")
+
+
+def _check_pool(holder: str, limits: Limits, request: InferenceRequest) -> None:
+    if limits.pools is not None and request.pool is not None and request.pool not in limits.pools:
+        raise Forbidden(f"{holder} may use only the pools {', '.join(limits.pools) or '(none)'}", param="pool")
+
+
+def _check_requirements(holder: str, limits: Limits, request: InferenceRequest) -> None:
+    asked = request.requirements
+    if asked is None:
+        return
+    pairs = (
+        ("vram_bytes", asked.vram_bytes, limits.max_vram_bytes),
+        ("cpu_memory_bytes", asked.cpu_memory_bytes, limits.max_cpu_memory_bytes),
+    )
+    for name, wanted, limit in pairs:
+        if wanted is not None and limit is not None and wanted > limit:
+            raise Forbidden(f"{holder} may ask for {limit} {name} at most", param=f"requirements.{name}")

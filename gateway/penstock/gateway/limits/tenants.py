@@ -1,0 +1,170 @@
+"""What each tenant has under way and has used, counted from the log, so that every gateway counts the same. Pure.
+
+`docs/decisions/0018` tells how far two gateways can overshoot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from penstock.gateway.limits.limits import TokenBucket
+from penstock.gateway.limits.rates import Rate
+
+MINUTE_S = 60.0
+NEW_CONVERSATION_S = 600.0
+"""A conversation that a request named counts as long without being listed: the worker makes its topic at the turn."""
+
+FORGET_MS = 3_600_000
+"""A tenant without anything is forgotten so long after it was last heard of."""
+
+
+class ArtifactBytes:
+    """What each tenant keeps, as last measured and with what was added here since. Measured again after a while."""
+
+    def __init__(self, measured_for_s: float = 60.0) -> None:
+        self._measured_for_s = measured_for_s
+        self._bytes: dict[str, tuple[int, float]] = {}
+
+    def known(self, tenant: str, now_s: float) -> int | None:
+        """None if it is to be measured."""
+        used, measured_at = self._bytes.get(tenant, (0, -math.inf))
+        return used if now_s - measured_at < self._measured_for_s else None
+
+    def measured(self, tenant: str, used: int, now_s: float) -> None:
+        self._bytes[tenant] = (used, now_s)
+
+    def added(self, tenant: str, more: int) -> None:
+        used, measured_at = self._bytes.get(tenant, (0, -math.inf))
+        self._bytes[tenant] = (used + more, measured_at)
+
+
+@dataclass(slots=True)
+class TenantWork:
+    """One tenant's counters."""
+
+    outstanding: int = 0
+    reserved: int = 0
+    """Submissions on their way to the log, which it does not hold yet."""
+    accepted: Rate = field(default_factory=Rate)
+    ended: Rate = field(default_factory=Rate)
+    outcomes: dict[str, int] = field(default_factory=dict[str, int])
+    conversations: set[str] = field(default_factory=set[str])
+    """Those that exist, as of the last listing."""
+    named: dict[str, float] = field(default_factory=dict[str, float])
+    """Those that requests have named since, and when (seconds)."""
+    tokens: TokenBucket | None = None
+    heard_ms: int = 0
+    """When a request or an outcome of it was last read."""
+
+    def is_idle(self, now_ms: int) -> bool:
+        busy = self.outstanding or self.reserved or self.conversations or self.named
+        return not busy and now_ms - self.heard_ms > FORGET_MS
+
+
+class Tenants:
+    """Fed by the view: each live request begins once and ends once; each outcome is told once."""
+
+    def __init__(self, tokens_per_minute: Callable[[str], int | None] = lambda _: None) -> None:
+        """`tokens_per_minute`: a tenant's limit. It is charged from the log, whoever took the requests in."""
+        self._tokens_per_minute = tokens_per_minute
+        self._work: dict[str, TenantWork] = {}
+
+    def of(self, tenant: str) -> TenantWork:
+        work = self._work.get(tenant)
+        if work is None:
+            work = self._work[tenant] = TenantWork()
+        return work
+
+    def known(self) -> Mapping[str, TenantWork]:
+        return self._work
+
+    def clear(self) -> None:
+        """A view begins anew and tells all."""
+        self._work.clear()
+
+    # -- from the log
+
+    def began(self, tenant: str) -> None:
+        """The view holds one more live request of the tenant."""
+        self.of(tenant).outstanding += 1
+
+    def ended(self, tenant: str) -> None:
+        """It holds one less: its outcome was read, or it was pruned."""
+        self.of(tenant).outstanding -= 1
+
+    def on_request(self, tenant: str, conversation_id: str | None, time_ms: int) -> None:
+        """A request stands on its topic since `time_ms`."""
+        work = self.of(tenant)
+        work.heard_ms = max(work.heard_ms, time_ms)
+        work.accepted.count(time_ms)
+        if conversation_id is not None and conversation_id not in work.conversations:
+            work.named[conversation_id] = time_ms / 1000
+
+    def on_outcome(self, tenant: str, status: str, tokens: int, time_ms: int) -> None:
+        """A request ended at `time_ms` and used so many tokens in all."""
+        work = self.of(tenant)
+        work.heard_ms = max(work.heard_ms, time_ms)
+        work.ended.count(time_ms)
+        work.outcomes[status] = work.outcomes.get(status, 0) + 1
+        bucket = self.tokens(tenant, time_ms / 1000) if tokens else None
+        if bucket is not None:
+            bucket.charge(time_ms / 1000, tokens)
+
+    def on_conversations(self, listed: Iterable[tuple[str, str]], now_s: float) -> None:
+        """All conversations that exist now, as (tenant, id)."""
+        by_tenant: dict[str, set[str]] = {}
+        for tenant, conversation_id in listed:
+            by_tenant.setdefault(tenant, set()).add(conversation_id)
+        for tenant in [*self._work.keys() - by_tenant.keys(), *by_tenant]:
+            work = self.of(tenant)
+            work.conversations = by_tenant.get(tenant, set())
+            work.named = {
+                one: at
+                for one, at in work.named.items()
+                if one not in work.conversations and now_s - at < NEW_CONVERSATION_S
+            }
+        now_ms = int(now_s * 1000)
+        self._work = {tenant: work for tenant, work in self._work.items() if not work.is_idle(now_ms)}
+
+    # -- asked at the edge
+
+    def reserve(self, tenant: str, limit: int | None) -> bool:
+        """Whether one more request may go to the log; it counts until `settle`, then the log's own count has it."""
+        work = self.of(tenant)
+        if limit is not None and work.outstanding + work.reserved >= limit:
+            return False
+        work.reserved += 1
+        return True
+
+    def settle(self, tenant: str) -> None:
+        """The log has it now, or never will."""
+        self.of(tenant).reserved -= 1
+
+    def tokens(self, tenant: str, now_s: float) -> TokenBucket | None:
+        """The tenant's tokens, if they are limited: a minute's worth may be used at once; a debt is paid first."""
+        per_minute = self._tokens_per_minute(tenant)
+        if per_minute is None:
+            return None
+        work = self.of(tenant)
+        if work.tokens is None or work.tokens.burst != per_minute:
+            work.tokens = TokenBucket(per_minute / MINUTE_S, per_minute, now_s)
+        return work.tokens
+
+    def may_begin_conversation(self, tenant: str, conversation_id: str, limit: int) -> bool:
+        """Whether a request may name this conversation: it exists, or there is room for one more."""
+        work = self.of(tenant)
+        if conversation_id in work.conversations or conversation_id in work.named:
+            return True
+        return len(work.conversations) + len(work.named) < limit
+
+    def conversation_began(self, tenant: str, conversation_id: str, now_s: float) -> None:
+        """One was made here, before the next listing."""
+        self.of(tenant).named.setdefault(conversation_id, now_s)
+
+    def conversation_gone(self, tenant: str, conversation_id: str) -> None:
+        """One was deleted here."""
+        work = self.of(tenant)
+        work.conversations.discard(conversation_id)
+        work.named.pop(conversation_id, None)

@@ -1,0 +1,334 @@
+"""The bodies of the OpenAI routes: what is read, what is passed on, what is harmless, and what is refused.
+
+Every field that OpenAI documents is classified here. Supported ones are typed fields. A field outside of them passes
+only with a value that would not change the output; with any other value, or unknown, it is `unsupported_parameter`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.gateway.limits.callers import Caller
+from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
+from penstock.schemas.records import InferenceRequest
+from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request
+
+Json = dict[str, Any]
+Words = Mapping[str, str]
+"""For fields of the native request, how a route calls them where that is another name."""
+
+TIER_PRIORITIES: dict[str | None, int | None] = {None: None, "auto": None, "default": 5, "priority": 2, "flex": 8}
+COMPLETION_MAX_TOKENS = 16
+"""What OpenAI takes for `max_tokens` on /v1/completions when it is left out."""
+
+
+class Anything:
+    """Marks a field whose every value is harmless: it never reaches the output."""
+
+
+ANYTHING = Anything()
+_HARMLESS: dict[str, Sequence[Any] | Anything] = {
+    "prompt_cache_key": ANYTHING,
+    "safety_identifier": ANYTHING,
+}
+HARMLESS_CHAT: dict[str, Sequence[Any] | Anything] = {
+    **_HARMLESS,
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "prompt_cache_retention": ANYTHING,
+    "store": (False,),
+    "audio": (),
+    "moderation": (),
+    "prompt_cache_options": (),
+    "web_search_options": (),
+}
+HARMLESS_COMPLETION: dict[str, Sequence[Any] | Anything] = {
+    **_HARMLESS,
+    "logprobs": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+}
+HARMLESS_EMBEDDING: dict[str, Sequence[Any] | Anything] = {}
+_PASSED_ON: dict[str, Sequence[Any]] = {
+    "logit_bias": ({},),
+    "parallel_tool_calls": (True,),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+}
+"""Fields that go to remote models as they are, each with the values that change nothing and go nowhere."""
+_PENSTOCK_ONLY = {"top_k", "priority", "conversation_id", "ttl_ms", "pool", "deadline", "execution_timeout_ms"}
+_AS_THEY_ARE = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "stop",
+        "seed",
+        "n",
+        "logprobs",
+        "top_logprobs",
+        "tools",
+        "tool_choice",
+        "response_format",
+    }
+)
+"""Fields that are the payload's under the same name."""
+
+
+class StreamOptions(BaseModel):
+    """`include_obfuscation` pads events against eavesdroppers: off is what Penstock does."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class PenstockOptions(BaseModel):
+    """`extra_body={"penstock": {…}}`: what OpenAI's protocol has no field for. Checked with the native request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    priority: Any = Field(None, description="0 the most urgent; default 5")
+    conversation_id: Any = Field(None, description="continue this conversation; messages are the new ones only")
+    context: Any = Field(None, description="{max_tokens, last_turns}: how much of the conversation is used")
+    ttl_ms: Any = Field(None, description="give up after this many milliseconds")
+    deadline: Any = Field(None, description="the same as a time: RFC 3339 or Unix seconds")
+    execution_timeout_ms: Any = None
+    max_attempts: Any = None
+    pool: Any = None
+    requirements: Any = None
+    session_id: Any = None
+    extra: Any = Field(None, description="texts passed on to a remote engine")
+    top_k: Any = None
+    min_p: Any = None
+
+
+class OpenAIBody(BaseModel):
+    """What all bodies have."""
+
+    # Strict: "0.5" is no number. Unlisted fields are kept, to be judged by `refuse_unsupported`.
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str | None = None
+    user: str | None = None
+    penstock: PenstockOptions | None = None
+
+
+class _TextBody(OpenAIBody):
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    min_p: Annotated[float | None, Field(description="Not OpenAI's own; many servers and clients have it.")] = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ChatCompletionBody(_TextBody):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+
+
+class CompletionBody(_TextBody):
+    """The body of POST /v1/completions."""
+
+    prompt: str | list[Any]
+
+
+class EmbeddingBody(OpenAIBody):
+    """The body of POST /v1/embeddings."""
+
+    input: str | list[Any]
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+def chat_request(
+    body: ChatCompletionBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
+) -> InferenceRequest:
+    """Raises InvalidRequest or UnsupportedParameter with OpenAI's field in `param`; Forbidden for the priority."""
+    refuse_unsupported(body, HARMLESS_CHAT)
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise InvalidRequest("max_tokens and max_completion_tokens differ: send one of them", param="max_tokens")
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    payload: Json = {"messages": [_message(message) for message in body.messages], "max_tokens": max_tokens}
+    return _text_request(body, payload, caller, now_ms, limits)
+
+
+def completion_request(
+    body: CompletionBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
+) -> InferenceRequest:
+    """Raises as `chat_request`."""
+    refuse_unsupported(body, HARMLESS_COMPLETION)
+    prompt: Any = body.prompt
+    if isinstance(prompt, list) and len(cast("list[Any]", prompt)) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    payload: Json = {"prompt": prompt, "max_tokens": max_tokens}
+    if _tokens(prompt):
+        payload = {"prompt_token_ids": prompt, "max_tokens": max_tokens}
+    elif isinstance(prompt, list):
+        raise UnsupportedParameter("prompt must be one prompt: send a request for each", param="prompt")
+    return _text_request(body, payload, caller, now_ms, limits)
+
+
+def embedding_request(
+    body: EmbeddingBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
+) -> InferenceRequest:
+    """Raises as `chat_request`."""
+    refuse_unsupported(body, HARMLESS_EMBEDDING)
+    payload: Json = {"dimensions": body.dimensions}
+    if _tokens(body.input):
+        payload["input_token_ids"] = [body.input]
+    elif isinstance(body.input, list) and body.input and all(map(_tokens, body.input)):
+        payload["input_token_ids"] = body.input
+    else:
+        payload["input"] = body.input
+    return parse_in_openai_words("embedding", body, payload, caller, now_ms, limits=limits)
+
+
+def _tokens(value: Any) -> bool:
+    """Whether a value is a list of token ids."""
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in cast("list[Any]", value))
+
+
+def _text_request(body: _TextBody, payload: Json, caller: Caller, now_ms: int, limits: Limits) -> InferenceRequest:
+    tier = tier_priority(body.service_tier)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options goes with stream: true only", param="stream_options")
+    given = body.model_fields_set
+    for name in given & _AS_THEY_ARE:
+        payload[name] = getattr(body, name)
+    more: Json = {"stream": bool(body.stream), "metadata": body.metadata}
+    passed = {name: getattr(body, name) for name in given & _PASSED_ON.keys()}
+    return parse_in_openai_words(
+        "text_generation", body, payload, caller, now_ms, limits=limits, more=more, passed=passed, tier=tier
+    )
+
+
+def tier_priority(tier: str | None) -> int | None:
+    """The priority that a service tier stands for; None for the key's own. Raises UnsupportedParameter."""
+    if tier not in TIER_PRIORITIES:
+        raise UnsupportedParameter("service_tier must be auto, default, priority or flex", param="service_tier")
+    return TIER_PRIORITIES[tier]
+
+
+def parse_in_openai_words(
+    task: str,
+    body: OpenAIBody,
+    payload: Json,
+    caller: Caller,
+    now_ms: int,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    more: Mapping[str, Any] = MappingProxyType({}),
+    passed: Mapping[str, Any] = MappingProxyType({}),
+    tier: int | None = None,
+    words: Words = MappingProxyType({}),
+) -> InferenceRequest:
+    """The request of a payload. `more` are other fields of it, `passed` those that go to a remote model as they are.
+
+    Raises as `parse_request`, and Forbidden; with the fields named as the caller wrote them (`words`: see
+    `in_openai_words`).
+    """
+    given = {} if body.penstock is None else body.penstock.model_dump(exclude_none=True)
+    for name in ("top_k", "min_p"):
+        if name in given:
+            payload[name] = given.pop(name)
+    texts = _passed_on(passed) if passed else {}
+    if texts and isinstance(given.get("extra", {}), dict):
+        given["extra"] = {**given.get("extra", {}), **texts}
+    fields: Json = {
+        "task": task,
+        "model": body.model,
+        "user_id": body.user or None,
+        "payload": payload,
+        **more,
+        **given,
+    }
+    fields.setdefault("priority", caller.priority(tier))
+    try:
+        request = parse_request(fields, tenant=caller.tenant, now_ms=now_ms, limits=limits)
+        caller.priority(request.priority)
+    except PenstockError as error:
+        raise in_openai_words(error, frozenset(given), words) from None
+    return request
+
+
+def _passed_on(passed: Mapping[str, Any]) -> dict[str, str]:
+    """What goes to a remote model as it is, as JSON text; values that change nothing are left out."""
+    return {
+        name: json.dumps(value) for name, value in passed.items() if value is not None and value not in _PASSED_ON[name]
+    }
+
+
+def in_openai_words(
+    error: PenstockError, penstock_fields: frozenset[str] = frozenset(), words: Words = MappingProxyType({})
+) -> PenstockError:
+    """The same error with the field named as the caller wrote it."""
+    native = error.param or ""
+    param = native.removeprefix("payload.").removeprefix("extra.")
+    own = next((name for name in words if native == name or native.startswith((f"{name}.", f"{name}["))), None)
+    if own is not None:
+        param = words[own] + native.removeprefix(own)
+    elif (native.split(".")[0] in penstock_fields and param not in _PASSED_ON) or param == "top_k":
+        param = f"penstock.{param}"
+    message = error.message.replace(native, param) if native else error.message
+    return type(error)(message, param=param or None, details=error.details, retry_after_s=error.retry_after_s)
+
+
+def refuse_unsupported(body: OpenAIBody, harmless: Mapping[str, Sequence[Any] | Anything]) -> None:
+    """Raises UnsupportedParameter for a field that is not typed and has a value which would change something."""
+    for name, value in (body.model_extra or {}).items():
+        accepted = harmless.get(name)
+        if accepted is None:
+            hint = f': send it as extra_body={{"penstock": {{"{name}": …}}}}' if name in _PENSTOCK_ONLY else ""
+            raise UnsupportedParameter(f"{name} is not supported{hint}", param=name)
+        if value is None or isinstance(accepted, Anything) or any(_same(value, item) for item in accepted):
+            continue
+        only = ", ".join(repr(item) for item in accepted) or "null"
+        raise UnsupportedParameter(f"{name} is not supported (accepted, without effect: {only})", param=name)
+
+
+def _same(value: Any, accepted: Any) -> bool:
+    return value == accepted and isinstance(value, bool) == isinstance(accepted, bool)
+
+
+def _message(message: Json) -> Json:
+    """A message without what answers carry when clients send them back: nulls and empty lists."""
+    return {
+        key: value for key, value in message.items() if key in ("role", "content") or not (value is None or value == [])
+    }

@@ -1,0 +1,236 @@
+"""Running one OpenAI exchange: wait or stream, notice the client's going, and turn the outcome into an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.edge.disconnects import ClientGone, unless_gone
+from penstock.gateway.edge.errors import FinalFailure, error_response, log_unexpected, outcome_error
+from penstock.gateway.openai.chat_answers import Json
+from penstock.gateway.openai.chat_bodies import in_openai_words
+from penstock.gateway.openai.splice import StreamSplice
+from penstock.gateway.service.subscriptions import SlowConsumer
+from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
+from penstock.schemas.errors import InternalError, Overloaded, PenstockError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+KEEPALIVE_S = 10.0
+_KEEPALIVE = b": waiting\n\n"
+_background: set[asyncio.Task[None]] = set()
+
+
+class EventWriter(Protocol):
+    """Makes the event objects of one stream, and their bytes."""
+
+    @property
+    def last(self) -> bytes:
+        """What follows the last event."""
+        ...
+
+    def encoded(self, events: list[Json]) -> bytes: ...
+    def failure(self, error: PenstockError) -> bytes: ...
+    def opening(self) -> list[Json]: ...
+    def text(self, text: str) -> list[Json]: ...
+    def ending(self, result: Json) -> list[Json]: ...
+
+
+class Canceller(Protocol):
+    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> Any: ...
+
+
+def cancel_abandoned(control: Canceller, tenant: str, request_id: str) -> None:
+    """Cancel a request that nobody waits for any more, without holding up the connection's end."""
+
+    async def cancel() -> None:
+        try:
+            await control.cancel(tenant, request_id, reason="the client disconnected")
+        except PenstockError as error:
+            # It runs to its end instead: nothing is lost but work.
+            logger.warning("openai.cancel_failed request_id=%s code=%s", request_id, error.code)
+
+    task = asyncio.get_running_loop().create_task(cancel())
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+
+
+async def outcome(frames: AsyncIterator[Frame]) -> Json:
+    """The result of a completed request. Raises FinalFailure for every other outcome."""
+    async for frame in frames:
+        if isinstance(frame, ResultFrame):
+            return completed(frame)
+    raise InternalError("the subscription ended without an outcome")
+
+
+def completed(frame: ResultFrame) -> Json:
+    """The result of a terminal frame with the model that made it. Raises FinalFailure if it is not `completed`."""
+    if frame.status == "completed":
+        return {"model": frame.model, **(frame.result or {})}
+    raise FinalFailure(in_openai_words(outcome_error(frame.status, frame.error)), frame.request_id)
+
+
+async def stream_events(
+    frames: AsyncIterator[Frame],
+    writer: EventWriter,
+    keepalive_s: float = KEEPALIVE_S,
+    *,
+    whole: Callable[[Json], Awaitable[Json]] | None = None,
+) -> AsyncGenerator[bytes]:
+    """Server-sent events of one answer. Raises FinalFailure or StreamRestarted where it cannot be carried on.
+
+    `whole` fetches the output of a result that only refers to it.
+    """
+    turn = _StreamTurn(writer, whole)
+    told_at = time.monotonic()
+    async with aclosing(with_keepalive(frames, keepalive_s)) as beats:
+        async for frame in beats:
+            events = [] if frame is None else await turn.on_frame(frame)
+            if turn.ended:
+                yield writer.encoded(events) + writer.last
+                return
+            if events:
+                yield writer.encoded(events)
+            elif time.monotonic() - told_at >= keepalive_s:  # frames came, but none that says something here
+                yield _KEEPALIVE
+            else:
+                continue
+            told_at = time.monotonic()
+    raise InternalError("the subscription ended without an outcome")
+
+
+class _StreamTurn:
+    """Frames in, chunk objects out."""
+
+    def __init__(self, writer: EventWriter, whole: Callable[[Json], Awaitable[Json]] | None) -> None:
+        self.ended = False
+        self._writer = writer
+        self._whole = whole
+        self._splice = StreamSplice()
+        self._opened = False
+
+    async def on_frame(self, frame: Frame) -> list[Json]:
+        match frame:
+            case ChunkFrame():
+                return self._text(self._splice.chunk(frame.text, frame.offset))
+            case SnapshotFrame():
+                return self._text(self._splice.snapshot(frame.text))
+            case RestartedFrame():
+                self._splice.restart()
+            case ResultFrame():
+                result = completed(frame)
+                if "artifact" in result and self._whole is not None:
+                    result = await self._whole(result)
+                rest = self._text(self._splice.finish(result.get("text") or ""))
+                self.ended = True
+                return [*rest, *self._open(), *self._writer.ending(result)]
+            case _:
+                pass
+        return []
+
+    def _text(self, text: str) -> list[Json]:
+        return [*self._open(), *self._writer.text(text)] if text else []
+
+    def _open(self) -> list[Json]:
+        opening = [] if self._opened else self._writer.opening()
+        self._opened = True
+        return opening
+
+
+async def with_keepalive(frames: AsyncIterator[Frame], keepalive_s: float) -> AsyncGenerator[Frame | None]:
+    """The frames, and None whenever none came for so many seconds."""
+    pending: asyncio.Future[Frame] | None = None
+    try:
+        while True:
+            if pending is None:
+                pending = asyncio.ensure_future(anext(frames))
+            done, _ = await asyncio.wait({pending}, timeout=keepalive_s)
+            if not done:
+                yield None
+                continue
+            try:
+                frame = pending.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                pending = None
+            yield frame
+    finally:
+        if pending is not None:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+
+
+class AnswerStream(Response):
+    """A response of server-sent events that waits for its first event before it sends a status.
+
+    So a request that fails early fails with its own HTTP status; a failure after that is an `error` event.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        request_id: str,
+        *,
+        failure: Callable[[PenstockError], bytes],
+        abandoned: Callable[[], None],
+        close: Callable[[], None],
+    ) -> None:
+        super().__init__(media_type="text/event-stream")
+        self.headers["cache-control"] = "no-cache"
+        self.headers["x-accel-buffering"] = "no"
+        self.headers["x-request-id"] = request_id
+        del self.headers["content-length"]
+        self._events = events
+        self._request_id = request_id
+        self._failure_event = failure
+        self._abandoned = abandoned
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._answer(scope, receive, send))
+        except (ClientGone, OSError):
+            self._abandoned()
+        finally:
+            await self._events.aclose()
+            self._close()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            first = await anext(self._events)
+        except Exception as error:
+            failure, final = self._failure(error, scope)
+            await error_response(failure, request_id=self._request_id, final=final)(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        try:
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except OSError:
+            raise
+        except Exception as error:
+            failure, _ = self._failure(error, scope)
+            event = self._failure_event(failure)
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _failure(self, error: Exception, scope: Scope) -> tuple[PenstockError, bool]:
+        """What the caller is told, and whether it is the request's outcome. Without an outcome the request goes."""
+        if isinstance(error, FinalFailure):
+            return error.error, True
+        self._abandoned()
+        if isinstance(error, SlowConsumer):
+            return Overloaded("the stream was not read as fast as it came"), False
+        if isinstance(error, PenstockError):
+            return error, False
+        return InternalError("internal error", details={"incident": log_unexpected(error, scope["path"])}), False

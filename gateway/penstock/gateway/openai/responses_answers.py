@@ -1,0 +1,186 @@
+"""The answers of POST /v1/responses: the response object, and the events of its stream as OpenAI sends them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.gateway.openai.chat_answers import text_usage
+from penstock.gateway.openai.responses_bodies import ResponsesBody
+from penstock.schemas.errors import PenstockError
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What the response repeats of its request."""
+
+    request_id: str
+    created: int
+    model: str
+    body: ResponsesBody
+
+    def response(self, status: str, output: list[Json], **more: Any) -> Json:
+        body = self.body
+        return {
+            "id": f"resp_{self.request_id}",
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self.model,
+            "output": output,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
+            "store": False,
+            "temperature": body.temperature,
+            "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            **more,
+        }
+
+
+def response(asked: Asked, result: Json) -> Json:
+    """The whole answer."""
+    return _ended(asked, result, _items(asked.request_id, result))
+
+
+def _ended(asked: Asked, result: Json, output: list[Json]) -> Json:
+    usage = text_usage(result)
+    more: Json = {
+        "model": result.get("model") or asked.model,
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        },
+    }
+    reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(result.get("finish_reason") or "")
+    if reason is not None:
+        return asked.response("incomplete", output, incomplete_details={"reason": reason}, **more)
+    return asked.response("completed", output, **more)
+
+
+def _items(request_id: str, result: Json) -> list[Json]:
+    """A message if there is text, or nothing else; then the calls."""
+    calls = [
+        {
+            "type": "function_call",
+            "id": f"fc_{request_id}_{number}",
+            "call_id": call["id"],
+            "name": call["function"]["name"],
+            "arguments": call["function"]["arguments"],
+            "status": "completed",
+        }
+        for number, call in enumerate(result.get("tool_calls") or ())
+    ]
+    text = result.get("text") or ""
+    return [_message(request_id, "completed", [_part(text, _logprobs(result))]), *calls] if text or not calls else calls
+
+
+def _message(request_id: str, status: str, content: list[Json]) -> Json:
+    return {"type": "message", "id": f"msg_{request_id}", "role": "assistant", "status": status, "content": content}
+
+
+def _part(text: str, logprobs: list[Json]) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _logprobs(result: Json) -> list[Json]:
+    return [
+        {**one, "bytes": one.get("bytes") or [], "top_logprobs": one.get("top_logprobs") or []}
+        for one in result.get("logprobs") or ()
+    ]
+
+
+class ResponseWriter:
+    """Makes the events of one stream. Text comes as it is made; calls of tools come with the outcome."""
+
+    last = b""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._number = 0
+        self._texts: list[str] = []
+
+    def encoded(self, events: list[Json]) -> bytes:
+        """Server-sent events, numbered in the order in which they are sent."""
+        return b"".join(map(self._encoded, events))
+
+    def _encoded(self, event: Json) -> bytes:
+        numbered = {**event, "sequence_number": self._number}
+        self._number += 1
+        data = json.dumps(numbered, ensure_ascii=False, separators=(",", ":"))
+        return f"event: {event['type']}\ndata: {data}\n\n".encode()
+
+    def failure(self, error: PenstockError) -> bytes:
+        """What ends a stream that cannot be carried on."""
+        failed = self._asked.response("failed", [], error={"code": error.code, "message": error.message})
+        events: list[Json] = [] if self._number else self.opening()
+        return self.encoded([*events, {"type": "response.failed", "response": failed}])
+
+    def opening(self) -> list[Json]:
+        begun = self._asked.response("in_progress", [])
+        return [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
+
+    def text(self, text: str) -> list[Json]:
+        events = [] if self._texts else self._begin_message()
+        self._texts.append(text)
+        return [*events, self._of_text("response.output_text.delta", delta=text, logprobs=[])]
+
+    def _begin_message(self) -> list[Json]:
+        item = _message(self._asked.request_id, "in_progress", [])
+        return [
+            {"type": "response.output_item.added", "output_index": 0, "item": item},
+            self._of_text("response.content_part.added", part=_part("", [])),
+        ]
+
+    def ending(self, result: Json) -> list[Json]:
+        result = {**result, "text": "".join(self._texts)}
+        items = _items(self._asked.request_id, result)
+        events: list[Json] = []
+        for number, item in enumerate(items):
+            events += self._end_message(item) if item["type"] == "message" else _call(number, item)
+        ended = _ended(self._asked, result, items)
+        return [*events, {"type": f"response.{ended['status']}", "response": ended}]
+
+    def _end_message(self, item: Json) -> Iterator[Json]:
+        if not self._texts:
+            yield from self._begin_message()
+        (part,) = item["content"]
+        yield self._of_text("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
+        yield self._of_text("response.content_part.done", part=part)
+        yield {"type": "response.output_item.done", "output_index": 0, "item": item}
+
+    def _of_text(self, kind: str, **more: Any) -> Json:
+        place = {"item_id": f"msg_{self._asked.request_id}", "output_index": 0, "content_index": 0}
+        return {"type": kind, **place, **more}
+
+
+def _call(number: int, item: Json) -> Iterator[Json]:
+    place: Json = {"output_index": number, "item_id": item["id"]}
+    begun = {**item, "arguments": "", "status": "in_progress"}
+    yield {"type": "response.output_item.added", "output_index": number, "item": begun}
+    yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
+    yield {
+        "type": "response.function_call_arguments.done",
+        **place,
+        "arguments": item["arguments"],
+        "name": item["name"],
+    }
+    yield {"type": "response.output_item.done", "output_index": number, "item": item}

@@ -1,0 +1,185 @@
+"""The OpenAI routes: chat, completions, responses, embeddings and models, for stock clients with a changed base URL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from penstock.gateway.context import service_of
+from penstock.gateway.limits.callers import caller_of
+from penstock.gateway.openai import chat_answers as answers
+from penstock.gateway.openai import chat_bodies as shapes
+from penstock.gateway.openai.exchange import (
+    AnswerStream,
+    ClientGone,
+    EventWriter,
+    cancel_abandoned,
+    outcome,
+    stream_events,
+    unless_gone,
+)
+from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
+from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, responses_request
+from penstock.gateway.routes.paging import Page
+from penstock.gateway.service.models import check_abilities, find_model, public_models, unknown_model
+from penstock.gateway.service.service import GatewayService
+from penstock.gateway.service.subscriptions import Stopping, Subscription
+from penstock.producers.clock import now_ms
+from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.records import InferenceRequest
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+_CLIENT_CLOSED_REQUEST = 499
+
+
+@router.post("/chat/completions", summary="Chat, as OpenAI's API has it")
+async def create_chat_completion(body: shapes.ChatCompletionBody, request: Request) -> Response:
+    """Plain or streamed. A client that disconnects cancels."""
+    asked = shapes.chat_request(body, caller_of(request), now_ms())
+    return await _text_answer(request, body, asked, chat=True)
+
+
+@router.post("/completions", summary="Text completion, as OpenAI's API has it")
+async def create_completion(body: shapes.CompletionBody, request: Request) -> Response:
+    """Plain or streamed. A client that disconnects cancels."""
+    asked = shapes.completion_request(body, caller_of(request), now_ms())
+    return await _text_answer(request, body, asked, chat=False)
+
+
+@router.post("/responses", summary="Responses, as OpenAI's API has them")
+async def create_response(body: ResponsesBody, request: Request) -> Response:
+    """Plain or streamed. A client that disconnects cancels."""
+    asked = responses_request(body, caller_of(request), now_ms())
+    exchange = await Exchange.begin(request, asked, WORDS)
+    about = Asked(request_id=exchange.request_id, created=exchange.created, model=exchange.model, body=body)
+    if asked.stream:
+        return exchange.stream(ResponseWriter(about))
+    return await exchange.answer(lambda result: response(about, result))
+
+
+@router.post("/embeddings", summary="Embeddings, as OpenAI's API has them")
+async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Response:
+    """As floats, or as base64 of little-endian float32."""
+    asked = shapes.embedding_request(body, caller_of(request), now_ms())
+    exchange = await Exchange.begin(request, asked)
+    return await exchange.answer(lambda result: answers.embedding_list(exchange.model, result, body.encoding_format))
+
+
+@router.get("/models", summary="The models that workers offer")
+async def list_models(request: Request) -> dict[str, Any]:
+    facts = service_of(request).facts
+    models = public_models(facts.models(), facts.liveness().names_without_worker)
+    return Page(models, has_more=False).to_json()
+
+
+@router.get("/models/{model_id:path}", summary="One model, by its id or an alias")
+async def retrieve_model(model_id: str, request: Request) -> dict[str, Any]:
+    facts = service_of(request).facts
+    models = facts.models()
+    for model in public_models(models, facts.liveness().names_without_worker):
+        if model_id == model["id"] or model_id in model["aliases"]:
+            return model
+    raise unknown_model(models, model_id)
+
+
+async def _text_answer(
+    request: Request, body: shapes.ChatCompletionBody | shapes.CompletionBody, asked: InferenceRequest, *, chat: bool
+) -> Response:
+    exchange = await Exchange.begin(request, asked)
+    if asked.stream:
+        writer = answers.ChunkWriter(
+            exchange.request_id,
+            exchange.created,
+            exchange.model,
+            chat=chat,
+            includes_usage=body.includes_usage,
+            tier=body.service_tier,
+        )
+        return exchange.stream(writer)
+    shape = answers.chat_completion if chat else answers.completion
+    return await exchange.answer(
+        lambda result: shape(exchange.request_id, exchange.created, exchange.model, result, body.service_tier)
+    )
+
+
+class Exchange:
+    """One submitted request and the connection that waits for its outcome."""
+
+    def __init__(self, request: Request, service: GatewayService, asked: InferenceRequest, model: str) -> None:
+        self.request_id = asked.request_id
+        self.created = int(time.time())
+        self.model = model
+        self.comes_back = False
+        """Its client named it by an Idempotency-Key: it can ask for the same request again, from any gateway."""
+        self._tenant = asked.tenant
+        self._request = request
+        self._service = service
+
+    @classmethod
+    async def begin(cls, request: Request, asked: InferenceRequest, words: shapes.Words | None = None) -> Exchange:
+        """Submit. Raises ModelNotFound and what `check_abilities` raises before, and what `Submitter.submit` raises."""
+        service = service_of(request)
+        models = service.facts.models()
+        model = find_model(models, asked.task, asked.model, asked.pool)
+        try:
+            check_abilities(models, asked)
+        except InvalidRequest as error:
+            raise shapes.in_openai_words(error, words=words or {}) from None
+        accepted = await service.submitting.submit(asked, idempotency_key=request.headers.get("idempotency-key"))
+        exchange = cls(request, service, asked, model or asked.model or "default")
+        exchange.comes_back = "idempotency-key" in request.headers
+        exchange.request_id = request.state.request_id = accepted.request_id
+        return exchange
+
+    async def answer(self, shape: Callable[[answers.Json], answers.Json]) -> Response:
+        """The plain answer. Raises FinalFailure; a client that went away leaves a cancelled request."""
+        frames = self._subscribe()
+        try:
+            result = await unless_gone(self._request.receive, outcome(frames))
+            result = await self._whole(result)
+        except ClientGone:
+            frames.close()
+            self._abandoned()
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        except Stopping:  # told to come again, the client would send a new request
+            frames.close()
+            self._abandoned()
+            raise
+        finally:
+            frames.close()
+        return JSONResponse(shape(result), headers={"x-request-id": self.request_id})
+
+    async def _whole(self, result: answers.Json) -> answers.Json:
+        """The result with a large output in it, where stock clients expect it."""
+        artifact = result.get("artifact")
+        if artifact is None:
+            return result
+        store = self._service.artifacts
+        content = await asyncio.to_thread(store.get, self._tenant, artifact["artifact_id"], sha256=artifact["sha256"])
+        return {**result, **json.loads(content)}
+
+    def stream(self, writer: EventWriter) -> Response:
+        frames = self._subscribe()
+        events = stream_events(frames, writer, whole=self._whole)
+
+        def abandoned() -> None:
+            frames.close()
+            self._abandoned()
+
+        return AnswerStream(events, self.request_id, failure=writer.failure, abandoned=abandoned, close=frames.close)
+
+    def _subscribe(self) -> Subscription:
+        return self._service.subscriptions.subscribe(self._tenant, self.request_id)
+
+    def _abandoned(self) -> None:
+        """Cancel what nobody can ask for any more; docs/decisions/0020 tells why not what has a key."""
+        if self.comes_back or self._service.subscriptions.followed(self._tenant, self.request_id):
+            return
+        cancel_abandoned(self._service.control, self._tenant, self.request_id)

@@ -1,0 +1,92 @@
+"""The answers of the OpenAI routes as models, for OpenAPI. The official clients' own types are the full ones."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock.gateway.routes.answers import Answer, Json, Logprob, UsageCounts
+from penstock.schemas.bodies import ToolCall
+
+
+class ChoiceLogprobs(Answer):
+    content: list[Logprob] | None
+    refusal: None = None
+
+
+class AnswerMessage(Answer):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(Answer):
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(Answer):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageCounts
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
+
+
+class CompletionChoice(Answer):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: str
+
+
+class Completion(Answer):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageCounts
+
+
+class Embedding(Answer):
+    object: Literal["embedding"]
+    index: int
+    embedding: Annotated[list[float] | str, Field(description="Numbers, or base64 of little-endian float32.")]
+
+
+class EmbeddingUsage(Answer):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Answer):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class ResponseUsage(Answer):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class ResponseObject(Answer):
+    """OpenAI's response object."""
+
+    id: str
+    object: Literal["response"]
+    created_at: float
+    status: str
+    model: str
+    output: list[Json]
+    usage: ResponseUsage | None

@@ -1,0 +1,33 @@
+"""`/v1/stats` of the caller's tenant, and what operators see of all: `/v1/admin/…`, for the scope `admin`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from penstock.gateway.context import context_of, service_of
+from penstock.gateway.limits.callers import caller_of
+from penstock.gateway.routes.paging import Page
+
+router = APIRouter(prefix="/v1", tags=["operations"])
+
+
+@router.get("/stats", summary="The caller's tenant: what it has under way, its rates and its limits")
+async def stats(request: Request) -> dict[str, Any]:
+    caller = caller_of(request)
+    caller.require("read")
+    body = service_of(request).facts.tenant_stats(caller.tenant)
+    return {**body, "limits": context_of(request).allowances.limits_of(caller.tenant).to_dict()}
+
+
+@router.get("/admin/stats", summary="All tenants together: queues, rates, clients, workers, models")
+async def admin_stats(request: Request) -> dict[str, Any]:
+    caller_of(request).require("admin")
+    return service_of(request).facts.stats()
+
+
+@router.get("/admin/devices", summary="The devices of all workers and what holds their memory")
+async def admin_devices(request: Request) -> dict[str, Any]:
+    caller_of(request).require("admin")
+    return Page(service_of(request).facts.devices(), has_more=False).to_json()

@@ -1,0 +1,176 @@
+"""Conversations over HTTP in OpenAI's shapes: create, retrieve, list, delete, items; and the replay of the records."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from penstock.gateway.context import context_of, service_of
+from penstock.gateway.limits.callers import caller_of
+from penstock.gateway.routes.native import read_json
+from penstock.gateway.routes.paging import After, Limit, Order, page_of
+from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.view.entries import rfc3339
+from penstock.producers import admin
+from penstock.producers.conversations import ConversationRecord, Turn, fold_messages, read_conversation
+from penstock.schemas.errors import InsufficientCapacity, InvalidRequest, NotFound, UnsupportedParameter
+from penstock.schemas.ids import check_conversation_id
+
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
+
+REPLAY_RECORDS = 1_000
+
+
+def conversation_json(conversation_id: str, created_ms: int | None = None) -> dict[str, Any]:
+    """OpenAI's shape: `created_at` in seconds since the epoch; null where only the topic itself could tell."""
+    created_at = None if created_ms is None else created_ms // 1000
+    return {"object": "conversation", "id": conversation_id, "created_at": created_at, "metadata": {}}
+
+
+@router.post("", summary="Create a conversation")
+async def create(request: Request) -> dict[str, Any]:
+    """Body, all optional: {"id": …}. Turns come with requests that name it; the first would create it as well."""
+    caller = caller_of(request)
+    caller.require("submit")
+    body = await read_json(request) if await request.body() else {}
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    for name in body:
+        if name != "id" and not (name == "metadata" and not body[name]):
+            raise UnsupportedParameter(f"{name} is not supported", param=name)
+    conversation_id = check_conversation_id(body.get("id") or f"conv_{uuid.uuid4().hex}")
+    service, allowances = service_of(request), context_of(request).allowances
+    allowances.check_conversation(caller, conversation_id)
+    await service.threads.conversations.run(_create, service.settings, caller.tenant, conversation_id)
+    allowances.tenants.conversation_began(caller.tenant, conversation_id, time.time())
+    return conversation_json(conversation_id, time.time_ns() // 1_000_000)
+
+
+def _create(settings: GatewaySettings, tenant: str, conversation_id: str) -> None:
+    kafka, limit = settings.kafka_settings(), settings.conversations.max_topics
+    topic = kafka.names.conversation(tenant, conversation_id)
+    if admin.topic_id(kafka, topic) is None:
+        count = admin.count_conversations(kafka)
+        if count >= limit:
+            raise InsufficientCapacity(
+                f"there are {count} conversations; {limit} are allowed",
+                details={"need": count + 1, "capacity": limit},
+            )
+        admin.create_conversation_topic(kafka, topic, durability=settings.topics.durability)
+
+
+@router.get("", summary="The caller's conversations")
+async def list_conversations(
+    request: Request, after: After = None, limit: Limit = 20, order: Order = "asc"
+) -> dict[str, Any]:
+    caller = caller_of(request)
+    caller.require("read")
+    service = service_of(request)
+    kafka = service.kafka
+    topics = await service.threads.conversations.run(admin.partition_counts, kafka)
+    parsed = (kafka.names.parse_conversation(topic) for topic in topics)
+    ids = sorted((found[1] for found in parsed if found and found[0] == caller.tenant), reverse=order == "desc")
+    if after is not None:  # by comparison: the one that it names may have been deleted meanwhile
+        ids = [one for one in ids if (one < after if order == "desc" else one > after)]
+    return page_of([conversation_json(one) for one in ids], limit=limit).to_json()
+
+
+@router.get("/{conversation_id}", summary="One conversation")
+async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
+    records = await _records(request, conversation_id)
+    return conversation_json(conversation_id, records[0].timestamp_ms if records else None)
+
+
+@router.delete("/{conversation_id}", summary="Delete a conversation with all its turns")
+async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
+    caller = caller_of(request)
+    caller.require("cancel")
+    kafka, threads = service_of(request).kafka, service_of(request).threads.conversations
+    topic = kafka.names.conversation(caller.tenant, check_conversation_id(conversation_id))
+    if await threads.run(admin.topic_id, kafka, topic) is None:
+        raise NotFound("there is no such conversation")
+    await threads.run(admin.delete_topic, kafka, topic)
+    context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
+    return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}
+
+
+@router.get("/{conversation_id}/items", summary="The messages that count, as items")
+async def items(
+    request: Request, conversation_id: str, after: After = None, limit: Limit = 20, order: Order = "desc"
+) -> dict[str, Any]:
+    behind = None if after is None else _offset_of(after)
+    turns = fold_messages(await _records(request, conversation_id))
+    if order == "desc":
+        turns = turns[::-1]
+    if behind is not None:
+        turns = [turn for turn in turns if (turn.offset < behind if order == "desc" else turn.offset > behind)]
+    return page_of([item_json(turn) for turn in turns], limit=limit).to_json()
+
+
+def _offset_of(item_id: str) -> int:
+    """Raises InvalidRequest for what is no item's id."""
+    number = item_id.removeprefix("msg_")
+    if number == item_id or not number.isdecimal():
+        raise InvalidRequest("after must be the id of an item", param="after")
+    return int(number)
+
+
+def item_json(turn: Turn) -> dict[str, Any]:
+    """A message as OpenAI's conversation item; the offset is where it stands in the topic."""
+    message = turn.message
+    kind = "output_text" if message.direction == "out" else "input_text"
+    return {
+        "object": "conversation.item",
+        "type": "message",
+        "id": f"msg_{turn.offset}",
+        "role": message.role,
+        "status": "completed",
+        "content": [{"type": kind, "text": message.content}],
+        "created_at": message.created_at // 1000,
+        "request_id": message.request_id,
+        "offset": turn.offset,
+    }
+
+
+@router.get("/{conversation_id}/replay", summary="Every record of the topic, with its offset")
+async def replay(
+    request: Request,
+    conversation_id: str,
+    from_offset: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=REPLAY_RECORDS)] = REPLAY_RECORDS,
+) -> dict[str, Any]:
+    """Also what does not count (a later epoch's repeat): for audits. Go on with `from_offset` = `next_offset`."""
+    records = await _records(request, conversation_id, from_offset)
+    chosen = records[:limit]
+    return {
+        "object": "list",
+        "data": [_record_json(record) for record in chosen],
+        "has_more": len(records) > limit,
+        "first_id": chosen[0].offset if chosen else None,
+        "last_id": chosen[-1].offset if chosen else None,
+        "next_offset": chosen[-1].offset + 1 if chosen else from_offset,
+    }
+
+
+def _record_json(record: ConversationRecord) -> dict[str, Any]:
+    message = record.message
+    told = None if message is None else {**message.to_dict(), "created_at": rfc3339(message.created_at)}
+    return {"offset": record.offset, "key": record.key, "time": rfc3339(record.timestamp_ms), "message": told}
+
+
+async def _records(request: Request, conversation_id: str, from_offset: int = 0) -> list[ConversationRecord]:
+    """Raises NotFound for unknown and foreign alike: the topic's name is made from the caller's own tenant."""
+    caller = caller_of(request)
+    caller.require("read")
+    service = service_of(request)
+    return await service.threads.conversations.run(
+        read_conversation,
+        service.kafka,
+        caller.tenant,
+        check_conversation_id(conversation_id),
+        from_offset,
+        codec=service.codec,
+    )

@@ -1,0 +1,186 @@
+"""The native routes: requests from their acceptance to their outcome, and what operators ask."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from penstock.gateway.context import service_of
+from penstock.gateway.limits.callers import Caller, caller_of
+from penstock.gateway.routes.paging import After, Limit, Order, Page
+from penstock.gateway.routes.sse import events
+from penstock.schemas.cursor import decode_cursor
+from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.ids import check_conversation_id, new_request_id
+from penstock.schemas.records import STATUS_RANKS, InferenceRequest
+from penstock.schemas.requests import parse_request
+
+router = APIRouter(prefix="/v1", tags=["requests"])
+
+MAX_WAIT_S = 60
+CANCEL_AT_ONCE = 1_000
+
+
+async def read_json(request: Request) -> Any:
+    """The body as JSON. Raises InvalidRequest."""
+    try:
+        return json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest("the body is not JSON") from error
+
+
+def native_request(body: Any, caller: Caller) -> InferenceRequest:
+    """A request of the native JSON form, of this caller. Raises as `parse_request`, and Forbidden."""
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    fields: dict[str, Any] = dict(body)
+    for name in ("request_id", "tenant", "created_at"):
+        if fields.pop(name, None) is not None:
+            raise UnsupportedParameter(f"{name} is set by the gateway", param=name)
+    priority = fields.get("priority")
+    if priority is None or (isinstance(priority, int) and not isinstance(priority, bool)):
+        fields["priority"] = caller.priority(priority)
+    return parse_request(fields, tenant=caller.tenant, request_id=new_request_id(), now_ms=time.time_ns() // 1_000_000)
+
+
+def accepted_json(request_id: str) -> dict[str, Any]:
+    url = f"/v1/requests/{request_id}"
+    return {
+        "object": "request",
+        "request_id": request_id,
+        "status": "accepted",
+        "done": False,
+        "status_url": url,
+        "events_url": f"{url}/events",
+    }
+
+
+@router.post("/requests", status_code=202, summary="Submit a request of any task")
+async def submit(
+    request: Request, idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key")] = None
+) -> Response:
+    """202 once the request stands on its topic, acknowledged by all in-sync replicas."""
+    caller = caller_of(request)
+    caller.require("submit")
+    asked = native_request(await read_json(request), caller)
+    accepted = await service_of(request).submitting.submit(asked, idempotency_key=idempotency_key)
+    headers = {"location": f"/v1/requests/{accepted.request_id}", "x-request-id": accepted.request_id}
+    if accepted.replayed:
+        headers["idempotency-replayed"] = "true"
+    return JSONResponse(accepted_json(accepted.request_id), 202, headers)
+
+
+@router.get("/requests", summary="The caller's requests")
+async def list_requests(
+    request: Request,
+    status: str | None = None,
+    conversation_id: str | None = None,
+    after: After = None,
+    limit: Limit = 20,
+    order: Order = "desc",
+) -> dict[str, Any]:
+    caller = caller_of(request)
+    caller.require("read")
+    check_status(status)
+    found = await service_of(request).lookups.page(
+        caller.tenant,
+        limit=limit + 1,
+        after=after,
+        newest_first=order == "desc",
+        status=status,
+        conversation_id=conversation_id,
+    )
+    return Page([entry.to_json() for entry in found[:limit]], len(found) > limit, "request_id").to_json()
+
+
+@router.get("/requests/{request_id}", summary="One request; with `wait` until it is done")
+async def get_request(
+    request: Request,
+    request_id: str,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the outcome.")] = 0,
+) -> Response:
+    caller = caller_of(request)
+    caller.require("read")
+    service = service_of(request)
+    entry = await service.lookups.wait(caller.tenant, request_id, wait)
+    body = await service.lookups.public(entry, service.facts.waits_for_worker(entry))
+    return Response(body, media_type="application/json", headers={"x-request-id": request_id})
+
+
+@router.get("/requests/{request_id}/events", summary="What happens to a request, as server-sent events")
+async def stream_events(
+    request: Request,
+    request_id: str,
+    after: Annotated[str | None, Query(description="A cursor, as Last-Event-ID.")] = None,
+    last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
+) -> Response:
+    """The event id is the cursor, good at every gateway. Behind the last event: 204, so that a browser stops."""
+    caller = caller_of(request)
+    caller.require("read")
+    service = service_of(request)
+    text = last_event_id or after
+    cursor = decode_cursor(text) if text else None
+    await service.lookups.find(caller.tenant, request_id)
+    await service.subscriptions.reach(cursor)
+    entry = await service.lookups.find(caller.tenant, request_id)
+    entry.check_cursor(cursor)
+    if cursor is not None and entry.is_behind(cursor):
+        return Response(status_code=204)
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": request_id}
+    subscription = service.subscriptions.subscribe(caller.tenant, request_id, cursor)
+    return StreamingResponse(events(subscription), media_type="text/event-stream", headers=headers)
+
+
+@router.post("/requests/{request_id}/cancel", summary="Cancel a request")
+async def cancel(request: Request, request_id: str) -> Response:
+    """202: its end was asked for. 200 with the request when it has ended already."""
+    caller = caller_of(request)
+    caller.require("cancel")
+    entry = await service_of(request).control.cancel(caller.tenant, request_id)
+    return JSONResponse(entry.to_json(), 200 if entry.done else 202, {"x-request-id": request_id})
+
+
+@router.post("/requests/cancel", status_code=202, summary="Cancel several requests, by ids or by filter")
+async def cancel_many(request: Request) -> dict[str, Any]:
+    """Body: {"ids": […]} or {"status": …, "conversation_id": …}. Answers how many were asked to end, and the first."""
+    caller = caller_of(request)
+    caller.require("cancel")
+    body = await read_json(request)
+    fields: dict[str, Any] = (
+        {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else {}
+    )
+    if not fields or set(fields) - {"ids", "status", "conversation_id"}:
+        raise InvalidRequest("give ids, or a filter of status and conversation_id")
+    control = service_of(request).control
+    ids: Any = fields.get("ids")
+    if ids is None:
+        status, named = check_status(fields.get("status")), fields.get("conversation_id")
+        conversation_id = None if named is None else check_conversation_id(named)
+        cancelled = await control.cancel_where(caller.tenant, status=status, conversation_id=conversation_id)
+    elif len(fields) > 1:
+        raise InvalidRequest("give either ids or a filter", param="ids")
+    elif not isinstance(ids, list) or len(ids) > CANCEL_AT_ONCE or not all(isinstance(one, str) for one in ids):
+        raise InvalidRequest(f"ids must be a list of at most {CANCEL_AT_ONCE} request ids", param="ids")
+    else:
+        cancelled = await control.cancel_ids(caller.tenant, ids)
+    return {"object": "cancellation", "count": len(cancelled), "request_ids": cancelled[:CANCEL_AT_ONCE]}
+
+
+def check_status(value: Any) -> str | None:
+    """A status to choose requests by. Raises InvalidRequest for one that no request ever has."""
+    if value is not None and (not isinstance(value, str) or value not in STATUS_RANKS):
+        raise InvalidRequest(f"status must be one of {', '.join(STATUS_RANKS)}", param="status")
+    return value
+
+
+@router.delete("/requests/{request_id}", summary="Erase an ended request")
+async def erase(request: Request, request_id: str) -> dict[str, Any]:
+    """Every gateway answers 410 from then on; copies in the log go with retention. 409 while it runs."""
+    caller = caller_of(request)
+    caller.require("cancel")
+    await service_of(request).control.erase(caller.tenant, request_id)
+    return {"object": "request.deleted", "request_id": request_id, "deleted": True}

@@ -1,0 +1,37 @@
+"""Server-sent events of one request: frames with their cursor as event id, a comment while nothing happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from penstock.gateway.service.subscriptions import SlowConsumer, Stopping, Subscription
+from penstock.gateway.view.frames import Frame, ResultFrame
+
+KEEPALIVE_S = 10.0
+
+
+def encode_event(frame: Frame) -> bytes:
+    identity = f"id: {frame.cursor}\n" if frame.cursor else ""
+    return f"{identity}event: {frame.type}\ndata: {frame.encoded()}\n\n".encode()
+
+
+async def events(subscription: Subscription, keepalive_s: float = KEEPALIVE_S) -> AsyncGenerator[bytes]:
+    """The stream's bytes to the outcome. A client that does not read is cut off; it resumes with its last event id."""
+    try:
+        while True:
+            try:
+                frame = await asyncio.wait_for(subscription.next_frame(), keepalive_s)
+            except TimeoutError:
+                yield b": waiting\n\n"
+                continue
+            if frame is None:
+                return
+            frames = [frame, *subscription.take_nowait()]
+            yield b"".join([encode_event(one) for one in frames])
+            if isinstance(frames[-1], ResultFrame):
+                return
+    except (SlowConsumer, Stopping):
+        return
+    finally:
+        subscription.close()

@@ -1,0 +1,105 @@
+"""Control: asking for the end of requests, one or many, and erasing those that have ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.gateway.service.lookups import Lookups
+from penstock.gateway.service.submitting import SOURCE
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.follower import Follower
+from penstock.gateway.view.view import View
+from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.clock import now_ms
+from penstock.producers.outgoing import control_record
+from penstock.producers.transport import AsyncTransport
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
+from penstock.schemas.records import ControlCommand
+from penstock.schemas.topics import TopicNames
+
+CANCELS_AT_ONCE = 500
+
+
+class Control:
+    """Writes commands to the control topic, which every worker reads."""
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        view: View,
+        follower: Follower,
+        lookups: Lookups,
+        codec: Codec,
+        names: TopicNames,
+        artifacts: ArtifactStore,
+    ) -> None:
+        self._transport = transport
+        self._view = view
+        self._follower = follower
+        self._lookups = lookups
+        self._codec = codec
+        self._names = names
+        self._artifacts = artifacts
+
+    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> Entry:
+        """Ask for a request's end; its entry, which is done already or will be. Raises NotFound."""
+        entry = await self._lookups.find(tenant, request_id)
+        if not entry.done:
+            await self._command("cancel", entry, reason)
+        return entry
+
+    async def cancel_ids(self, tenant: str, request_ids: Sequence[str]) -> list[str]:
+        """Ask for the end of those of these requests that run; their ids. Unknown and foreign ones are left out."""
+        wanted = dict.fromkeys(request_ids)
+        if any(self._view.find((tenant, one)) is None for one in wanted):
+            await self._follower.catch_up()
+        found = [self._view.find((tenant, one)) for one in wanted]
+        return await self._cancel_all([entry for entry in found if entry is not None])
+
+    async def cancel_where(self, tenant: str, *, status: str | None, conversation_id: str | None) -> list[str]:
+        """The same for all of the tenant's requests in a status, in a conversation, or both."""
+        census = self._view.census
+        if conversation_id is None:
+            entries = census.of_tenant(tenant)
+        else:
+            entries = census.of_conversation(tenant, conversation_id)
+        return await self._cancel_all([one for one in entries if status is None or one.status_name == status])
+
+    async def _cancel_all(self, entries: Sequence[Entry]) -> list[str]:
+        running = [entry for entry in entries if not entry.done and not entry.erased]
+        for start in range(0, len(running), CANCELS_AT_ONCE):
+            await asyncio.gather(
+                *(self._command("cancel", entry, None) for entry in running[start : start + CANCELS_AT_ONCE])
+            )
+        return [entry.request_id for entry in running]
+
+    async def erase(self, tenant: str, request_id: str) -> None:
+        """Erase an ended request everywhere. Raises NotFound, Conflict while it runs, Gone when it is erased."""
+        entry = await self._lookups.find(tenant, request_id)
+        if not entry.done:
+            raise Conflict("the request has not ended; cancel it first")
+        offset = await self._command("erase", entry, None)
+        kept = None if entry.terminal is None else entry.terminal.output_artifact
+        if kept is not None:
+            await asyncio.to_thread(self._artifacts.delete, tenant, kept.artifact_id)
+        await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
+
+    async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:
+        command = ControlCommand(
+            kind=kind,
+            request_id=entry.request_id,
+            tenant=entry.tenant,
+            reason=reason,
+            created_at=now_ms(),
+            created_by="gateway",
+            origin=entry.origin,
+            conversation_id=entry.conversation_id,
+        )
+        record = control_record(command, self._names, self._codec, source=SOURCE)
+        try:
+            delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+        except NotFound as error:
+            raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
+        return delivery.offset

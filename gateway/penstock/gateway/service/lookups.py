@@ -1,0 +1,104 @@
+"""Looking requests up: one by its id, one when it is done, a page of a tenant's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.gateway.service.subscriptions import Stopping
+from penstock.gateway.threads import Threads
+from penstock.gateway.view.entries import Entry, Key
+from penstock.gateway.view.follower import Follower
+from penstock.gateway.view.hub import Gone, Hub
+from penstock.gateway.view.outputs import encode_json, on_output_thread
+from penstock.gateway.view.view import View
+from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound, Overloaded
+from penstock.schemas.errors import Gone as GoneError
+
+
+class Lookups:
+    """Tenants are checked by construction: every look-up names one."""
+
+    def __init__(self, view: View, follower: Follower, hub: Hub, threads: Threads) -> None:
+        self._threads = threads
+        self._view = view
+        self._follower = follower
+        self._hub = hub
+
+    async def find(self, tenant: str, request_id: str) -> Entry:
+        """Raises NotFound for unknown and foreign alike (after catching up), Gone for an erased one.
+
+        Raises Overloaded for one that has not ended here while the view cannot be written: it may have ended long ago.
+        """
+        key: Key = (tenant, request_id)
+        entry = self._view.find(key)
+        if entry is None or not (entry.content or entry.origin):
+            try:
+                await self._follower.catch_up()
+            except BrokerUnavailable:
+                if entry is None:
+                    raise
+            entry = self._view.find(key)
+        if entry is None:
+            raise NotFound("there is no such request")
+        if entry.erased:
+            raise GoneError("this request was erased")
+        if not entry.done and (reason := self._follower.stands_still()):
+            raise Overloaded(f"this gateway does not follow the topics now: {reason}", retry_after_s=1)
+        return entry
+
+    async def wait(self, tenant: str, request_id: str, timeout_s: float) -> Entry:
+        """The entry when it is done, or as it is after `timeout_s`. Raises Stopping when the gateway ends meanwhile."""
+        entry = await self.find(tenant, request_id)
+        if entry.done or timeout_s <= 0:
+            return entry
+        ready = asyncio.Event()
+        client = self._hub.connect(ready.set)
+        self._hub.subscribe(client, ("outcome", tenant, request_id))
+        try:
+            if client.gone is None:
+                await asyncio.wait_for(ready.wait(), timeout_s)
+        except TimeoutError:
+            pass
+        finally:
+            stopping = client.gone is Gone.STOPPING
+            self._hub.drop(client, Gone.CLOSED)
+        entry = self._view.find((tenant, request_id)) or entry
+        if entry.erased:
+            raise GoneError("this request was erased")
+        if stopping and not entry.done:
+            raise Stopping("the gateway restarts; wait on at any other", retry_after_s=1)
+        return entry
+
+    async def public(self, entry: Entry, beside: Mapping[str, Any] | None = None) -> bytes:
+        """The request as callers see it, whole, as JSON, with fields `beside` its own or in their place.
+
+        A large output is decoded and encoded on a thread.
+        """
+        if entry.large is None:
+            body = {**entry.to_json(), **(beside or {})}
+            return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        return await on_output_thread(lambda: encode_json(entry.to_json(whole=True)).encode())
+
+    async def page(self, tenant: str, **options: Any) -> list[Entry]:
+        """A page of the tenant's requests, as `Store.page` has it, with what has happened until now.
+
+        Raises InvalidRequest when `after` names no request.
+        """
+        await self._written()
+        entries = await self._threads.lists.run(self._view.page, tenant, **options)
+        if entries is None:
+            raise InvalidRequest("after names no request that is still known; begin anew without it", param="after")
+        newest = [self._view.in_memory(entry.key) or entry for entry in entries]
+        return [entry for entry in newest if not entry.erased]
+
+    async def _written(self) -> None:
+        done = threading.Event()
+        for _ in range(50):
+            if self._view.flush(done):
+                await self._threads.lists.run(done.wait, 2)
+                return
+            await asyncio.sleep(0.02)

@@ -1,0 +1,148 @@
+"""Putting a request on its topic: whether it may, where it belongs, and a repeat of an Idempotency-Key found again."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from penstock.gateway.service.models import check_abilities, find_model
+from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.view.follower import Follower
+from penstock.gateway.view.view import View
+from penstock.producers.outgoing import request_record, valid_traceparent
+from penstock.producers.transport import AsyncTransport, Delivery
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import BrokerUnavailable, IdempotencyKeyReused, InvalidRequest, NotFound, Overloaded
+from penstock.schemas.errors import Gone as GoneError
+from penstock.schemas.ids import idempotent_request_id
+from penstock.schemas.records import InferenceRequest, ModelInfo, Origin
+from penstock.schemas.requests import content_hash
+from penstock.schemas.topics import TopicNames
+
+SOURCE = "penstock-gateway"
+"""`ce_source` of what a gateway writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request that stands on its topic; `replayed` when an Idempotency-Key named an earlier one."""
+
+    request_id: str
+    replayed: bool = False
+
+
+class Submitter:
+    """Accepts requests: what it returns from `submit` stands on its topic, acknowledged."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        transport: AsyncTransport,
+        view: View,
+        follower: Follower,
+        codec: Codec,
+        models: Callable[[], Iterable[ModelInfo]],
+    ) -> None:
+        self._limits = settings.gateway
+        self._names: TopicNames = settings.kafka_settings().names
+        self._transport = transport
+        self._view = view
+        self._follower = follower
+        self._codec = codec
+        self._models = models
+        self._pending = 0
+        self._same_key: dict[str, asyncio.Future[str]] = {}
+
+    async def submit(
+        self, request: InferenceRequest, *, idempotency_key: str | None = None, traceparent: str | None = None
+    ) -> Accepted:
+        """Put a request on its topic and wait for the broker's word.
+
+        `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace.
+        Raises Overloaded, BrokerUnavailable, TooLarge, ModelNotFound, InvalidRequest (unknown pool),
+        IdempotencyKeyReused, and what `check_abilities` raises.
+        """
+        await self._check_pool(request)
+        models = list(self._models())
+        find_model(models, request.task, request.model, request.pool)
+        check_abilities(models, request)
+        if idempotency_key is not None:
+            return await self._submit_once(request, idempotency_key, traceparent)
+        await self._produce(request, traceparent)
+        return Accepted(request.request_id)
+
+    async def _submit_once(self, request: InferenceRequest, key: str, traceparent: str | None) -> Accepted:
+        """A repeat of a key is the same request, at every gateway, while the horizon lasts."""
+        if not 0 < len(key) <= 255:
+            raise InvalidRequest("Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
+        request_id = idempotent_request_id(request.tenant, key)
+        request = dataclasses.replace(request, request_id=request_id)
+        running = self._same_key.get(request_id)
+        if running is not None:
+            self._check_same(await asyncio.shield(running), request)
+            return Accepted(request_id, replayed=True)
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._same_key[request_id] = future
+        try:
+            await self._follower.catch_up()
+            found = self._view.find((request.tenant, request_id))
+            if found is not None and found.erased:
+                raise GoneError("the request of this Idempotency-Key was erased")
+            if found is not None:
+                future.set_result(found.content)
+                self._check_same(found.content, request)
+                return Accepted(request_id, replayed=True)
+            await self._produce(request, traceparent)
+            future.set_result(content_hash(request))
+            return Accepted(request_id)
+        except BaseException as error:
+            if not future.done():
+                given_up = BrokerUnavailable("the first request with this Idempotency-Key was given up; try again")
+                future.set_exception(given_up if isinstance(error, asyncio.CancelledError) else error)
+                future.exception()  # nobody else may be waiting: it was told
+            raise
+        finally:
+            del self._same_key[request_id]
+
+    @staticmethod
+    def _check_same(content: str, request: InferenceRequest) -> None:
+        if content and content != content_hash(request):
+            raise IdempotencyKeyReused("this Idempotency-Key was used with another body", param="Idempotency-Key")
+
+    async def _check_pool(self, request: InferenceRequest) -> None:
+        if request.pool is None:
+            return
+        topic = self._names.request(request.task, request.priority, request.pool)
+        if not self._follower.known_topic(topic) and not await self._follower.add_topic_now(topic):
+            raise InvalidRequest(f"there is no pool {request.pool}", param="pool")
+
+    async def _produce(self, request: InferenceRequest, traceparent: str | None) -> None:
+        conf = self._limits
+        if self._pending >= conf.max_pending_submits or self._view.live_count >= conf.max_live:
+            raise Overloaded("the gateway holds as many requests as it may; try again", retry_after_s=1)
+        record = request_record(
+            request, self._names, self._codec, source=SOURCE, traceparent=valid_traceparent(traceparent)
+        )
+        self._pending += 1
+        try:
+            delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+        except NotFound as error:
+            # It was there a moment ago: a broker that has just started may not know it yet.
+            raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
+        finally:
+            self._pending -= 1
+        self._view.accepted(request, _origin_of(delivery))
+
+
+def _origin_of(delivery: Delivery) -> Origin | None:
+    """Where the record stands; None if the broker did not say, as for a repeat that it had already."""
+    if delivery.offset < 0 or delivery.timestamp_ms <= 0:
+        return None
+    return Origin(
+        topic=delivery.topic,
+        partition=delivery.partition,
+        offset=delivery.offset,
+        append_time_ms=delivery.timestamp_ms,
+    )

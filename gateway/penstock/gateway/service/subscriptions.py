@@ -1,0 +1,164 @@
+"""Who follows what: one subscriber's frames as an iterator, and what it can be subscribed to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import cast
+
+from penstock.gateway.view.follower import Follower
+from penstock.gateway.view.frames import Frame, ResultFrame
+from penstock.gateway.view.hub import Client, Gone, Hub
+from penstock.gateway.view.view import View
+from penstock.schemas.cursor import Cursor
+from penstock.schemas.errors import Gone as GoneError
+from penstock.schemas.errors import NotFound, Overloaded
+from penstock.schemas.topics import TopicNames
+
+
+class SlowConsumer(Exception):
+    """The subscriber did not read; it was let go."""
+
+
+class Stopping(Overloaded):
+    """The gateway stops; what the subscriber follows goes on, and any gateway tells the rest."""
+
+
+def _is_unready(frame: Frame) -> bool:
+    return isinstance(frame, ResultFrame) and frame.large is not None
+
+
+class Subscription:
+    """One subscriber's frames as an async iterator. That of a single request ends with its outcome."""
+
+    def __init__(self, hub: Hub, *, single: bool) -> None:
+        self._ready = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._client: Client = hub.connect(self._on_news)
+        self._hub = hub
+        self._single = single
+
+    def _on_news(self) -> None:
+        self._ready.set()
+        if self._client.gone is not None:
+            self._gone.set()
+
+    def push(self, frames: Iterable[Frame]) -> None:
+        """Frames to be told before anything that is published from now on."""
+        for frame in frames:
+            self._client.push(frame)
+
+    async def gone(self) -> Gone:
+        """Wait until this subscriber was let go; why."""
+        await self._gone.wait()
+        assert self._client.gone is not None
+        return self._client.gone
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Frame:
+        frame = await self.next_frame()
+        if frame is None:
+            raise StopAsyncIteration
+        return frame
+
+    async def next_frame(self) -> Frame | None:
+        """The next frame; None after the last of a single request. Raises SlowConsumer, Stopping."""
+        while not (queued := self._client.frames) or _is_unready(queued[0]):
+            if queued:
+                await cast("ResultFrame", queued[0]).ready()
+                continue
+            if self._client.gone is Gone.SLOW:
+                raise SlowConsumer
+            if self._client.gone is Gone.STOPPING:
+                raise Stopping("the gateway restarts; follow on at any other", retry_after_s=1)
+            if self._client.gone is not None:
+                return None
+            self._ready.clear()
+            await self._ready.wait()
+        frame = queued.popleft()
+        if self._single and isinstance(frame, ResultFrame):
+            self.close()
+            queued.clear()
+        return frame
+
+    def take_nowait(self) -> list[Frame]:
+        """All frames that are queued now, up to one that is to be waited for: `next_frame` gives that."""
+        frames, queued = list[Frame](), self._client.frames
+        while queued and not _is_unready(queued[0]):
+            frames.append(queued.popleft())
+        return frames
+
+    def close(self) -> None:
+        self._hub.drop(self._client, Gone.CLOSED)
+
+
+class Subscriptions:
+    """Subscribes clients of the hub to requests and conversations of one tenant at a time."""
+
+    def __init__(self, view: View, follower: Follower, hub: Hub, names: TopicNames) -> None:
+        self._view = view
+        self._follower = follower
+        self._names = names
+        self.hub = hub
+
+    def open(self) -> Subscription:
+        """A subscription to nothing yet, for any number of requests and conversations."""
+        return Subscription(self.hub, single=False)
+
+    def subscribe(self, tenant: str, request_id: str, after: Cursor | None = None) -> Subscription:
+        """Frames of one request that the view knows (just submitted, or found), to its outcome. Raises NotFound."""
+        subscription = Subscription(self.hub, single=True)
+        self.follow(subscription, tenant, request_id, after)
+        return subscription
+
+    def follow(self, subscription: Subscription, tenant: str, request_id: str, after: Cursor | None = None) -> None:
+        """Add a known request to a subscription. Raises NotFound, Gone."""
+        entry = self._view.find((tenant, request_id))
+        if entry is None:
+            raise NotFound("there is no such request")
+        if entry.erased:
+            raise GoneError("this request was erased")
+        entry.check_cursor(after)
+        self.hub.subscribe(subscription.client, ("request", tenant, request_id))
+        subscription.push(entry.opening(after))
+
+    def follow_new(self, subscription: Subscription, tenant: str, request_id: str) -> None:
+        """Add a request that was just submitted. Who follows its conversation was told its beginning already."""
+        entry = self._view.find((tenant, request_id))
+        if entry is None or ("conversation", tenant, entry.conversation_id) not in subscription.client.subjects:
+            self.follow(subscription, tenant, request_id)
+        elif not entry.done:
+            self.hub.subscribe(subscription.client, ("request", tenant, request_id))
+
+    def unfollow(self, subscription: Subscription, tenant: str, request_id: str) -> None:
+        self.hub.unsubscribe(subscription.client, ("request", tenant, request_id))
+
+    def follow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
+        """Add all requests of a conversation: those that are under way, and those to come."""
+        self.hub.subscribe(subscription.client, ("conversation", tenant, conversation_id))
+        for entry in self._view.census.of_conversation(tenant, conversation_id):
+            if ("request", *entry.key) not in subscription.client.subjects:
+                subscription.push(entry.opening(None))
+
+    def unfollow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
+        self.hub.unsubscribe(subscription.client, ("conversation", tenant, conversation_id))
+
+    def followed(self, tenant: str, request_id: str) -> bool:
+        """Whether somebody follows this request here, or waits for its outcome."""
+        return any(self.hub.listened((kind, tenant, request_id)) for kind in ("request", "outcome"))
+
+    async def reach(self, after: Cursor | None) -> None:
+        """Wait until this gateway's view is as far as the one that gave a cursor out (2 s at most)."""
+        if after is None or after.offset < 0:
+            return
+        await self._follower.reached({(self._names.result, after.partition): after.offset + 1}, 2.0)
+
+    def stop(self) -> None:
+        """Let all go who wait or follow: their requests go on, and any gateway tells the rest."""
+        self.hub.drop_all(Gone.STOPPING)

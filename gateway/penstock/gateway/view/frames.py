@@ -1,0 +1,130 @@
+"""Frames: what a subscriber is told, for SSE, WebSocket and the OpenAI routes. Encoded once, however many read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from penstock.gateway.view.outputs import LargeOutput, encode_json, on_output_thread
+
+
+@dataclass(kw_only=True, slots=True)
+class Frame:
+    """Common to all: the request, and the cursor behind this frame. Treat frames as frozen: readers share them."""
+
+    type: ClassVar[str] = ""
+
+    request_id: str
+    cursor: str | None
+    _encoded: str | None = field(default=None, repr=False, compare=False)
+
+    def body(self) -> dict[str, Any]:
+        """The fields of this kind of frame, without the common ones."""
+        return {}
+
+    def to_json(self) -> dict[str, Any]:
+        """The public frame."""
+        return {"type": self.type, "request_id": self.request_id, **self.body(), "cursor": self.cursor}
+
+    def encoded(self) -> str:
+        """The public frame as JSON text, made once for all readers."""
+        if self._encoded is None:
+            self._encoded = json.dumps(self.to_json(), ensure_ascii=False, separators=(",", ":"))
+        return self._encoded
+
+
+@dataclass(kw_only=True, slots=True)
+class StatusFrame(Frame):
+    """Where the request stands; the latest counts."""
+
+    type: ClassVar[str] = "status"
+
+    status: str
+    done: bool
+    detail: str | None = None
+    position: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        return {"status": self.status, "done": self.done, "detail": self.detail, "position": self.position}
+
+
+@dataclass(kw_only=True, slots=True)
+class ChunkFrame(Frame):
+    """New text; `offset` counts the characters before it."""
+
+    type: ClassVar[str] = "chunk"
+
+    text: str
+    offset: int
+
+    def body(self) -> dict[str, Any]:
+        return {"text": self.text, "offset": self.offset}
+
+
+@dataclass(kw_only=True, slots=True)
+class RestartedFrame(Frame):
+    """What was sent of the text is void: another attempt begins at offset 0."""
+
+    type: ClassVar[str] = "restarted"
+
+    attempt: int
+
+    def body(self) -> dict[str, Any]:
+        return {"attempt": self.attempt}
+
+
+@dataclass(kw_only=True, slots=True)
+class SnapshotFrame(Frame):
+    """The text so far, in place of everything before: the cursor could not be continued from."""
+
+    type: ClassVar[str] = "snapshot"
+
+    text: str
+
+    def body(self) -> dict[str, Any]:
+        return {"text": self.text}
+
+
+@dataclass(kw_only=True, slots=True)
+class ResultFrame(Frame):
+    """The one outcome; always the last frame of a request. One with a large output is to be made `ready` first."""
+
+    type: ClassVar[str] = "result"
+
+    status: str
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+    attempt: int = 1
+    timings: dict[str, Any] | None = None
+    model: str | None = None
+    large: LargeOutput | None = field(default=None, repr=False)
+    """The output in place of `result`, until this is ready."""
+    _making_ready: asyncio.Future[None] | None = field(default=None, repr=False, compare=False)
+
+    async def ready(self) -> None:
+        """Have a thread decode and encode a large output, once for all readers."""
+        if self.large is None:
+            return
+        if self._making_ready is None:
+            self._making_ready = asyncio.ensure_future(on_output_thread(self._make_ready))
+        await asyncio.shield(self._making_ready)
+
+    def _make_ready(self) -> None:
+        if self.large is not None:
+            self.result = self.large.result()
+            self.large = None
+            self._encoded = encode_json(self.to_json())
+
+    def body(self) -> dict[str, Any]:
+        self._make_ready()
+        return {
+            "status": self.status,
+            "done": True,
+            "result": self.result,
+            "error": self.error,
+            "attempt": self.attempt,
+            "model": self.model,
+            "timings": self.timings,
+        }

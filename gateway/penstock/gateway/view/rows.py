@@ -1,0 +1,138 @@
+"""A request's entry as rows of the view's file, and back: copied on the loop, made into text on the writer's thread."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.outputs import LargeOutput
+from penstock.schemas.records import Origin, Record, ResultEvent, StatusEvent, fields_of
+
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_ORIGIN = tuple(fields_of(Origin))
+_STATUS = tuple(name for name in fields_of(StatusEvent) if name != "origin")
+_FACTS = ("task", "priority", "model", "pool", "conversation_id", "stream", "metadata", "content")
+
+
+class Snapshot(NamedTuple):
+    """What an entry held at one moment, and what of its text and outcome the file does not hold yet.
+
+    `text` replaces all text from the character `text_at` on; None leaves it as it is. `record` is the outcome's.
+    """
+
+    tenant: str
+    request_id: str
+    accepted_ms: int
+    updated_ms: int
+    status_name: str
+    closed: bool
+    erased: bool
+    facts: tuple[Any, ...]
+    partition: int
+    origin: Origin | None
+    status: StatusEvent | None
+    results_origin: Origin | None
+    fold: tuple[int, int, int | None, int]
+    terminal_offset: int
+    text_at: int
+    text: str | None
+    record: bytes | None
+
+    @property
+    def size_bytes(self) -> int:
+        """About the memory that waits with it, beside the entry."""
+        return 1_000 + len(self.text or "") + len(self.record or b"")
+
+
+def snapshot(entry: Entry) -> Snapshot:
+    """Copy the entry. What it gives of text and outcome counts as written from now on."""
+    fold = entry.fold
+    text_at, text = entry.text_to_write()
+    record, entry.record = entry.record, None
+    return Snapshot(
+        entry.tenant,
+        entry.request_id,
+        entry.accepted_ms,
+        entry.updated_ms,
+        entry.status_name,
+        entry.done or entry.blanked,
+        entry.erased,
+        (
+            entry.task,
+            entry.priority,
+            entry.model,
+            entry.pool,
+            entry.conversation_id,
+            entry.stream,
+            entry.metadata,
+            entry.content,
+        ),
+        entry.partition,
+        entry.origin,
+        entry.status,
+        fold.origin,
+        (fold.epoch, fold.attempt, fold.offset, fold.token_count),
+        entry.terminal_offset,
+        text_at,
+        text,
+        record,
+    )
+
+
+def facts_text(copy: Snapshot) -> str:
+    """What the file holds beside text and outcome, as a JSON list; `restored` reads it."""
+    return _dumps(
+        [
+            copy.partition,
+            copy.terminal_offset,
+            copy.fold,
+            copy.facts,
+            _values(copy.origin, _ORIGIN),
+            _values(copy.results_origin, _ORIGIN),
+            _values(copy.status, _STATUS),
+            None if copy.status is None else _values(copy.status.origin, _ORIGIN),
+        ]
+    )
+
+
+def _values(record: Record | None, names: tuple[str, ...]) -> list[Any] | None:
+    return None if record is None else [getattr(record, name) for name in names]
+
+
+def _origin(values: list[Any] | None) -> Origin | None:
+    return None if values is None else Origin(**dict(zip(_ORIGIN, values, strict=True)))
+
+
+def restored(
+    tenant: str,
+    request_id: str,
+    facts: str,
+    *,
+    text: str,
+    terminal: ResultEvent | None,
+    large: LargeOutput | None = None,
+    record_bytes: int = 0,
+    accepted_ms: int,
+    erased: bool,
+) -> Entry:
+    """The entry again, as it was copied. `record_bytes` is the size of its outcome's record."""
+    partition, terminal_offset, fold, plain, origin, results_origin, status, status_origin = json.loads(facts)
+    entry = Entry(tenant, request_id, partition)
+    for name, value in zip(_FACTS, plain, strict=True):
+        setattr(entry, name, value)
+    entry.accepted_ms, entry.erased, entry.terminal_offset = accepted_ms, erased, terminal_offset
+    entry.origin = _origin(origin)
+    if status is not None:
+        event_origin = _origin(status_origin)
+        assert event_origin is not None
+        entry.status = StatusEvent(**dict(zip(_STATUS, status, strict=True)), origin=event_origin)
+        entry.statuses.apply(entry.status)
+    epoch, attempt, offset, tokens = fold
+    entry.fold.restore(origin=_origin(results_origin), epoch=epoch, attempt=attempt, text=text, token_count=tokens)
+    entry.fold.offset = offset
+    entry.written = (epoch, attempt, len(text))
+    if terminal is not None:
+        entry.fold.terminal, entry.large = terminal, large
+        entry.kept_bytes += record_bytes
+    return entry

@@ -1,0 +1,277 @@
+"""The view on disk: rows of requests and the offsets they reflect, written in one SQLite transaction by one thread."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.gateway.view import view_file
+from penstock.gateway.view.entries import Entry, Key
+from penstock.gateway.view.key_filter import KeyFilter
+from penstock.gateway.view.outputs import OutcomeReader
+from penstock.gateway.view.rows import Snapshot, facts_text, restored
+from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec
+from penstock.schemas.records import ResultEvent
+from penstock.schemas.topics import TP
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 4
+"""Batches that wait for the writer."""
+RETRY_S = 1.0
+_AT_ONCE = (256, 64, 16, 4, 1)
+"""Rows of one statement: few sizes, so that each is compiled once."""
+
+_COLUMNS = (
+    "r.tenant, r.request_id, accepted_ms, facts, erased,"
+    " (SELECT record FROM outcomes o WHERE o.tenant = r.tenant AND o.request_id = r.request_id)"
+)
+_OURS = frozenset(b"\0" + number.to_bytes(4, "big") for number in SCHEMA_IDS["ResultEvent"])
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one transaction holds; `written` is set when it stands in the file."""
+
+    rows: Sequence[Snapshot]
+    offsets: Mapping[TP, int]
+    written: threading.Event
+
+
+class Store:
+    """One SQLite file. `submit` hands batches to the writer thread; reads come from connections of their own.
+
+    `codec` reads outcomes that were written with a registry's ids; in the file they have ours.
+    Raises Overloaded when the file cannot be opened now.
+    """
+
+    def __init__(self, path: Path, cluster: str, codec: Codec | None = None) -> None:
+        self._codec = codec or default_codec()
+        self._read_outcome = OutcomeReader(default_codec())
+        self._path = path
+        view_file.open_or_start_anew(path, cluster)
+        # Pages are read on threads; a look-up on the event loop must not wait for one.
+        self._reader = self._connect()
+        self._pages = threading.local()
+        self._page_readers: list[sqlite3.Connection] = []
+        self._known = KeyFilter()
+        for key in self._reader.execute("SELECT tenant, request_id FROM requests"):
+            self._known.add(key)
+        self._queue: queue.Queue[Batch | None] = queue.Queue()
+        self._closing = threading.Event()
+        self.failure: BaseException | None = None
+        """Why the newest batch could not be written; None again when it was."""
+        self._thread = threading.Thread(target=self._write_forever, name="view-writer", daemon=True)
+        self._thread.start()
+
+    def _connect(self) -> sqlite3.Connection:
+        return view_file.connect(self._path)
+
+    # -- writing
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether enough batches wait: the caller keeps what it has, and reads no further."""
+        return self._queue.qsize() >= MAX_WAITING
+
+    def submit(self, batch: Batch) -> None:
+        """Hand a batch to the writer."""
+        for row in batch.rows:
+            self._known.add((row.tenant, row.request_id))
+        self._queue.put_nowait(batch)
+
+    def _write_forever(self) -> None:
+        connection = self._connect()
+        try:
+            while (batch := self._queue.get()) is not None:
+                if not self._write_at_last(connection, batch):
+                    return  # a later batch's offsets would cover the rows that are missing
+        finally:
+            connection.close()
+
+    def _write_at_last(self, connection: sqlite3.Connection, batch: Batch) -> bool:
+        """Try until it is written: a full disk is emptied, a lock is given back. False when closing ended that."""
+        while True:
+            try:
+                self._write(connection, batch)
+            except sqlite3.Error as error:
+                if self.failure is None:
+                    logger.exception("view.not_written: trying again")
+                self.failure = error
+                if connection.in_transaction:
+                    connection.rollback()
+                if self._closing.wait(RETRY_S):
+                    return False
+            else:
+                self.failure = None
+                return True
+
+    def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
+        rows = batch.rows
+        connection.execute("BEGIN IMMEDIATE")
+        _put(connection, "requests", [_row(row) for row in rows])
+        # Text grows at its end: what the file holds of it is not written again.
+        anew = [(row.tenant, row.request_id) for row in rows if row.text is not None and row.text_at == 0]
+        connection.executemany("DELETE FROM texts WHERE tenant = ? AND request_id = ?", anew)
+        _put(connection, "texts", [(row.tenant, row.request_id, row.text_at, row.text) for row in rows if row.text])
+        ended = [(row.tenant, row.request_id, self._with_our_id(row.record)) for row in rows if row.record is not None]
+        _put(connection, "outcomes", ended)
+        blank = [(row.tenant, row.request_id) for row in rows if row.erased and row.closed]
+        for table in ("texts", "outcomes"):
+            connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND request_id = ?", blank)
+        _put(connection, "offsets", [(*tp, offset) for tp, offset in batch.offsets.items()])
+        connection.execute("COMMIT")
+        batch.written.set()
+
+    def _with_our_id(self, record: bytes) -> bytes:
+        """A registry may be away when the file is read."""
+        return record if record[:5] in _OURS else default_codec().encode(self._codec.decode(record, ResultEvent))
+
+    def prune(self, before_ms: int) -> int:
+        """Delete rows not touched since, some at a time so that the writer gets its turns; how many."""
+        chosen = "SELECT tenant, request_id FROM requests WHERE updated_ms < ? LIMIT 1000"
+        query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen}) RETURNING tenant, request_id"
+        connection = self._connect()
+        total = 0
+        try:
+            while True:
+                connection.execute("BEGIN IMMEDIATE")
+                keys = connection.execute(query, (before_ms,)).fetchall()
+                for table in ("texts", "outcomes"):
+                    connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND request_id = ?", keys)
+                connection.execute("COMMIT")
+                total += len(keys)
+                if len(keys) < 1000 or self._closing.is_set():
+                    return total
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Write what was handed over, unless that fails, and end."""
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join(10)
+        for connection in (self._reader, *self._page_readers):
+            connection.close()
+
+    # -- reading
+
+    def offsets(self) -> dict[TP, int]:
+        return {(topic, partition): at for topic, partition, at in self._reader.execute("SELECT * FROM offsets")}
+
+    def live(self, touched_ms: int | None = None) -> list[Entry]:
+        """The entries that are not done. With a time they count as touched then: `prune` goes by it."""
+        if touched_ms is not None:
+            self._reader.execute("UPDATE requests SET updated_ms = ? WHERE done = 0", (touched_ms,))
+        rows = self._reader.execute(f"SELECT {_COLUMNS} FROM requests r WHERE done = 0").fetchall()
+        texts: dict[Key, list[str]] = {}
+        for tenant, request_id, text in self._reader.execute(
+            "SELECT tenant, request_id, text FROM texts ORDER BY tenant, request_id, at"
+        ):
+            texts.setdefault((tenant, request_id), []).append(text)
+        return [self._entry(row, "".join(texts.get((row[0], row[1]), ()))) for row in rows]
+
+    def get(self, key: Key) -> Entry | None:
+        """What was handed over at some time before, if it is written by now."""
+        if key not in self._known:
+            return None
+        query = f"SELECT {_COLUMNS} FROM requests r WHERE r.tenant = ? AND r.request_id = ?"
+        row = self._reader.execute(query, key).fetchone()
+        return None if row is None else self._entry(row, self._text(*key))
+
+    def _text(self, tenant: str, request_id: str) -> str:
+        query = "SELECT text FROM texts WHERE tenant = ? AND request_id = ? ORDER BY at"
+        return "".join(text for (text,) in self._reader.execute(query, (tenant, request_id)))
+
+    def page(
+        self,
+        tenant: str,
+        *,
+        limit: int,
+        after: str | None,
+        newest_first: bool,
+        status: str | None = None,
+        conversation_id: str | None = None,
+    ) -> list[Entry] | None:
+        """One page of a tenant's requests in the order of acceptance, behind the request `after`. Without their texts.
+
+        None if that is unknown, which it is when it is older than two horizons. Blocks; any number of threads may ask.
+        """
+        connection = self._page_connection()
+        where: list[str] = ["r.tenant = ?", "erased = 0"]
+        values: list[Any] = [tenant]
+        if status is not None:
+            where.append("status = ?")
+            values.append(status)
+        if conversation_id is not None:
+            where.append("conversation_id = ?")
+            values.append(conversation_id)
+        if after is not None:
+            known = "SELECT accepted_ms FROM requests WHERE tenant = ? AND request_id = ?"
+            at = connection.execute(known, (tenant, after)).fetchone()
+            if at is None:
+                return None
+            where.append(f"(accepted_ms, r.request_id) {'<' if newest_first else '>'} (?, ?)")
+            values += [at[0], after]
+        order = "DESC" if newest_first else "ASC"
+        query = (
+            f"SELECT {_COLUMNS} FROM requests r WHERE {' AND '.join(where)}"
+            f" ORDER BY accepted_ms {order}, r.request_id {order} LIMIT ?"
+        )
+        return [self._entry(row, "") for row in connection.execute(query, [*values, limit]).fetchall()]
+
+    def _page_connection(self) -> sqlite3.Connection:
+        """This thread's own."""
+        connection: sqlite3.Connection | None = getattr(self._pages, "connection", None)
+        if connection is None:
+            connection = self._pages.connection = self._connect()
+            self._page_readers.append(connection)
+        return connection
+
+    def _entry(self, row: Row, text: str) -> Entry:
+        tenant, request_id, accepted_ms, facts, erased, record = row
+        terminal, large = (None, None) if record is None else self._read_outcome(record)
+        return restored(
+            tenant,
+            request_id,
+            facts,
+            text=text,
+            terminal=terminal,
+            large=large,
+            record_bytes=len(record or b""),
+            accepted_ms=accepted_ms,
+            erased=bool(erased),
+        )
+
+
+def _put(connection: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:
+    """Insert or replace, many rows in one statement: after each statement this thread waits its turn."""
+    at = 0
+    for count in _AT_ONCE:
+        while len(rows) - at >= count:
+            places = f"({', '.join('?' * len(rows[at]))})"
+            values = [value for row in rows[at : at + count] for value in row]
+            connection.execute(f"INSERT OR REPLACE INTO {table} VALUES {', '.join([places] * count)}", values)
+            at += count
+
+
+def _row(copy: Snapshot) -> Row:
+    return (
+        copy.tenant,
+        copy.request_id,
+        copy.accepted_ms,
+        copy.updated_ms,
+        copy.status_name,
+        int(copy.closed),
+        copy.facts[4],
+        facts_text(copy),
+        int(copy.erased),
+    )

@@ -1,0 +1,96 @@
+"""Entries on their way to the view's file, which the file does not hold yet; and those that ended lately."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+
+from penstock.gateway.view.entries import Entry, Key
+from penstock.gateway.view.rows import snapshot
+from penstock.gateway.view.store import TP, Batch, Store
+
+MAX_ENTRIES, MAX_BYTES = 5_000, 64 * 2**20
+"""Entries that were not handed to the writer, and the bytes of their outcomes: at more nothing should be read."""
+HAND_OVER = 1_000
+"""With so many a batch is handed over at once: copying them is done on the event loop."""
+MAX_CATCHING_UP = 20_000
+"""In place of both, while what is old is read: most of it ends a few records later, and is written once then."""
+
+
+class Unwritten:
+    """Collects changed entries until `hand_over` makes a batch of them. A batch that is under way is found still."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.catching_up = False
+        self._changed: dict[Key, Entry] = {}
+        self._bytes = 0
+        self._writing: deque[tuple[threading.Event, dict[Key, Entry]]] = deque()
+
+    def __len__(self) -> int:
+        """Entries that were not handed to the writer."""
+        return len(self._changed)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits that nothing more should be read."""
+        limit = MAX_CATCHING_UP if self.catching_up else MAX_ENTRIES
+        return len(self._changed) > limit or self._bytes > MAX_BYTES
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough waits for a batch."""
+        return len(self._changed) >= (MAX_CATCHING_UP if self.catching_up else HAND_OVER)
+
+    def add(self, entry: Entry) -> None:
+        self._changed[entry.key] = entry
+        if entry.record is not None:
+            self._bytes += len(entry.record)
+
+    def get(self, key: Key) -> Entry | None:
+        """The entry, if the file does not hold it as it is, however long ago it was last asked for."""
+        entry = self._changed.get(key)
+        for _, entries in reversed(self._writing):
+            entry = entry or entries.get(key)
+        return entry
+
+    def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None) -> bool:
+        """Give the writer what changed, with the offsets that it reflects; False when the writer is behind.
+
+        `written` is set when it stands in the file.
+        """
+        while self._writing and self._writing[0][0].is_set():
+            self._writing.popleft()
+        if not self._changed and not offsets and written is None:
+            return True
+        if self._store.is_behind:
+            return False
+        done = written or threading.Event()
+        self._store.submit(Batch([snapshot(entry) for entry in self._changed.values()], offsets, done))
+        self._writing.append((done, self._changed))
+        self._changed, self._bytes = {}, 0
+        return True
+
+
+class Recent:
+    """Entries that ended lately, the last ones that fit into `limit_bytes`."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self.size_bytes = 0
+        """What they take, about."""
+
+    def get(self, key: Key) -> Entry | None:
+        return self._entries.get(key)
+
+    def add(self, entry: Entry) -> None:
+        before = self._entries.pop(entry.key, None)
+        if before is not None:
+            self.size_bytes -= before.kept_bytes
+        self._entries[entry.key] = entry
+        self.size_bytes += entry.kept_bytes
+        while self.size_bytes > self._limit:
+            _, oldest = self._entries.popitem(last=False)
+            self.size_bytes -= oldest.kept_bytes
