@@ -72,7 +72,7 @@ def parse_request(
         fields.pop(name, None)
     task = fields.get("task")
     if not isinstance(task, str) or task not in PAYLOAD_FIELDS:
-        raise InvalidRequest(f"task must be one of {', '.join(PAYLOAD_FIELDS)}", param="task")
+        raise InvalidRequest(f"task must be one of {', '.join(PAYLOADS)}", param="task")
     _one_payload(fields, task)
     values = _checked(task, fields, limits)
     values[task] = values.pop("payload")

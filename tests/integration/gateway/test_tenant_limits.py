@@ -68,6 +68,11 @@ def test_outstanding_requests_are_counted_from_the_log(
         assert refused.json()["error"]["details"] == {"limit": "outstanding", "value": 3}
         assert int(refused.headers["retry-after"]) >= 1
         assert submit(gateway, keys["globex"]).status_code == 202, "others go on"
+    with connect(first.ws, additional_headers=acme, subprotocols=["penstock.v1"]) as socket:  # type: ignore[list-item]
+        socket.send(json.dumps({"type": "submit", "request": BODY}))
+        error = json.loads(socket.recv(timeout=10))["error"]
+        assert error["code"] == "tenant_limit"
+        assert error["details"]["retry_after_s"] >= 1, "a socket has no header for it"
     straight.end("x")
     for gateway in pair:
         wait_until(lambda g=gateway: inflight(g, acme) == 2, describe="it has read the end")

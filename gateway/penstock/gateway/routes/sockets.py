@@ -181,7 +181,9 @@ class Session:
     def _error(self, error: PenstockError, frame: dict[str, Any]) -> None:
         request_id = frame.get("request_id")
         known = request_id if isinstance(request_id, str) else None
-        body = {"type": "error", "request_id": known, **error_body(error, known)}
+        body: dict[str, Any] = {"type": "error", "request_id": known, **error_body(error, known)}
+        if error.retry_after_s is not None:  # a socket has no header for it
+            body["error"]["details"] = {**(body["error"]["details"] or {}), "retry_after_s": error.retry_after_s}
         if "id" in frame:
             body["id"] = frame["id"]
         self._reply(body)
