@@ -13,19 +13,23 @@ from fastapi import FastAPI, Request
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.connections import Connections
+from penstock.gateway.edge.disconnects import unless_gone
 from penstock.gateway.edge.edge import EdgeParts, install_edge, waits_for_an_outcome
 from penstock.gateway.limits.allowances import Allowances, Totals
-from penstock.gateway.limits.callers import ANYBODY, caller_of
+from penstock.gateway.limits.callers import ANYBODY, Caller, caller_of
 from penstock.gateway.limits.limits import Limits
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from support import wait_until_async
 
+Headers = list[tuple[bytes, bytes]]
 PAGE = "https://app.example"
 STAINLESS = "authorization, content-type, x-stainless-arch, x-stainless-os, x-stainless-retry-count"
 
 
 def make_app(
-    allowances: Allowances | None = None, awaited: Callable[[], PenstockError | None] = lambda: None
+    allowances: Allowances | None = None,
+    awaited: Callable[[], PenstockError | None] = lambda: None,
+    body_timeout_s: float = 30.0,
 ) -> FastAPI:
     app = FastAPI()
     release = app.state.release = asyncio.Event()
@@ -55,7 +59,7 @@ def make_app(
             policy=policy,
             allowances=allowances or Allowances(),
             connections=Connections(policy.still_good),
-            bodies=BodyLimits(max_bytes=100, by_prefix={"/v1/artifacts": 1000}),
+            bodies=BodyLimits(max_bytes=100, by_prefix={"/v1/artifacts": 1000}, timeout_s=body_timeout_s),
             awaited=awaited,
         ),
     )
@@ -194,6 +198,7 @@ async def test_a_gateway_that_waits_for_its_broker_can_be_read_by_the_page_too()
     [
         ("GET", "/v1/requests/r/events", b"", True),
         ("GET", "/v1/requests/r", b"wait=3", True),
+        ("GET", "/v1/requests/r", b"wa%69t=3", True),
         ("GET", "/v1/requests/r", b"", False),
         ("POST", "/v1/chat/completions", b"", True),
         ("POST", "/v1/requests", b"", False),
@@ -205,3 +210,92 @@ def test_what_may_last(method: str, path: str, query: bytes, waits: bool) -> Non
 
 def test_nobody_is_limited_by_default() -> None:
     assert ANYBODY.limits == Limits()
+
+
+# -- the server's own messages, as uvicorn gives them
+
+
+Messages = list[dict[str, Any]]
+
+
+async def exchange(app: FastAPI, method: str, path: str, query: bytes, headers: Headers, receive: Any) -> Messages:
+    """What the edge sends for one exchange."""
+    sent: Messages = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query,
+        "headers": [(b"host", b"127.0.0.1"), *headers],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "scheme": "http",
+    }
+    try:
+        await app(scope, receive, send)
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        assert current is not None
+        current.uncancel()
+    return sent
+
+
+def status(sent: Messages) -> int:
+    return next(message["status"] for message in sent if message["type"] == "http.response.start")
+
+
+async def nothing_comes() -> Any:
+    await asyncio.Event().wait()
+
+
+async def test_what_a_stop_cuts_is_503_with_a_time_to_come_again() -> None:
+    """The server cancels what is open when the drain's time is over, and would say a bare 500."""
+    app = make_app()
+    task = asyncio.create_task(
+        exchange(app, "POST", "/v1/chat/completions", b"", [(b"content-length", b"0")], nothing_comes)
+    )
+    await wait_until_async(lambda: app.middleware_stack is not None and open_streams(app) == 1)
+    task.cancel()
+    sent = await task
+    assert status(sent) == 503
+    assert (b"retry-after", b"1") in sent[0]["headers"]
+    assert open_streams(app) == 0
+
+
+async def test_a_long_poll_whose_body_does_not_come_is_408() -> None:
+    """It was taken for a client that has gone, and the server said a bare 500."""
+    app = make_app(body_timeout_s=0.05)
+    sent = await exchange(app, "GET", "/v1/requests/r1", b"wait=9", [(b"content-length", b"10")], nothing_comes)
+    assert status(sent) == 408
+
+
+async def test_a_client_that_leaves_while_it_sends_is_no_incident(caplog: pytest.LogCaptureFixture) -> None:
+    async def leaves() -> Any:
+        return {"type": "http.disconnect"}
+
+    await exchange(make_app(), "POST", "/v1/requests", b"", [(b"content-length", b"10")], leaves)
+    assert "edge.unexpected" not in caplog.text
+
+
+async def test_a_chat_whose_key_is_taken_back_is_401(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was an empty 499, to a client that is still there."""
+    app = make_app()
+    monkeypatch.setattr(AuthPolicy, "authenticate", lambda *_: Caller(tenant="t", key_id="k"))
+
+    @app.post("/v1/completions")
+    async def _waits(request: Request) -> str:  # pyright: ignore[reportUnusedFunction]
+        return await unless_gone(request.receive, asyncio.Event().wait()) and ""
+
+    task = asyncio.create_task(
+        exchange(app, "POST", "/v1/completions", b"", [(b"content-length", b"0")], nothing_comes)
+    )
+    await wait_until_async(lambda: app.middleware_stack is not None and open_streams(app) == 1)
+    edge: Any = app.middleware_stack
+    monkeypatch.setattr(edge._parts.connections, "_still_good", lambda caller: False)
+    assert edge._parts.connections.look() == 1
+    assert status(await task) == 401

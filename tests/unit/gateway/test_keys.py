@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,3 +105,20 @@ def test_limits_of_a_key_stand_in_the_file_and_a_bad_one_is_named(path: Path) ->
     path.write_text(path.read_text().replace("outstanding", "outstandig"))
     with pytest.raises(KeysFileError, match="outstandig"):
         list_keys(path)
+
+
+def test_a_file_that_cannot_be_looked_at_keeps_the_keys_and_is_read_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A remount, or a right taken away: it ended the watch over revoked keys for ever, and every call was a 500."""
+    secret = create_key(path, tenant="acme")
+    ring = KeyRing(path)
+
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "stat", refuses)
+        assert ring.find(secret) is not None
+    revoke_key(path, secret.split("_")[1])
+    assert ring.find(secret) is None

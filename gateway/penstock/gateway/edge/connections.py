@@ -54,4 +54,7 @@ class Connections:
         """Look again and again."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look()
+            try:
+                self.look()
+            except Exception:  # a watch that ended would leave the sockets of revoked keys open for ever
+                logger.exception("edge.look_failed")

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.datastructures import Headers
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.edge.auth import PROBE_PATHS, AuthPolicy, is_public, needed_scope, ticket_of
@@ -37,7 +38,7 @@ from penstock.gateway.edge.exchanges import Answer, empty_body, unless_set
 from penstock.gateway.edge.tickets import mask_access_logs
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
-from penstock.schemas.errors import Forbidden, InternalError, PenstockError, TenantLimit, Unauthenticated
+from penstock.schemas.errors import Forbidden, InternalError, Overloaded, PenstockError, TenantLimit, Unauthenticated
 
 PUBLIC_BODY_BYTES = 64 * 1024
 PUBLIC_BODY_S = 5.0
@@ -98,8 +99,14 @@ class Edge:
         answer = Answer(send, self._cors.headers(headers))
         try:
             await self._serve(scope, headers, receive, answer)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             return
+        except asyncio.CancelledError:
+            # The time that open exchanges have at a stop is over: the server would say a bare 500.
+            if not answer.started:
+                restarts = Overloaded("the gateway restarts; come again, at any other at once", retry_after_s=1)
+                await error_response(restarts)(scope, receive, answer)
+            raise
         except (PenstockError, EdgeRefusal) as raised:
             error = raised.error if isinstance(raised, EdgeRefusal) else raised
             if answer.started:
@@ -176,15 +183,17 @@ class Edge:
                 return await receive()
             return await unless_set(revoked, receive, {"type": "http.disconnect"})
 
-        if scope["method"] == "GET" and not scope["path"].endswith("/events"):
-            # A long poll listens to nothing but its outcome.
-            try:
+        polls = scope["method"] == "GET" and not scope["path"].endswith("/events")
+        try:
+            if polls:  # it listens to nothing but its outcome
+                while isinstance(receive, Body) and not receive.whole:
+                    await receive()
                 await unless_gone(until_gone, self._app(scope, empty_body(until_gone), answer))
-            except ClientGone:
-                if not revoked.is_set():
-                    raise
-        else:
-            await self._app(scope, until_gone, answer)
+            else:
+                await self._app(scope, until_gone, answer)
+        except ClientGone:
+            if not revoked.is_set():
+                raise
         if revoked.is_set() and not answer.ended:
             await answer.end_revoked(scope, receive)
 
@@ -237,7 +246,8 @@ def waits_for_an_outcome(scope: Scope) -> bool:
     """Whether an exchange may last as long as a request runs: event streams, long polls and the OpenAI routes."""
     path: str = scope["path"]
     if scope["method"] == "GET":
-        return path.startswith("/v1/requests/") and (path.endswith("/events") or b"wait=" in scope["query_string"])
+        # Any query may hold a `wait`, in letters of its own: `wa%69t=60` is one too.
+        return path.startswith("/v1/requests/") and (path.endswith("/events") or bool(scope["query_string"]))
     return scope["method"] == "POST" and path.startswith(_WAITING_POSTS)
 
 

@@ -136,6 +136,8 @@ class KeyRing:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
+        self._unseen: int | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._stamp = self._look()
         self._records = {record.key_id: record for record in _read(self._path)}
 
@@ -153,10 +155,17 @@ class KeyRing:
         return self._records.get(key_id)
 
     def _look(self) -> tuple[int, int, int] | None:
+        """What tells a changed file. One that cannot be looked at for a moment (a remount, a right) is as it was."""
         try:
             stat = self._path.stat()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if self._unseen != error.errno:
+                self._unseen = error.errno
+                logger.error("keys.unreadable error=%s", error)
+            return self._stamp
+        self._unseen = None
         return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
     def _refresh(self) -> None:

@@ -36,8 +36,6 @@ from penstock.schemas.records import InferenceRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
-_CLIENT_CLOSED_REQUEST = 499
-
 
 @router.post("/chat/completions", summary="Chat, as OpenAI's API has it")
 async def create_chat_completion(body: shapes.ChatCompletionBody, request: Request) -> Response:
@@ -144,10 +142,10 @@ class Exchange:
         try:
             result = await unless_gone(self._request.receive, outcome(frames))
             result = await self._whole(result)
-        except ClientGone:
+        except ClientGone:  # the edge knows whether its client left, or its key was taken back
             frames.close()
             self._abandoned()
-            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+            raise
         except Stopping:  # told to come again, the client would send a new request
             frames.close()
             self._abandoned()

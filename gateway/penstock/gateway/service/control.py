@@ -53,10 +53,11 @@ class Control:
     async def cancel_ids(self, tenant: str, request_ids: Sequence[str]) -> list[str]:
         """Ask for the end of those of these requests that run; their ids. Unknown and foreign ones are left out."""
         wanted = dict.fromkeys(request_ids)
-        if any(self._view.find((tenant, one)) is None for one in wanted):
+        # What has not ended is in memory: a thousand ids must not be looked up on the disk, on the loop.
+        if any(self._view.in_memory((tenant, one)) is None for one in wanted):
             await self._follower.catch_up()
-        found = [self._view.find((tenant, one)) for one in wanted]
-        return await self._cancel_all([entry for entry in found if entry is not None])
+        known = [self._view.in_memory((tenant, one)) for one in wanted]
+        return await self._cancel_all([entry for entry in known if entry is not None])
 
     async def cancel_where(self, tenant: str, *, status: str | None, conversation_id: str | None) -> list[str]:
         """The same for all of the tenant's requests in a status, in a conversation, or both."""

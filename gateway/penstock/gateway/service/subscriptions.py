@@ -34,14 +34,21 @@ class Subscription:
     def __init__(self, hub: Hub, *, single: bool) -> None:
         self._ready = asyncio.Event()
         self._gone = asyncio.Event()
-        self._client: Client = hub.connect(self._on_news)
+        self._connected: Client | None = None  # the hub of a gateway that stops wakes a client before it is handed out
+        self._connected = hub.connect(self._on_news)
         self._hub = hub
         self._single = single
+        self._on_news()
 
     def _on_news(self) -> None:
         self._ready.set()
-        if self._client.gone is not None:
+        if self._connected is not None and self._connected.gone is not None:
             self._gone.set()
+
+    @property
+    def _client(self) -> Client:
+        assert self._connected is not None
+        return self._connected
 
     def push(self, frames: Iterable[Frame]) -> None:
         """Frames to be told before anything that is published from now on."""
