@@ -184,3 +184,19 @@ def test_a_revoked_key_ends_its_socket_its_stream_and_its_long_poll(keyed: tuple
         wait_until(lambda: server.service.cancelled, describe="nobody waits for it any more")
         wait_until(lambda: open_slots(server)["streams"] == 0)
         kept.ping().wait(5)
+
+
+def upgrade(*headers: str) -> bytes:
+    asked = ["GET /v1/ws HTTP/1.1", "host: localhost", "connection: Upgrade", "upgrade: websocket"]
+    key = ["sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==", "sec-websocket-version: 13"]
+    return "\r\n".join([*asked, *key, *headers, "", ""]).encode()
+
+
+@pytest.mark.parametrize("headers", [["x-a: " + "a" * 9_000], [f"x-{n}: a" for n in range(140)]])
+def test_an_upgrade_that_is_not_read_is_answered(server: Server, headers: list[str]) -> None:
+    with raw(server) as asking:
+        asking.sendall(upgrade(*headers))
+        answer = read_to_end(asking)
+        assert answer.startswith(b"HTTP/1.1 431 "), answer
+        assert b'"code":"invalid"' in answer
+    assert connections(server) == 0

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import resource
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
+from uvicorn.server import ServerState
 
 from penstock.gateway.edge.open_files import raise_open_files
-from penstock.gateway.edge.protocols import Pace, Patience
+from penstock.gateway.edge.protocols import Pace, Patience, protocols
 
 PATIENCE = Patience(head_s=30, write_s=30)
 
@@ -66,6 +69,22 @@ def test_what_moves_at_each_look_is_never_stuck(moves: list[str]) -> None:
                 transport.size = 0
         assert not pace.is_stuck(now, PATIENCE)
         transport.size = transport.size or 10_000
+
+
+async def test_a_socket_that_cannot_be_told_of_the_stop_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    """What it raised ended the server before its lifespan had shut down."""
+    _, socket_type = protocols(PATIENCE)
+    config = uvicorn.Config(lambda: None, log_config=None)
+    config.load()
+    socket = socket_type(config, ServerState(), {})
+    transport = Mock()
+    socket.connection_made(transport)
+    socket.conn.send_eof()  # as after any error of the protocol's
+    with caplog.at_level(logging.WARNING):
+        socket.shutdown()
+    transport.abort.assert_called_once_with()
+    assert "edge.shutdown_failed" in caplog.text
+    socket.connection_lost(ConnectionAbortedError())
 
 
 def test_the_open_files_limit_is_raised_as_far_as_it_may_and_said(caplog: pytest.LogCaptureFixture) -> None:

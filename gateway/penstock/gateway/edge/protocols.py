@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,8 +11,21 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
+
+from penstock.schemas.errors import InvalidRequest, error_body
 
 logger = logging.getLogger(__name__)
+
+
+def _bad_head() -> bytes:
+    error = InvalidRequest("the head of this upgrade request is not valid, or too large")
+    body = json.dumps(error_body(error), separators=(",", ":")).encode()
+    lines = ["", "content-type: application/json", f"content-length: {len(body)}", "connection: close", "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+_BAD_HEAD = _bad_head()  # what follows the status line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +119,27 @@ def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSock
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._pace = warden.watch(transport)
-            self._pace.head_since = None  # the head came: it asked for the upgrade
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            # websockets reads the head again, with limits of its own; uvicorn hears nothing of a head that it refuses.
+            if self.conn.handshake_exc is not None and not self.handshake_initiated:
+                transport: asyncio.Transport = self.transport
+                status, _, _ = b"".join(self.conn.data_to_send()).partition(b"\r\n")
+                transport.write((status or b"HTTP/1.1 400 Bad Request") + _BAD_HEAD)
+                transport.close()
+
+        def handle_connect(self, event: Request) -> None:
+            self._pace.head_since = None
+            super().handle_connect(event)
+
+        def shutdown(self) -> None:
+            """Whatever state it is in: an exception here would end the server before its lifespan has shut down."""
+            try:
+                super().shutdown()
+            except Exception:
+                logger.warning("edge.shutdown_failed", exc_info=True)
+                self.transport.abort()
 
         def resume_writing(self) -> None:
             self._pace.drained = True
