@@ -102,6 +102,19 @@ def test_slow_heads_and_bodies_are_let_go(keyed: tuple[Server, str, Path]) -> No
     assert httpx.get(server.url + "/v1/models", headers={"x-api-key": key}).status_code == 200
 
 
+@pytest.mark.parametrize("then", [b"\r\n", b"x"])
+def test_bytes_that_begin_no_request_do_not_keep_a_connection(keyed: tuple[Server, str, Path], then: bytes) -> None:
+    server, key, _ = keyed
+    with raw(server) as lingering:
+        # Refused by its Origin: the answer does not wait for the body.
+        asked = head(key, "/v1/models", 100 if then == b"x" else None, method="GET")
+        lingering.sendall(asked.replace(b"host: localhost", b"host: localhost\r\norigin: https://evil.example"))
+        assert lingering.recv(65_536).startswith(b"HTTP/1.1 403")
+        lingering.sendall(then)
+        read_to_end(lingering)
+    assert connections(server) == 0
+
+
 def test_public_routes_take_small_bodies_and_hold_no_slot_of_callers(keyed: tuple[Server, str, Path]) -> None:
     server, key, _ = keyed
     path = "/registry/subjects/penstock.v1.ResultEvent"

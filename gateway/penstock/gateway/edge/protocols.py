@@ -99,6 +99,13 @@ def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSock
             super().connection_made(transport)
             self._pace = warden.watch(transport)
 
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            # Any byte stops uvicorn's timer for idle connections. These began no request: an empty line, or the body
+            # of one that is answered.
+            if self._pace.head_since is None and (not self.cycle or self.cycle.response_complete):
+                self._pace.head_since = self.loop.time()
+
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._pace.head_since = self.loop.time()
