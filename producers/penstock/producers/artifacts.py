@@ -8,12 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from penstock.schemas.errors import InternalError, InvalidRequest, NotFound, TooLarge
 from penstock.schemas.ids import check_tenant
+
+PIECE_BYTES = 4 * 1024 * 1024
+"""How much of an artifact is in memory where it is read in pieces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +89,26 @@ class ArtifactStore:
         data = self._read(f"{_folder(tenant, artifact_id)}/data", artifact_id)
         digest = hashlib.sha256(data).hexdigest()
         if digest != artifact.sha256 or digest != (sha256 or digest):
-            raise InternalError(f"artifact {artifact_id} does not have the expected digest", details={"sha256": digest})
+            raise _changed(artifact_id, digest)
         return data
+
+    def pieces(self, artifact: Artifact) -> Iterator[bytes]:
+        """The bytes in pieces of PIECE_BYTES. The last one comes only if the digest of all is the stored one.
+
+        Raises NotFound; InternalError when the digests differ.
+        """
+        path = f"{_folder(artifact.tenant, artifact.artifact_id)}/data"
+        digest = hashlib.sha256()
+        for start in range(0, artifact.size_bytes, PIECE_BYTES):
+            end = min(start + PIECE_BYTES, artifact.size_bytes)
+            try:
+                piece = bytes(self._store.get_range(path, start=start, end=end))
+            except FileNotFoundError as error:
+                raise _missing(artifact.artifact_id) from error
+            digest.update(piece)
+            if end == artifact.size_bytes and digest.hexdigest() != artifact.sha256:
+                raise _changed(artifact.artifact_id, digest.hexdigest())
+            yield piece
 
     def delete(self, tenant: str, artifact_id: str) -> None:
         """Remove it; one that is not there is no error."""
@@ -105,7 +127,7 @@ class ArtifactStore:
         try:
             return bytes(self._store.get(path).bytes())
         except FileNotFoundError as error:
-            raise NotFound(f"there is no artifact {artifact_id}", param="artifact_id") from error
+            raise _missing(artifact_id) from error
 
 
 class TenantArtifacts:
@@ -140,3 +162,11 @@ def check_artifact_id(value: object) -> str:
 
 def _folder(tenant: str, artifact_id: str) -> str:
     return f"{check_tenant(tenant)}/{check_artifact_id(artifact_id)}"
+
+
+def _missing(artifact_id: str) -> NotFound:
+    return NotFound(f"there is no artifact {artifact_id}", param="artifact_id")
+
+
+def _changed(artifact_id: str, digest: str) -> InternalError:
+    return InternalError(f"artifact {artifact_id} does not have the expected digest", details={"sha256": digest})

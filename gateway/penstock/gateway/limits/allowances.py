@@ -34,6 +34,8 @@ class Totals:
     max_http: int = 4_096
     max_sockets: int = 4_096
     max_public: int = 256
+    max_transfers: int = 32
+    """Artifacts on their way in or out: an upload is in memory as a whole."""
     max_live: int = 200_000
     max_pending_submits: int = 2_000
     reserve: float = 0.0
@@ -64,6 +66,7 @@ class Allowances:
         self.http = Slots("HTTP requests", self.totals.max_http)
         self.streams = Slots("streams and waiting requests", self.totals.max_http)
         self.sockets = Slots("WebSockets", self.totals.max_sockets)
+        self.transfers = Slots("transfers of artifacts", self.totals.max_transfers)
         self.public = Slots("public requests", self.totals.max_public)
 
     def limits_of(self, tenant: str) -> Limits:
@@ -167,6 +170,10 @@ class Allowances:
 
     def open_socket(self, caller: Caller) -> Callable[[], None]:
         return self.sockets.take(self._shared(caller, self.totals.max_sockets, "sockets"))
+
+    def open_transfer(self, caller: Caller) -> Callable[[], None]:
+        """One more for an upload or a download of an artifact."""
+        return self.transfers.take(self._shared(caller, self.totals.max_transfers, None))
 
     def open_public(self) -> Callable[[], None]:
         return self.public.take(())

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response, StreamingResponse
 
 from penstock.gateway.context import context_of, service_of
-from penstock.gateway.limits.callers import caller_of
+from penstock.gateway.edge.bodies import declared_length, discard_body
+from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.producers.artifacts import Artifact, ArtifactStore
-from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.errors import InvalidRequest, TenantLimit
 
 router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
 
@@ -36,23 +38,47 @@ def artifact_json(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-@router.post("", status_code=201, summary="Upload an artifact: the body is its bytes")
+async def _transfer(request: Request) -> AsyncGenerator[None]:
+    """A slot until the answer is sent. Raises TenantLimit, Overloaded."""
+    give_back = context_of(request).allowances.open_transfer(caller_of(request))
+    try:
+        yield
+    finally:
+        give_back()
+
+
+@router.post(
+    "", status_code=201, summary="Upload an artifact: the body is its bytes", dependencies=[Depends(_transfer)]
+)
 async def upload(request: Request) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("submit")
+    allowances = context_of(request).allowances
+    try:
+        # First what is declared, before it is in memory; then what came.
+        await _check_room(request, caller, declared_length(request.scope) or 0)
+    except TenantLimit:
+        await discard_body(request.scope, request.receive)
+        raise
     data = await request.body()
     if not data:
         raise InvalidRequest("the body is empty: send the artifact's bytes")
     media_type = request.headers.get("content-type", "application/octet-stream").split(";")[0].strip()
-    allowances = context_of(request).allowances
-    if allowances.limits_artifacts(caller):
-        used = allowances.artifacts.known(caller.tenant, time.monotonic())
-        if used is None:
-            used = await asyncio.to_thread(_store(request).used_bytes, caller.tenant)
-            allowances.artifacts.measured(caller.tenant, used, time.monotonic())
-        allowances.artifact_room(caller, used, len(data))
-        allowances.artifacts.added(caller.tenant, len(data))
+    await _check_room(request, caller, len(data))
+    allowances.artifacts.added(caller.tenant, len(data))
     return artifact_json(await asyncio.to_thread(_store(request).put, caller.tenant, data, media_type=media_type))
+
+
+async def _check_room(request: Request, caller: Caller, more_bytes: int) -> None:
+    """Raises TenantLimit."""
+    allowances = context_of(request).allowances
+    if not allowances.limits_artifacts(caller):
+        return
+    used = allowances.artifacts.known(caller.tenant, time.monotonic())
+    if used is None:
+        used = await asyncio.to_thread(_store(request).used_bytes, caller.tenant)
+        allowances.artifacts.measured(caller.tenant, used, time.monotonic())
+    allowances.artifact_room(caller, used, more_bytes)
 
 
 @router.get("/{artifact_id}", summary="An artifact's size, type and digest")
@@ -62,15 +88,30 @@ async def describe(request: Request, artifact_id: str) -> dict[str, Any]:
     return artifact_json(await asyncio.to_thread(_store(request).describe, caller.tenant, artifact_id))
 
 
-@router.get("/{artifact_id}/content", summary="An artifact's bytes")
+@router.get("/{artifact_id}/content", summary="An artifact's bytes", dependencies=[Depends(_transfer)])
 async def content(request: Request, artifact_id: str) -> Response:
     caller = caller_of(request)
     caller.require("read")
     store = _store(request)
     artifact = await asyncio.to_thread(store.describe, caller.tenant, artifact_id)
-    data = await asyncio.to_thread(store.get, caller.tenant, artifact_id)
+    pieces = store.pieces(artifact)
+    # One that is small, or not there, is refused as a whole.
+    first = await asyncio.to_thread(next, pieces, b"")
     shown = artifact.media_type in _SHOWN
-    headers = {"x-content-type-options": "nosniff", "etag": f'"{artifact.sha256}"'}
+    headers = {
+        "x-content-type-options": "nosniff",
+        "etag": f'"{artifact.sha256}"',
+        "content-length": str(artifact.size_bytes),
+    }
     if not shown:
         headers["content-disposition"] = f'attachment; filename="{artifact.artifact_id}"'
-    return Response(data, media_type=artifact.media_type if shown else "application/octet-stream", headers=headers)
+    media_type = artifact.media_type if shown else "application/octet-stream"
+    return StreamingResponse(_sent(first, pieces), media_type=media_type, headers=headers)
+
+
+async def _sent(first: bytes, pieces: Iterator[bytes]) -> AsyncGenerator[bytes]:
+    """One piece at a time: a reader that is slow has no more of it in memory."""
+    piece = first
+    while piece:
+        yield piece
+        piece = await asyncio.to_thread(next, pieces, b"")

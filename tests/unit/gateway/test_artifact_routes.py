@@ -1,0 +1,178 @@
+"""Artifacts over HTTP: how many come and go at once, how much of one is in memory, and what a tenant may keep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from penstock.gateway.context import GatewayContext, put_context
+from penstock.gateway.edge.auth import AuthPolicy
+from penstock.gateway.edge.bodies import BodyLimits
+from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.limits.allowances import Allowances, Totals
+from penstock.gateway.limits.callers import ANYBODY
+from penstock.gateway.limits.limits import Limits
+from penstock.gateway.routes import artifacts as artifact_routes
+from penstock.gateway.service.service import GatewayService
+from penstock.gateway.settings import GatewaySettings
+from penstock.producers import artifacts as stored
+from penstock.producers.artifacts import ArtifactStore
+from penstock.schemas.codec import default_codec
+from support import wait_until_async
+
+PATH = "/v1/artifacts"
+MIB = 1024 * 1024
+
+
+def make_app(store: ArtifactStore, allowances: Allowances) -> FastAPI:
+    part: Any = None
+    settings = GatewaySettings()
+    context = GatewayContext(settings=settings, policy=AuthPolicy.build(), allowances=allowances)
+    context.connected = GatewayService(
+        settings=settings,
+        kafka=settings.kafka_settings(),
+        artifacts=store,
+        codec=default_codec(),
+        facts=part,
+        submitting=part,
+        lookups=part,
+        subscriptions=part,
+        control=part,
+    )
+    app = FastAPI()
+    put_context(app, context)
+    app.include_router(artifact_routes.router)
+    bodies = BodyLimits(by_prefix={PATH: 64 * MIB})
+    parts = EdgeParts(policy=context.policy, allowances=allowances, connections=context.connections, bodies=bodies)
+    install_edge(app, parts)
+    return app
+
+
+def client(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def scope_of(path: str) -> dict[str, Any]:
+    headers = [(b"host", b"127.0.0.1")]
+    empty: dict[str, Any] = {"type": "http", "http_version": "1.1", "scheme": "http", "query_string": b"", "state": {}}
+    return {**empty, "method": "GET", "path": path, "raw_path": path.encode(), "headers": headers, "root_path": ""}
+
+
+async def test_a_download_holds_a_slot_and_some_pieces_until_it_was_read(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "PIECE_BYTES", 1_000)
+    allowances = Allowances(totals=Totals(max_transfers=1))
+    app = make_app(store, allowances)
+    data = bytes(range(250)) * 10
+    kept = store.put(ANYBODY.tenant, data)
+    read, sent = asyncio.Event(), bytearray()
+    sizes: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            sizes.append(len(message["body"]))
+            await read.wait()
+            sent.extend(message["body"])
+
+    path = f"{PATH}/{kept.artifact_id}/content"
+    asked: Any = app
+    reading = asyncio.create_task(asked(scope_of(path), receive, send))
+    async with client(app) as http:
+        await wait_until_async(lambda: bool(sizes), describe="the download has begun")
+        assert allowances.transfers.open == 1
+        for refused in (await http.get(path), await http.post(PATH, content=b"x")):
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert (await http.get(f"{PATH}/{kept.artifact_id}")).status_code == 200, "a description takes no slot"
+        read.set()
+        await reading
+        assert bytes(sent) == data
+        assert max(sizes) == 1_000
+        assert allowances.transfers.open == 0
+        assert (await http.get(path)).content == data
+
+
+async def test_a_tenant_takes_its_share_of_the_transfers(store: ArtifactStore) -> None:
+    allowances = Allowances(totals=Totals(max_transfers=4, reserve=0.5))
+    given_back = [allowances.open_transfer(ANYBODY) for _ in range(2)]
+    async with client(make_app(store, allowances)) as http:
+        refused = await http.post(PATH, content=b"x")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        given_back.pop()()
+        assert (await http.post(PATH, content=b"x")).status_code == 201
+    assert allowances.transfers.open == 1
+
+
+async def test_a_declared_length_without_room_is_refused_before_it_is_read(store: ArtifactStore) -> None:
+    allowances = Allowances(defaults=Limits(artifact_bytes=1_000))
+    answers: list[dict[str, Any]] = []
+    pieces = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal pieces
+        pieces += 1
+        return {"type": "http.request", "body": b"x" * 1_000, "more_body": pieces < 5}
+
+    async def send(message: dict[str, Any]) -> None:
+        answers.append(message)
+
+    async def into_memory(*_: Any) -> None:
+        raise AssertionError("it was read")
+
+    scope = {**scope_of(PATH), "method": "POST"}
+    scope["headers"] = [*scope["headers"], (b"content-length", b"5000")]
+    app: Any = make_app(store, allowances)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(artifact_routes.Request, "body", into_memory)
+        await app(scope, receive, send)
+    assert answers[0]["status"] == 429
+    assert pieces == 5, "it is read away, so that the client sees the answer"
+
+
+async def test_an_artifact_that_was_changed_is_an_error_and_never_whole(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "PIECE_BYTES", 1_000)
+    app = make_app(store, Allowances())
+    small, large = (store.put(ANYBODY.tenant, b"a" * size) for size in (500, 2_500))
+    for artifact in (small, large):
+        file = tmp_path / "artifacts" / ANYBODY.tenant / artifact.artifact_id / "data"
+        file.write_bytes(b"b" * artifact.size_bytes)
+    async with client(app) as http:
+        assert (await http.get(f"{PATH}/{small.artifact_id}/content")).status_code == 500
+    answers: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        answers.append(message)
+
+    asked: Any = app
+    await asked(scope_of(f"{PATH}/{large.artifact_id}/content"), receive, send)
+    assert [len(answer["body"]) for answer in answers[1:]] == [1_000, 1_000]
+    assert answers[-1]["more_body"], "the broken connection says it"
+
+
+def test_pieces_are_what_get_gives(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "PIECE_BYTES", 10)
+    for size in (0, 1, 10, 11, 20):
+        kept = store.put("t", bytes(range(size)))
+        pieces: Iterator[bytes] = store.pieces(kept)
+        assert b"".join(pieces) == store.get("t", kept.artifact_id)
