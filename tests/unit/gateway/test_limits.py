@@ -186,6 +186,20 @@ def test_what_it_may_ask_for_passes() -> None:
     Allowances().check(caller, ask(), lambda: "a")
 
 
+def test_an_address_takes_its_share_of_the_public_slots() -> None:
+    allowances = Allowances(totals=Totals(max_public=5, max_public_of_one=2))
+    given_back = [allowances.open_public("1.1.1.1") for _ in range(2)]
+    with pytest.raises(TenantLimit):
+        allowances.open_public("1.1.1.1")
+    given_back += [allowances.open_public(address) for address in ("2.2.2.2", "2.2.2.2", "3.3.3.3")]
+    with pytest.raises(Overloaded):
+        allowances.open_public("4.4.4.4")
+    for give_back in given_back:
+        give_back()
+    allowances.open_public("1.1.1.1")
+    assert allowances.public.open == 1
+
+
 def test_artifacts_have_room_up_to_the_limit() -> None:
     allowances = Allowances(defaults=Limits(artifact_bytes=100))
     allowances.artifact_room(Caller(), 60, 40)

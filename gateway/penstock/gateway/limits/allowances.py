@@ -34,6 +34,8 @@ class Totals:
     max_http: int = 4_096
     max_sockets: int = 4_096
     max_public: int = 256
+    max_public_of_one: int = 32
+    """What one address can take of them."""
     max_transfers: int = 32
     """Artifacts on their way in or out: an upload is in memory as a whole."""
     max_live: int = 200_000
@@ -175,8 +177,9 @@ class Allowances:
         """One more for an upload or a download of an artifact."""
         return self.transfers.take(self._shared(caller, self.totals.max_transfers, None))
 
-    def open_public(self) -> Callable[[], None]:
-        return self.public.take(())
+    def open_public(self, address: str | None = None) -> Callable[[], None]:
+        """A slot for one exchange without a key. Raises TenantLimit where the address has its share."""
+        return self.public.take(() if address is None else [(f"the address {address}", self.totals.max_public_of_one)])
 
     def _shared(self, caller: Caller, total: int, name: str | None) -> list[Holder]:
         """The caller's holders: its tenant takes at most a share of the total."""
