@@ -201,13 +201,22 @@ def _version(subject: str, version: str) -> Released:
 def _same_schema(subject: str, text: str) -> Released:
     versions = _subject(subject)
     try:
-        asked = _canonical(json.loads(text))
+        asked = json.loads(text)
+        for released, canonical in zip(versions, _canonical_releases()[subject], strict=True):
+            if _is_same(asked, canonical):
+                return released
     except (ValueError, RecursionError):
         raise RegistryError(42201, "Invalid schema") from None
-    for released in versions:
-        if _canonical(json.loads(released.text)) == asked:
-            return released
     raise RegistryError(40403, "Schema not found")
+
+
+@cache
+def _canonical_releases() -> dict[str, tuple[Any, ...]]:
+    """By subject, as `releases`."""
+    return {
+        subject: tuple(_canonical(json.loads(released.text)) for released in versions)
+        for subject, versions in releases().items()
+    }
 
 
 # What says how bytes are read. The rest is for people and for one language's objects (`avro.java.string`).
@@ -217,26 +226,53 @@ _MEANS = frozenset(
 _MAX_DEPTH = 64
 
 
-def _canonical(schema: Any, depth: int = 0) -> Any:
+def _canonical(schema: Any) -> Any:
     """The schema with what it means alone, and with full names, as clients may send either. Raises ValueError."""
+    schema = _unwrapped(schema)
+    if isinstance(schema, dict):
+        # A default is a value, not a schema: its keys are its own.
+        kept = cast("dict[str, Any]", schema)
+        return {key: value if key == "default" else _canonical(value) for key, value in kept.items()}
+    if isinstance(schema, list):
+        return [_canonical(item) for item in cast("list[Any]", schema)]
+    return schema
+
+
+def _is_same(given: Any, canonical: Any, depth: int = 0) -> bool:
+    """Whether `given` has this canonical form. Raises ValueError.
+
+    It ends at the first difference: anybody may ask, and what is sent costs no more than its parsing.
+    """
     if depth > _MAX_DEPTH:
         raise ValueError("the schema is nested too deeply")
-    if isinstance(schema, dict):
-        given = cast("dict[str, Any]", schema)
-        kept = {
-            # A default is a value, not a schema: its keys are its own.
-            key: value if key == "default" else _canonical(value, depth + 1)
-            for key, value in given.items()
-            if key in _MEANS
-        }
-        name = kept.get("name")
-        if "namespace" in kept and isinstance(name, str):
-            namespace = kept.pop("namespace")
-            kept["name"] = name if "." in name else f"{namespace}.{name}"
-        return kept["type"] if set(kept) == {"type"} else kept
-    if isinstance(schema, list):
-        return [_canonical(item, depth + 1) for item in cast("list[Any]", schema)]
-    return schema
+    given = _unwrapped(given)
+    if isinstance(given, dict) and isinstance(canonical, dict):
+        left, right = cast("dict[str, Any]", given), cast("dict[str, Any]", canonical)
+        return left.keys() == right.keys() and all(
+            value == right[key] if key == "default" else _is_same(value, right[key], depth + 1)
+            for key, value in left.items()
+        )
+    if isinstance(given, list) and isinstance(canonical, list):
+        items, others = cast("list[Any]", given), cast("list[Any]", canonical)
+        return len(items) == len(others) and all(
+            _is_same(item, other, depth + 1) for item, other in zip(items, others, strict=True)
+        )
+    return given == canonical
+
+
+def _unwrapped(schema: Any) -> Any:
+    """One level of a schema: what it means, under its full name; `{"type": x}` is x. Raises ValueError."""
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(schema, dict):
+            return schema
+        kept = {key: value for key, value in cast("dict[str, Any]", schema).items() if key in _MEANS}
+        if kept.keys() != {"type"}:
+            name, namespace = kept.get("name"), kept.pop("namespace", None)
+            if namespace is not None and isinstance(name, str):
+                kept["name"] = name if "." in name else f"{namespace}.{name}"
+            return kept
+        schema = kept["type"]
+    raise ValueError("the schema is nested too deeply")
 
 
 def _described(released: Released) -> dict[str, Any]:

@@ -1,0 +1,88 @@
+"""Looking a schema up by its text: what counts as the same, and that nobody can make it dear."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.gateway.routes import registry
+from penstock.gateway.routes.registry import RegistryError, Released, SchemaBody, look_up, releases
+
+ALL = [released for versions in releases().values() for released in versions]
+SUBJECT = "penstock.v1.ResultEvent"
+
+
+def lookup_of(subject: str, text: str) -> dict[str, Any]:
+    return look_up(subject, SchemaBody(schema=text))
+
+
+def as_java_sends(schema: Any) -> Any:
+    """Types wrapped in objects, strings marked as Java's, docs left out."""
+    if isinstance(schema, dict):
+        kept: dict[str, Any] = schema
+        return {key: value if key == "default" else as_java_sends(value) for key, value in kept.items() if key != "doc"}
+    if isinstance(schema, list):
+        items: list[Any] = schema
+        return [as_java_sends(item) for item in items]
+    return {"type": "string", "avro.java.string": "String"} if schema == "string" else schema
+
+
+@pytest.mark.parametrize("released", ALL, ids=lambda released: f"{released.subject}-{released.version}")
+def test_each_release_is_found_as_it_is_and_as_clients_write_it(released: Released) -> None:
+    schema = json.loads(released.text)
+    full = {**schema, "name": f"{schema['namespace']}.{schema['name']}"}
+    del full["namespace"]
+    for sent in (schema, full, as_java_sends(schema), {"type": schema}):
+        assert lookup_of(released.subject, json.dumps(sent, indent=4))["version"] == released.version
+
+
+@pytest.mark.parametrize("released", ALL, ids=lambda released: f"{released.subject}-{released.version}")
+def test_what_differs_is_another(released: Released) -> None:
+    schema = json.loads(released.text)
+    fields = schema["fields"]
+    others: list[Any] = [
+        {**schema, "fields": [*fields[:-1], {**fields[-1], "name": "other"}]},
+        {**schema, "fields": [*fields[:-1], {**fields[-1], "default": "other"}]},
+        {**schema, "fields": [*fields[:-1], {**fields[-1], "type": {"type": "array", "items": "bytes"}}]},
+        {**schema, "fields": [*fields, fields[0]]},
+        {**schema, "fields": {}},
+        {**schema, "namespace": "other"},
+        [schema],
+        "string",
+        None,
+    ]
+    for other in others:
+        with pytest.raises(RegistryError) as caught:
+            lookup_of(released.subject, json.dumps(other))
+        assert caught.value.error_code == 40403
+
+
+def test_a_schema_that_is_too_deep_or_none_is_invalid() -> None:
+    deep: Any = "string"
+    for _ in range(100):
+        deep = {"type": deep}
+    for text in ("", json.dumps(deep), "[" * 20_000, "{"):
+        with pytest.raises(RegistryError) as caught:
+            lookup_of(SUBJECT, text)
+        assert caught.value.error_code == 42201
+
+
+def test_the_work_is_bounded_by_the_releases_and_not_by_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = json.loads(releases()[SUBJECT][0].text)
+    lookup_of(SUBJECT, json.dumps(schema))
+    calls = 0
+    is_same = registry._is_same  # pyright: ignore[reportPrivateUsage]
+
+    def counted(given: Any, canonical: Any, depth: int = 0) -> bool:
+        nonlocal calls
+        calls += 1
+        return is_same(given, canonical, depth)
+
+    monkeypatch.setattr(registry, "_is_same", counted)
+    monkeypatch.setattr(registry, "_canonical", None)  # the releases are canonical already
+    for sent in ([1] * 10_000, {**schema, "fields": [{"a": 1}] * 2_000}, {**schema, "name": ["a"] * 5_000}):
+        with pytest.raises(RegistryError):
+            lookup_of(SUBJECT, json.dumps(sent))
+    assert 0 < calls < 100
