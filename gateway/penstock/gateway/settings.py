@@ -47,7 +47,7 @@ class GatewaySection(Section):
     limits: LimitsSection = Field(default_factory=LimitsSection)
     """What each tenant may have."""
     body_timeout_s: float = Field(30.0, gt=0)
-    """Seconds that a body has to come; what has come lengthens them, by a second for each 256 KiB."""
+    """Seconds that a body has to come, and one more for each 256 KiB that has come (16 KiB of an artifact)."""
     head_timeout_s: float = Field(30.0, gt=0)
     """Seconds that the head of an HTTP request has to come."""
     write_timeout_s: float = Field(30.0, gt=0)

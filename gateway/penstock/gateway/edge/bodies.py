@@ -15,6 +15,8 @@ from penstock.schemas.errors import InvalidRequest, TooLarge
 
 BYTES_PER_S = 256 * 1024
 """What has come lengthens the time for the rest: a large upload is not cut off while it moves."""
+_BYTES_PER_S_UNDER = {"/v1/artifacts": 16 * 1024}
+"""Files come over slow lines too, and there are few at a time."""
 _DRAIN_BYTES = 64 * 1024 * 1024
 _DRAIN_S = 10.0
 
@@ -40,9 +42,10 @@ class BodyLimits:
 class Body:
     """The `receive` of one exchange, which lets no more through than the limit, and not later than its time."""
 
-    __slots__ = ("_counted", "_deadline", "_limit", "_receive", "_timeout_s", "late", "whole")
+    __slots__ = ("_bytes_per_s", "_counted", "_deadline", "_limit", "_receive", "_timeout_s", "late", "whole")
 
-    def __init__(self, receive: Receive, limit: int, timeout_s: float) -> None:
+    def __init__(self, receive: Receive, limit: int, timeout_s: float, bytes_per_s: int = BYTES_PER_S) -> None:
+        self._bytes_per_s = bytes_per_s
         self._receive = receive
         self._limit = limit
         self._timeout_s = timeout_s
@@ -61,7 +64,7 @@ class Body:
         if self._deadline is None:
             self._deadline = asyncio.get_running_loop().time() + self._timeout_s
         try:
-            async with asyncio.timeout_at(self._deadline + self._counted / BYTES_PER_S):
+            async with asyncio.timeout_at(self._deadline + self._counted / self._bytes_per_s):
                 message = await self._receive()
         except TimeoutError:
             self.late = True
@@ -82,6 +85,11 @@ class Body:
         else:
             self.whole = True
         return message
+
+
+def bytes_per_s(path: str) -> int:
+    """How slowly a body sent to this path may come."""
+    return next((rate for prefix, rate in _BYTES_PER_S_UNDER.items() if path.startswith(prefix)), BYTES_PER_S)
 
 
 def too_large(limit: int) -> TooLarge:
