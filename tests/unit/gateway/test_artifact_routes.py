@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -176,3 +178,48 @@ def test_pieces_are_what_get_gives(store: ArtifactStore, monkeypatch: pytest.Mon
         kept = store.put("t", bytes(range(size)))
         pieces: Iterator[bytes] = store.pieces(kept)
         assert b"".join(pieces) == store.get("t", kept.artifact_id)
+
+
+class SlowStore(ArtifactStore):
+    """Lists only when told; counts how often."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.listed = 0
+        self.go_on = threading.Event()
+
+    def used_bytes(self, tenant: str) -> int:
+        used = super().used_bytes(tenant)
+        self.listed += 1
+        assert self.go_on.wait(10)
+        return used
+
+
+async def test_uploads_at_once_share_a_measurement_and_keep_the_limit(tmp_path: Path) -> None:
+    slow = SlowStore(tmp_path / "artifacts")
+    app = make_app(slow, Allowances(defaults=Limits(artifact_bytes=2_500)))
+    async with client(app) as http:
+        posts = [asyncio.create_task(http.post(PATH, content=b"x" * 1_000)) for _ in range(8)]
+        await wait_until_async(lambda: slow.listed > 0, describe="it is measured")
+        slow.go_on.set()
+        codes = sorted(answer.status_code for answer in await asyncio.gather(*posts))
+    assert codes == [201] * 2 + [429] * 6
+    assert slow.listed == 1
+
+
+async def test_a_measurement_that_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowStore(tmp_path / "artifacts")
+    slow.go_on.set()
+    async with client(make_app(slow, Allowances(defaults=Limits(artifact_bytes=2_500)))) as http:
+        with monkeypatch.context() as patch:
+            patch.setattr(slow, "used_bytes", Mock(side_effect=OSError("no store")))
+            assert (await http.post(PATH, content=b"x")).status_code == 500
+        assert (await http.post(PATH, content=b"x")).status_code == 201
+
+
+async def test_what_could_not_be_kept_does_not_count(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with client(make_app(store, Allowances(defaults=Limits(artifact_bytes=1_500)))) as http:
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "put", Mock(side_effect=OSError("the disk is full")))
+            assert (await http.post(PATH, content=b"x" * 1_000)).status_code == 500
+        assert (await http.post(PATH, content=b"x" * 1_000)).status_code == 201

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.limits.tenants import FORGET_MS, NEW_CONVERSATION_S, ArtifactBytes, Tenants
+from penstock.gateway.limits.tenants import FORGET_MS, NEW_CONVERSATION_S, Tenants
 
 STEPS = st.lists(st.sampled_from(["ask 0", "ask 1", "follow 0", "follow 1", "end"]), max_size=300)
 
@@ -99,13 +99,3 @@ def test_tenants_without_anything_are_forgotten() -> None:
     tenants.on_conversations([], FORGET_MS / 1000 + 2)
     assert "t1" not in tenants.known()
     assert len(tenants.known()) == 9
-
-
-def test_artifacts_are_measured_now_and_then_and_counted_between() -> None:
-    kept = ArtifactBytes(measured_for_s=60)
-    assert kept.known("t", 0.0) is None
-    kept.measured("t", 100, 0.0)
-    kept.added("t", 20)
-    assert kept.known("t", 59.0) == 120
-    assert kept.known("t", 60.0) is None
-    assert kept.known("u", 1.0) is None

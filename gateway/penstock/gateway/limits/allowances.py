@@ -13,10 +13,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from penstock.gateway.limits.artifact_bytes import ArtifactBytes
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.limits import NO_LIMITS, Buckets, Limits, TokenBucket, duration_text
 from penstock.gateway.limits.slots import Holder, Slots, share_of
-from penstock.gateway.limits.tenants import ArtifactBytes, Tenants
+from penstock.gateway.limits.tenants import Tenants
 from penstock.schemas.errors import Forbidden, TenantLimit
 from penstock.schemas.records import InferenceRequest
 
@@ -64,7 +65,7 @@ class Allowances:
         self._submissions, self._calls, self._cancels = Buckets(), Buckets(), Buckets()
         self._public, self._refusals = Buckets(), Buckets()
         self._known: dict[tuple[str, str | None], tuple[Limits, list[tuple[str, Limits]]]] = {}
-        self.artifacts = ArtifactBytes()
+        self.artifacts = ArtifactBytes(clock=clock)
         self.http = Slots("HTTP requests", self.totals.max_http)
         self.streams = Slots("streams and waiting requests", self.totals.max_http)
         self.sockets = Slots("WebSockets", self.totals.max_sockets)

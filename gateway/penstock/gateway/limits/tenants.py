@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,26 +17,6 @@ NEW_CONVERSATION_S = 600.0
 
 FORGET_MS = 3_600_000
 """A tenant without anything is forgotten so long after it was last heard of."""
-
-
-class ArtifactBytes:
-    """What each tenant keeps, as last measured and with what was added here since. Measured again after a while."""
-
-    def __init__(self, measured_for_s: float = 60.0) -> None:
-        self._measured_for_s = measured_for_s
-        self._bytes: dict[str, tuple[int, float]] = {}
-
-    def known(self, tenant: str, now_s: float) -> int | None:
-        """None if it is to be measured."""
-        used, measured_at = self._bytes.get(tenant, (0, -math.inf))
-        return used if now_s - measured_at < self._measured_for_s else None
-
-    def measured(self, tenant: str, used: int, now_s: float) -> None:
-        self._bytes[tenant] = (used, now_s)
-
-    def added(self, tenant: str, more: int) -> None:
-        used, measured_at = self._bytes.get(tenant, (0, -math.inf))
-        self._bytes[tenant] = (used + more, measured_at)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -53,7 +52,6 @@ async def _transfer(request: Request) -> AsyncGenerator[None]:
 async def upload(request: Request) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("submit")
-    allowances = context_of(request).allowances
     try:
         # First what is declared, before it is in memory; then what came.
         await _check_room(request, caller, declared_length(request.scope) or 0)
@@ -65,20 +63,18 @@ async def upload(request: Request) -> dict[str, Any]:
         raise InvalidRequest("the body is empty: send the artifact's bytes")
     media_type = request.headers.get("content-type", "application/octet-stream").split(";")[0].strip()
     await _check_room(request, caller, len(data))
-    allowances.artifacts.added(caller.tenant, len(data))
-    return artifact_json(await asyncio.to_thread(_store(request).put, caller.tenant, data, media_type=media_type))
+    with context_of(request).allowances.artifacts.adding(caller.tenant, len(data)):
+        kept = await asyncio.to_thread(_store(request).put, caller.tenant, data, media_type=media_type)
+    return artifact_json(kept)
 
 
 async def _check_room(request: Request, caller: Caller, more_bytes: int) -> None:
-    """Raises TenantLimit."""
+    """As of now, up to the next await. Raises TenantLimit."""
     allowances = context_of(request).allowances
-    if not allowances.limits_artifacts(caller):
-        return
-    used = allowances.artifacts.known(caller.tenant, time.monotonic())
-    if used is None:
-        used = await asyncio.to_thread(_store(request).used_bytes, caller.tenant)
-        allowances.artifacts.measured(caller.tenant, used, time.monotonic())
-    allowances.artifact_room(caller, used, more_bytes)
+    if allowances.limits_artifacts(caller):
+        store = _store(request)
+        used = await allowances.artifacts.used(caller.tenant, lambda: store.used_bytes(caller.tenant))
+        allowances.artifact_room(caller, used, more_bytes)
 
 
 @router.get("/{artifact_id}", summary="An artifact's size, type and digest")
