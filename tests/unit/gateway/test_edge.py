@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request
 
 from penstock.gateway.edge.auth import AuthPolicy
-from penstock.gateway.edge.bodies import BodyLimits
+from penstock.gateway.edge.bodies import BYTES_PER_S, Body, BodyLimits
 from penstock.gateway.edge.connections import Connections
 from penstock.gateway.edge.disconnects import unless_gone
 from penstock.gateway.edge.edge import EdgeParts, install_edge, waits_for_an_outcome
@@ -299,3 +300,29 @@ async def test_a_chat_whose_key_is_taken_back_is_401(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(edge._parts.connections, "_still_good", lambda caller: False)
     assert edge._parts.connections.look() == 1
     assert status(await task) == 401
+
+
+async def test_an_address_takes_its_share_of_public_slots_and_a_scraper_needs_none() -> None:
+    allowances = Allowances(totals=Totals(max_public=2, max_public_of_one=1))
+    taken = allowances.open_public("127.0.0.1")
+    async with client(make_app(allowances)) as http:
+        assert (await http.get("/registry/subjects")).status_code == 429
+        taken()
+        assert (await http.get("/registry/subjects")).status_code == 404, "this app has none"
+        for address in ("a", "b"):
+            allowances.open_public(address)
+        assert (await http.get("/registry/subjects")).status_code == 503
+        assert (await http.get("/metrics")).status_code == 404
+        assert (await http.request("GET", "/metrics", content=b"x")).status_code == 503
+    assert allowances.public.open == 2
+
+
+@pytest.mark.parametrize(("path", "pace"), [("/v1/artifacts", 16 * 1024), ("/v1/requests", BYTES_PER_S)])
+async def test_a_body_comes_at_the_pace_of_its_path(path: str, pace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Mock(wraps=Body)
+    monkeypatch.setattr("penstock.gateway.edge.edge.Body", made)
+    app = make_app()
+    edge: Any = app.build_middleware_stack()
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-length", b"10")]}
+    await edge._body(scope, Mock(), Mock())
+    assert made.call_args.args[3] == pace

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.edge.auth import PROBE_PATHS, AuthPolicy, is_public, needed_scope, ticket_of
-from penstock.gateway.edge.bodies import Body, BodyLimits, declared_length, discard_body, too_large
+from penstock.gateway.edge.bodies import Body, BodyLimits, bytes_per_s, declared_length, discard_body, too_large
 from penstock.gateway.edge.connections import Connections
 from penstock.gateway.edge.cors import Cors
 from penstock.gateway.edge.disconnects import ClientGone, unless_gone
@@ -132,8 +132,13 @@ class Edge:
             await preflight(scope, receive, answer)
         elif is_public(path):
             client = scope.get("client")
-            self._allowances.public_call(client[0] if client else "")
-            with _slot(self._allowances.open_public()):
+            address = client[0] if client else ""
+            self._allowances.public_call(address)
+            if path == "/metrics" and declared_length(scope) == 0:
+                # Slow clients of the other routes must not keep a scraper out.
+                await self._app(scope, receive, answer)
+                return
+            with _slot(self._allowances.open_public(address)):
                 await self._app(scope, await self._body(scope, receive, answer, public=True), answer)
         else:
             await self._serve_caller(scope, headers, receive, answer)
@@ -172,7 +177,8 @@ class Edge:
             if not public:
                 await discard_body(scope, receive)
             raise too_large(limit)
-        answer.body = Body(receive, limit, min(PUBLIC_BODY_S, bodies.timeout_s) if public else bodies.timeout_s)
+        timeout_s = min(PUBLIC_BODY_S, bodies.timeout_s) if public else bodies.timeout_s
+        answer.body = Body(receive, limit, timeout_s, bytes_per_s(scope["path"]))
         return answer.body
 
     async def _serve_long(self, scope: Scope, receive: Receive, answer: Answer, revoked: asyncio.Event) -> None:
