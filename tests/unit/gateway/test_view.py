@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from penstock.schemas.records import (
     WorkerState,
 )
 from penstock.schemas.registry import RegistryResolver, RememberedResolver
+from penstock.schemas.requests import request_to_json
 from penstock.schemas.topics import CLASSES, HEADER_ORIGIN, TopicNames
 from support import wait_until
 
@@ -416,6 +418,17 @@ def test_a_request_that_is_published_again_is_not_another(gateway: Gateway) -> N
     gateway.read(REQUESTS, REQUEST, headers=((HEADER_ORIGIN, b"elsewhere"),))
     assert gateway.view.find(KEY) is None
     assert gateway.view.offsets() == {REQUESTS: 1}
+
+
+@pytest.mark.parametrize(
+    ("request_id", "tenant"), [("a b", "default"), ("x" * 500, "default"), ("", "default"), ("r", "Upper"), ("r", "")]
+)
+def test_a_request_that_no_worker_takes_is_not_live(gateway: Gateway, request_id: str, tenant: str) -> None:
+    """Its dead letter has another name, and no outcome would ever end it here."""
+    bad = replace(REQUEST, request_id=request_id, tenant=tenant)
+    gateway.read(REQUESTS, bad, json.dumps(request_to_json(bad)).encode())
+    assert gateway.view.live_count == 0
+    assert gateway.view.offsets() == {REQUESTS: 2}
 
 
 @pytest.mark.parametrize("tp", [REQUESTS, RESULTS, STATUSES, CONTROL, (NAMES.model, 0), (NAMES.worker, 0)])

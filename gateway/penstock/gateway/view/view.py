@@ -24,7 +24,7 @@ from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.fold import IGNORED
-from penstock.schemas.ids import derived_request_id, is_derived_id
+from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id, is_derived_id
 from penstock.schemas.records import (
     ControlCommand,
     InferenceRequest,
@@ -215,6 +215,9 @@ class View:
             request = parse_request_bytes(message.value, request_id=made_up, now_ms=message.timestamp_ms)
         else:
             request = self._codec.decode(message.value, InferenceRequest)
+            # Workers do not take it under such a name, so nothing would ever end it here.
+            check_request_id(request.request_id)
+            check_tenant(request.tenant)
         if any(name == HEADER_ORIGIN for name, _ in message.headers):
             return  # published again where it belongs; its first record was seen
         entry = self.entry((request.tenant, request.request_id))
