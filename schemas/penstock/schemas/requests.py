@@ -124,7 +124,7 @@ def parse_request_bytes(
 
 
 def validate_request(request: InferenceRequest, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Hold an Avro arrival to the same rules. Raises as `parse_request`."""
+    """Hold an Avro arrival to the same rules, and give its payload the same normal form. Raises as `parse_request`."""
     if not is_plain(request, limits):
         _validate(request, limits)
 
@@ -144,7 +144,7 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
     for name in FIELDS:
         if (value := getattr(request, name, None)) is not None:
             fields[name] = value.to_dict() if isinstance(value, Record) else value
-    _checked(request.task, fields, limits)
+    request.payload.update(_checked(request.task, fields, limits)["payload"])
     _across_fields(request)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.schemas import refusals
+from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import (
     BadJson,
     InvalidRequest,
@@ -317,6 +319,29 @@ def test_avro_arrivals_are_held_to_the_same_rules(change: dict[str, Any], param:
     with pytest.raises(InvalidRequest) as caught:
         validate_request(replace(REQUEST, **change))
     assert caught.value.param == param
+
+
+def test_an_avro_arrival_has_the_normal_form_that_json_has() -> None:
+    """Engines and templates know `system` alone; and a repeat in the other form is the same request."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": "{}"}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    given: dict[str, Any] = {
+        "messages": [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ],
+        "tools": [tool],
+    }
+    from_json = parse_request(chat(**copy.deepcopy(given)), request_id="r", now_ms=1)
+    codec = default_codec()
+    from_avro = codec.decode(
+        codec.encode(InferenceRequest(request_id="r", task="text_generation", text_generation=given, created_at=1)),
+        InferenceRequest,
+    )
+    validate_request(from_avro)
+    assert [message["role"] for message in from_avro.payload["messages"]] == ["system", "user", "assistant"]
+    assert content_hash(from_avro) == content_hash(from_json)
 
 
 def test_content_is_what_was_asked_for() -> None:
