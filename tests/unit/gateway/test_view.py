@@ -25,7 +25,7 @@ from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
-from penstock.schemas.ids import derived_request_id
+from penstock.schemas.ids import derived_request_id, idempotent_request_id
 from penstock.schemas.records import (
     ControlCommand,
     InferenceRequest,
@@ -37,7 +37,7 @@ from penstock.schemas.records import (
     WorkerState,
 )
 from penstock.schemas.registry import RegistryResolver, RememberedResolver
-from penstock.schemas.requests import request_to_json
+from penstock.schemas.requests import content_hash, request_to_json
 from penstock.schemas.topics import CLASSES, HEADER_ORIGIN, TopicNames
 from support import wait_until
 
@@ -312,6 +312,29 @@ def test_a_record_that_was_read_before_its_delivery_report(gateway: Gateway) -> 
     gateway.read(REQUESTS, replace(REQUEST, request_id="s"))
     assert gateway.found(("default", "s")).content, "the offset is not taken for one of ours"
     assert gateway.view.arrivals.per_s(1_000) == 2 / 60
+
+
+def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gateway, tmp_path: Path) -> None:
+    """This one's own delivery report came before the other's record was read, which stands before it."""
+    key = ("default", idempotent_request_id("default", "key"))
+    ours = replace(REQUEST, request_id=key[1], model="ours", priority=1, conversation_id="ours")
+    theirs = replace(ours, model=None, priority=9, conversation_id="theirs", metadata={"who": "they"})
+    gateway.view.accepted(ours, replace(ORIGIN, offset=1))
+    client = gateway.listen(("conversation", "default", "theirs"))
+    log = [gateway.message(REQUESTS, record) for record in (theirs, ours)]
+    gateway.view.apply(log)
+    other = Gateway(tmp_path / "rebuilt.sqlite")
+    other.view.apply(log)
+    for view in (gateway.view, other.view):
+        entry = view.find(key)
+        assert entry is not None
+        assert (entry.origin, entry.content, entry.accepted_ms) == (ORIGIN, content_hash(theirs), 1_000)
+        assert (entry.model, entry.priority, entry.metadata) == (None, 9, {"who": "they"})
+        assert view.census.of_conversation("default", "theirs") == [entry]
+        assert view.census.of_conversation("default", "ours") == []
+    assert types(client) == [StatusFrame]
+    assert gateway.view.queue_depths(1_000) == other.view.queue_depths(1_000)
+    other.store.close()
 
 
 def test_statuses_of_ended_requests_are_not_decoded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,13 +232,15 @@ class View:
             self.arrivals.count(message.timestamp_ms)
 
     def _on_request(self, entry: Entry, request: InferenceRequest, origin: Origin | None) -> None:
-        introduced = entry.conversation_id is None
+        before = entry.conversation_id
         known = bool(entry.content)
+        if before is not None and before != request.conversation_id and entry.counts(origin):
+            self.census.forget(entry)  # it is counted again below, under its own conversation
         entry.on_request(request, origin)
         if not known:
             self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms)
         self._touch(entry)
-        if introduced and entry.conversation_id is not None:
+        if before != entry.conversation_id and entry.conversation_id is not None:
             # Results may be read before the request that says whose they are.
             conversation = ("conversation", entry.tenant, entry.conversation_id)
             if self._hub.listens(conversation):
