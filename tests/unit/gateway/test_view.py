@@ -377,6 +377,21 @@ def test_ended_requests_are_kept_by_their_bytes(gateway: Gateway) -> None:
         assert (entry.to_json(whole=True)["result"] or {})["embeddings"] == vector["embeddings"]
 
 
+def test_small_vectors_count_as_what_they_take(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number takes four bytes in its record, and thirty-two decoded; the same when it is read from the disk again."""
+    monkeypatch.setattr(unwritten_module, "MAX_BYTES", 300_000)
+    vector = {"embeddings": [[number / 8 for number in range(1024)]], "dimensions": 1024}
+    for number in range(10):
+        event = replace(TERMINAL, request_id=f"e{number}", task="embedding", text_generation=None, embedding=vector)
+        gateway.read(RESULTS, event)
+    assert gateway.view.recent_bytes > 10 * 32 * 1024
+    assert gateway.view.is_full
+    counted = gateway.found(("default", "e0")).kept_bytes
+    gateway.flush()
+    gateway.restart()
+    assert gateway.found(("default", "e0")).kept_bytes == counted
+
+
 def test_memory_of_unwritten_outcomes_is_bounded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unwritten_module, "MAX_BYTES", 10_000)
     assert not gateway.view.is_full

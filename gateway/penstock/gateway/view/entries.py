@@ -19,7 +19,7 @@ Key = tuple[str, str]
 """(tenant, request_id)"""
 
 ENTRY_BYTES = 4_096
-"""What an entry takes at least, beside the bytes of its outcome."""
+"""What an entry takes at least, beside what its outcome takes."""
 NOT_HASHED = "-"
 BLANKED = "erased"
 

@@ -16,7 +16,7 @@ from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.census import Census
 from penstock.gateway.view.entries import BLANKED, Entry, Key
 from penstock.gateway.view.hub import Hub, Subject
-from penstock.gateway.view.outputs import OutcomeReader
+from penstock.gateway.view.outputs import OutcomeReader, held_bytes
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.unwritten import Recent, Unwritten
 from penstock.producers.clock import now_ms
@@ -259,7 +259,7 @@ class View:
         done = entry.done
         if done:
             entry.record = record
-            entry.kept_bytes += len(record)
+            entry.kept_bytes += held_bytes(event, large, len(record))
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
         if step is not IGNORED or before != (fold.epoch, fold.attempt):
             self._touch(entry)
