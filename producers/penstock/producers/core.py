@@ -25,7 +25,7 @@ from penstock.producers.outgoing import Outgoing, control_record, request_record
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import Delivery, Transport
 from penstock.schemas.codec import Codec, default_codec
-from penstock.schemas.errors import BrokerUnavailable, InvalidRequest
+from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest
 from penstock.schemas.ids import DEFAULT_TENANT, check_request_id, check_tenant
 from penstock.schemas.records import PAYLOAD_FIELDS, ControlCommand, InferenceRequest, ResultEvent
 from penstock.schemas.requests import parse_request
@@ -115,6 +115,7 @@ class ClientCore:
         self._max_follows = options.get("max_follows", 1000)
         self._lock = threading.Lock()
         self._follower: Follower | None = None
+        self._closed = False
         self._counts: dict[str, tuple[float, int]] = {}
         self._ends: tuple[float, dict[TP, int]] = (float("-inf"), {})
         self._before: OrderedDict[str, Before] = OrderedDict()
@@ -199,7 +200,7 @@ class ClientCore:
         return admin.begin_offsets(self.settings, places, self.timeout_s)
 
     def follow(self, what: Submitted | str, begin: Mapping[TP, int], ready: Callable[[], None]) -> Following:
-        """Begin to follow; does not wait. `ready` runs on another thread. Raises Overloaded."""
+        """Begin to follow; does not wait. `ready` runs on another thread. Raises Overloaded, InternalError."""
         request_id = id_of(what)
         follower = self._shared_follower()
         fold = EventFold(request_id, self.tenant, self._names, self._codec)
@@ -247,8 +248,10 @@ class ClientCore:
         """Deliver what was sent, then stop both threads. Raises BrokerUnavailable when something was not delivered."""
         left = self.transport.close(timeout_s)
         with self._lock:
-            if self._follower is not None:
-                self._follower.stop()
+            self._closed = True
+            follower = self._follower
+        if follower is not None:
+            follower.stop()
         if left:
             raise BrokerUnavailable(f"{left} records were not acknowledged within {timeout_s:.0f} s")
 
@@ -272,9 +275,16 @@ class ClientCore:
 
     def _shared_follower(self) -> Follower:
         with self._lock:
-            if self._follower is None or self._follower.failed:
+            if self._closed:
+                raise InternalError("the client is closed")
+            failed = self._follower if self._follower is not None and self._follower.failed else None
+            if self._follower is None or failed is not None:
                 self._follower = Follower(self.settings, max_follows=self._max_follows)
-            return self._follower
+            follower = self._follower
+        if failed is not None:
+            # One of its threads may go on, and takes its time to end: nobody waits for that.
+            threading.Thread(target=failed.stop, name="penstock-follower-stop", daemon=True).start()
+        return follower
 
 
 def id_of(what: Submitted | str) -> str:

@@ -91,10 +91,10 @@ class Follower:
         """Raises InternalError when reading has ended."""
         if self._pid != os.getpid():
             raise InternalError("this client was made before fork(): make one in each process")
+        if self._failure is not None:  # such a one is stopped as well, though the client goes on
+            raise InternalError(f"following has failed: {self._failure}")
         if self._stopped:
             raise InternalError("the client is closed")
-        if self._failure is not None:
-            raise InternalError(f"following has failed: {self._failure}")
 
     def stop(self) -> None:
         """End the threads and leave the broker. Who waits is woken, to find out."""

@@ -11,7 +11,7 @@ and these bodies take either.
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal, NotRequired, Required, TypeAlias
+from typing import Annotated, Any, Literal, NotRequired, Required, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, WithJsonSchema
 from typing_extensions import TypedDict
@@ -26,7 +26,10 @@ Name200: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 JsonObject: TypeAlias = str | dict[str, Any]
 """An object, or its JSON text."""
 Bytes: TypeAlias = Annotated[int, Field(ge=0, le=_LONG)]
-TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, le=_INT)]]
+T = TypeVar("T")
+ListOf: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
+"""A list whose check ends at the first item that is wrong: a body has room for hundreds of thousands of them."""
+TokenIds: TypeAlias = ListOf[Annotated[int, Field(ge=0, le=_INT)]]
 
 
 class ContentPart(TypedDict, total=False):
@@ -63,9 +66,9 @@ class Message(TypedDict, total=False):
     __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     role: Required[Role]
-    content: Annotated[str | list[ContentPart] | None, Field(description="Text, or parts of type text.")]
+    content: Annotated[str | ListOf[ContentPart] | None, Field(description="Text, or parts of type text.")]
     name: Name64 | None
-    tool_calls: Annotated[list[ToolCall] | None, Field(description="Of an assistant: what it asked to be called.")]
+    tool_calls: Annotated[ListOf[ToolCall] | None, Field(description="Of an assistant: what it asked to be called.")]
     tool_call_id: Annotated[Name200 | None, Field(description="Of a tool: the call that it answers.")]
 
 
@@ -104,7 +107,7 @@ class TextPayload(TypedDict, total=False):
     __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     messages: Annotated[
-        list[Message] | None, Field(min_length=1, description="With a conversation_id the new ones only.")
+        ListOf[Message] | None, Field(min_length=1, description="With a conversation_id the new ones only.")
     ]
     prompt: Annotated[str | None, Field(description="Plain text to continue.")]
     prompt_token_ids: Annotated[TokenIds | None, Field(min_length=1, description="The prompt as tokens.")]
@@ -116,13 +119,13 @@ class TextPayload(TypedDict, total=False):
     presence_penalty: Annotated[float | None, Field(ge=-2, le=2)]
     frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)]
     stop: Annotated[
-        str | list[str] | None, Field(description="Texts of 1 to 200 characters that end the text; not part of it.")
+        str | ListOf[str] | None, Field(description="Texts of 1 to 200 characters that end the text; not part of it.")
     ]
     seed: Annotated[int | None, Field(ge=-_LONG - 1, le=_LONG)]
     n: Annotated[int | None, Field(ge=1, le=1_000, description="How many answers.")]
     logprobs: bool | None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)]
-    tools: list[Tool] | None
+    tools: ListOf[Tool] | None
     tool_choice: Annotated[JsonObject | None, Field(description="none, auto, required, or an object naming one tool.")]
     response_format: ResponseFormat | None
 
@@ -132,8 +135,8 @@ class EmbeddingPayload(TypedDict, total=False):
 
     __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
-    input: Annotated[str | list[str] | None, Field(description="Text or a list of at least one text.")]
-    input_token_ids: Annotated[list[TokenIds] | None, Field(min_length=1, description="The texts as tokens.")]
+    input: Annotated[str | ListOf[str] | None, Field(description="Text or a list of at least one text.")]
+    input_token_ids: Annotated[ListOf[TokenIds] | None, Field(min_length=1, description="The texts as tokens.")]
     dimensions: Annotated[int | None, Field(ge=1, le=65_536)]
 
 

@@ -7,6 +7,8 @@ The import of pydantic takes a fifth of a second: nothing imports this module be
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -20,6 +22,10 @@ Schema = Mapping[str, Any]
 
 SHOWN_CHARS = 100
 """A caller's own name goes into an error record: it must be text there, and not the whole body again."""
+MANY_NAMES = 100
+"""So many unknown names of one object are looked at: telling each apart takes microseconds and kilobytes."""
+DEPTH = 8
+"""No type of a body lies deeper."""
 BOUNDS = {"minimum": "at least", "maximum": "at most"}
 
 
@@ -33,7 +39,14 @@ def validated_request(task: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return adapter(kind).validate_python(fields)
     except ValidationError as error:
-        raise refusal(error, kind) from None
+        problem = error
+    if problem.error_count() > MANY_NAMES:
+        # Lists stop at their first error, but each name that no body has is an error of its own.
+        try:
+            adapter(kind).validate_python(_with_few_names(fields, _names(kind), DEPTH))
+        except ValidationError as error:
+            problem = error
+    raise refusal(problem, kind)
 
 
 def prepare() -> None:
@@ -64,6 +77,25 @@ def refusal(error: ValidationError, kind: Any, path: str = "") -> PenstockError:
     return InvalidRequest(
         f"{param or 'the body'} must {wanted if wanted[:6] == 'match ' else 'be ' + wanted}", param=param
     )
+
+
+def _with_few_names(value: Any, known: frozenset[str], depth: int) -> Any:
+    """The same, but of an object's names that no body has only the first ones: they are refused as all would be."""
+    if depth and isinstance(value, dict):
+        given = cast("dict[str, Any]", value)
+        few = islice((name for name in given if name not in known), MANY_NAMES)
+        names = [*(given.keys() & known), *few]
+        return {name: _with_few_names(given[name], known, depth - 1) for name in names}
+    if depth and isinstance(value, list):
+        return [_with_few_names(item, known, depth - 1) for item in cast("list[Any]", value)]
+    return value
+
+
+@cache
+def _names(kind: Any) -> frozenset[str]:
+    """The names of all fields in a body of this type."""
+    root = json_schema(kind)
+    return frozenset(name for schema in (root, *root["$defs"].values()) for name in schema.get("properties", ()))
 
 
 def shown_name(name: str) -> str:

@@ -124,7 +124,7 @@ def parse_request_bytes(
 
 
 def validate_request(request: InferenceRequest, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Hold an Avro arrival to the same rules. Raises as `parse_request`."""
+    """Hold an Avro arrival to the same rules, and give its payload the same normal form. Raises as `parse_request`."""
     if not is_plain(request, limits):
         _validate(request, limits)
 
@@ -144,7 +144,7 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
     for name in FIELDS:
         if (value := getattr(request, name, None)) is not None:
             fields[name] = value.to_dict() if isinstance(value, Record) else value
-    _checked(request.task, fields, limits)
+    request.payload.update(_checked(request.task, fields, limits)["payload"])
     _across_fields(request)
 
 
@@ -152,6 +152,9 @@ def _checked(task: str, fields: dict[str, Any], limits: Limits) -> dict[str, Any
     """The fields of a request in their normal form, those that are null left out. Raises as `parse_request`."""
     if task not in BUILT_TASKS:
         raise UnsupportedTask(f"the task {task} is not built yet", param="task")
+    for name in fields.keys() & _MAPS:
+        if isinstance(fields[name], dict) and len(fields[name]) > limits.max_map_entries:
+            raise _map_too_large(name, limits)  # before each entry is looked at
     values = {name: value for name, value in _validator()(task, fields).items() if value is not None}
     payload = values.get("payload")
     if payload is None:
@@ -185,9 +188,13 @@ def _map_within(texts: Mapping[str, str], param: str, limits: Limits) -> None:
     except UnicodeEncodeError as error:
         raise lone_surrogate(param) from error
     if len(texts) > limits.max_map_entries or size > limits.max_map_bytes:
-        raise TooLarge(
-            f"{param} has more than {limits.max_map_entries} entries or {limits.max_map_bytes} bytes", param=param
-        )
+        raise _map_too_large(param, limits)
+
+
+def _map_too_large(param: str, limits: Limits) -> TooLarge:
+    return TooLarge(
+        f"{param} has more than {limits.max_map_entries} entries or {limits.max_map_bytes} bytes", param=param
+    )
 
 
 def _across_fields(request: InferenceRequest) -> None:

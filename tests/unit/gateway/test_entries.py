@@ -260,6 +260,18 @@ def test_the_first_origin_stays() -> None:
     assert (entry.priority, entry.content, entry.origin) == (5, content, ORIGIN)
 
 
+@pytest.mark.parametrize(
+    ("place", "counts"),
+    [({"offset": 6}, True), ({"offset": 8}, False), ({"offset": 6, "partition": 1}, False), ({"topic": "s"}, False)],
+)
+def test_a_record_that_stands_before_in_the_same_log_counts(place: dict[str, Any], counts: bool) -> None:
+    entry = new_entry()
+    entry.model = "of the first"
+    entry.on_request(replace(REQUEST, model="of the other"), replace(ORIGIN, **place))
+    assert entry.model == ("of the other" if counts else "of the first")
+    assert (entry.origin == ORIGIN) != counts
+
+
 def test_a_cursor_of_another_request_is_refused() -> None:
     entry = Entry("default", "r1", 3)
     entry.check_cursor(None)

@@ -14,12 +14,14 @@ from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 from openai.resources.embeddings import Embeddings
 from openai.resources.responses import Responses
+from pydantic import BaseModel, ValidationError
 
+from penstock.gateway.edge.errors import invalid_from_validation
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as shapes
 from penstock.gateway.openai.responses_bodies import HARMLESS_RESPONSE, ResponsesBody
-from penstock.schemas.errors import Forbidden, InvalidRequest, UnsupportedParameter
+from penstock.schemas.errors import Forbidden, InvalidRequest, TooLarge, UnsupportedParameter
 
 OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 
@@ -93,3 +95,37 @@ def test_base64_embeddings_are_little_endian_floats(vector: list[float]) -> None
 def test_unknown_finish_reasons_become_stop() -> None:
     assert answers.finish_reason({"finish_reason": "length"}) == "length"
     assert answers.finish_reason({"finish_reason": "eos"}) == answers.finish_reason({}) == "stop"
+
+
+MANY = 200_000
+NAMES = {f"a{number}": "x" for number in range(MANY)}
+
+
+@pytest.mark.parametrize(
+    ("body", "fields", "param"),
+    [
+        (shapes.ChatCompletionBody, {"messages": [1] * MANY}, "messages"),
+        (shapes.ChatCompletionBody, {"messages": [], "tools": [1] * MANY}, "tools"),
+        (shapes.ChatCompletionBody, {"messages": [], "stop": [1] * MANY}, "stop"),
+        (shapes.ChatCompletionBody, {"messages": [], "logit_bias": NAMES}, "logit_bias"),
+        (shapes.ChatCompletionBody, {"messages": [], "metadata": NAMES}, "metadata"),
+        (shapes.ChatCompletionBody, {"messages": [], "stream_options": NAMES}, "stream_options"),
+        (shapes.ChatCompletionBody, {"messages": [], "penstock": NAMES}, "penstock"),
+        (ResponsesBody, {"input": [1] * MANY}, "input"),
+        (ResponsesBody, {"input": "a", "include": [1] * MANY}, "include"),
+        (ResponsesBody, {"input": "a", "tools": [1] * MANY}, "tools"),
+        (ResponsesBody, {"input": "a", "metadata": NAMES}, "metadata"),
+        (ResponsesBody, {"input": "a", "reasoning": NAMES}, "reasoning"),
+        (ResponsesBody, {"input": "a", "text": NAMES}, "text"),
+        (ResponsesBody, {"input": "a", "stream_options": NAMES}, "stream_options"),
+    ],
+)
+def test_very_much_that_is_wrong_is_a_few_errors(body: type[BaseModel], fields: dict[str, Any], param: str) -> None:
+    """The framework tells each problem apart before anybody of ours is asked."""
+    with pytest.raises((ValidationError, TooLarge)) as caught:
+        body.model_validate(fields)
+    error = caught.value
+    if isinstance(error, ValidationError):
+        assert error.error_count() < 10
+        error = invalid_from_validation(error)
+    assert (error.param or "").startswith(param)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view import frames as frames_module
-from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.entries import ENTRY_BYTES, Entry
 from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Hub
-from penstock.gateway.view.outputs import LARGE_BYTES, OutcomeReader, encode_json, result_json
+from penstock.gateway.view.outputs import LARGE_BYTES, OutcomeReader, encode_json, held_bytes, result_json
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import Origin, ResultEvent
 
@@ -80,6 +81,40 @@ def test_of_a_large_text_the_text_alone_is_held() -> None:
     assert entry.terminal.text_generation == {**output, "logprobs": None}
     assert entry.terminal.output_text == "x" * 20_000
     assert entry.to_json(whole=True)["result"] == result_json(event)
+
+
+TEXT = {"text": "x", "tool_calls": None, "logprobs": None, "choices": None}
+TOKEN = {"token": "abc", "logprob": -0.25, "bytes": [97, 98, 99]}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("task", "output"),
+    [
+        ("embedding", {"embeddings": [[0.5] * 384], "dimensions": 384}),
+        ("embedding", {"embeddings": [[0.5] * 1024], "dimensions": 1024}),
+        ("embedding", {"embeddings": [[0.5] * 8] * 200, "dimensions": 8}),
+        ("embedding", {"embeddings": [[0.5]] * 1_500, "dimensions": 1}),
+        ("embedding", {"embeddings": VECTORS, "dimensions": 512}),
+        ("text_generation", {**TEXT, "text": "x" * 10_000}),
+        ("text_generation", {**TEXT, "text": "x" * 10_000 + "😀"}),
+        ("text_generation", {**TEXT, "text": "x" * 100_000}),
+        ("text_generation", {**TEXT, "logprobs": [{**TOKEN, "top_logprobs": None}] * 300}),
+        ("text_generation", {**TEXT, "logprobs": [{**TOKEN, "top_logprobs": [TOKEN] * 20}] * 20}),
+        ("text_generation", {**TEXT, "tool_calls": [CALL] * 100}),
+    ],
+)
+def test_what_an_outcome_takes_in_memory_is_counted(task: str, output: dict[str, Any]) -> None:
+    """Decoded numbers take many times their bytes on the wire; the room for ended requests is a bound on memory."""
+    record = default_codec().encode(replace(EVENT, task=task, **{"embedding": None, task: output}))
+    read = OutcomeReader(default_codec())
+    read(record)
+    tracemalloc.start()
+    held = [read(bytes(bytearray(record))) for _ in range(20)]
+    taken = tracemalloc.get_traced_memory()[0] / len(held)
+    tracemalloc.stop()
+    counted = ENTRY_BYTES + held_bytes(*held[0], len(record))
+    assert taken <= counted <= 3 * taken + 2 * ENTRY_BYTES
 
 
 async def test_readers_wait_for_one_thread_and_get_the_same_frame(monkeypatch: pytest.MonkeyPatch) -> None:

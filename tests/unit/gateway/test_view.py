@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
-from penstock.schemas.ids import derived_request_id
+from penstock.schemas.ids import derived_request_id, idempotent_request_id
 from penstock.schemas.records import (
     ControlCommand,
     InferenceRequest,
@@ -36,6 +37,7 @@ from penstock.schemas.records import (
     WorkerState,
 )
 from penstock.schemas.registry import RegistryResolver, RememberedResolver
+from penstock.schemas.requests import content_hash, request_to_json
 from penstock.schemas.topics import CLASSES, HEADER_ORIGIN, TopicNames
 from support import wait_until
 
@@ -312,6 +314,29 @@ def test_a_record_that_was_read_before_its_delivery_report(gateway: Gateway) -> 
     assert gateway.view.arrivals.per_s(1_000) == 2 / 60
 
 
+def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gateway, tmp_path: Path) -> None:
+    """This one's own delivery report came before the other's record was read, which stands before it."""
+    key = ("default", idempotent_request_id("default", "key"))
+    ours = replace(REQUEST, request_id=key[1], model="ours", priority=1, conversation_id="ours")
+    theirs = replace(ours, model=None, priority=9, conversation_id="theirs", metadata={"who": "they"})
+    gateway.view.accepted(ours, replace(ORIGIN, offset=1))
+    client = gateway.listen(("conversation", "default", "theirs"))
+    log = [gateway.message(REQUESTS, record) for record in (theirs, ours)]
+    gateway.view.apply(log)
+    other = Gateway(tmp_path / "rebuilt.sqlite")
+    other.view.apply(log)
+    for view in (gateway.view, other.view):
+        entry = view.find(key)
+        assert entry is not None
+        assert (entry.origin, entry.content, entry.accepted_ms) == (ORIGIN, content_hash(theirs), 1_000)
+        assert (entry.model, entry.priority, entry.metadata) == (None, 9, {"who": "they"})
+        assert view.census.of_conversation("default", "theirs") == [entry]
+        assert view.census.of_conversation("default", "ours") == []
+    assert types(client) == [StatusFrame]
+    assert gateway.view.queue_depths(1_000) == other.view.queue_depths(1_000)
+    other.store.close()
+
+
 def test_statuses_of_ended_requests_are_not_decoded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway.read(RESULTS, TERMINAL)
     decoded: list[bytes] = []
@@ -350,6 +375,21 @@ def test_ended_requests_are_kept_by_their_bytes(gateway: Gateway) -> None:
         assert entry.terminal is not None
         assert entry.terminal.embedding is None, "nothing large is held decoded"
         assert (entry.to_json(whole=True)["result"] or {})["embeddings"] == vector["embeddings"]
+
+
+def test_small_vectors_count_as_what_they_take(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number takes four bytes in its record, and thirty-two decoded; the same when it is read from the disk again."""
+    monkeypatch.setattr(unwritten_module, "MAX_BYTES", 300_000)
+    vector = {"embeddings": [[number / 8 for number in range(1024)]], "dimensions": 1024}
+    for number in range(10):
+        event = replace(TERMINAL, request_id=f"e{number}", task="embedding", text_generation=None, embedding=vector)
+        gateway.read(RESULTS, event)
+    assert gateway.view.recent_bytes > 10 * 32 * 1024
+    assert gateway.view.is_full
+    counted = gateway.found(("default", "e0")).kept_bytes
+    gateway.flush()
+    gateway.restart()
+    assert gateway.found(("default", "e0")).kept_bytes == counted
 
 
 def test_memory_of_unwritten_outcomes_is_bounded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,6 +456,17 @@ def test_a_request_that_is_published_again_is_not_another(gateway: Gateway) -> N
     gateway.read(REQUESTS, REQUEST, headers=((HEADER_ORIGIN, b"elsewhere"),))
     assert gateway.view.find(KEY) is None
     assert gateway.view.offsets() == {REQUESTS: 1}
+
+
+@pytest.mark.parametrize(
+    ("request_id", "tenant"), [("a b", "default"), ("x" * 500, "default"), ("", "default"), ("r", "Upper"), ("r", "")]
+)
+def test_a_request_that_no_worker_takes_is_not_live(gateway: Gateway, request_id: str, tenant: str) -> None:
+    """Its dead letter has another name, and no outcome would ever end it here."""
+    bad = replace(REQUEST, request_id=request_id, tenant=tenant)
+    gateway.read(REQUESTS, bad, json.dumps(request_to_json(bad)).encode())
+    assert gateway.view.live_count == 0
+    assert gateway.view.offsets() == {REQUESTS: 2}
 
 
 @pytest.mark.parametrize("tp", [REQUESTS, RESULTS, STATUSES, CONTROL, (NAMES.model, 0), (NAMES.worker, 0)])

@@ -7,23 +7,27 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from penstock.cli.paths import free_port
 from penstock.producers import AsyncClient, Client, KafkaSettings
+from penstock.producers import core as core_module
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.core import ClientCore
+from penstock.producers.follower import Follower
 from penstock.producers.outgoing import request_record
 from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, NotFound, PenstockError
 from penstock.schemas.records import ArtifactRef, InferenceRequest, Origin, ResultEvent
 from penstock.schemas.topics import TopicNames
+from support import wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -80,6 +84,45 @@ def test_a_wrong_field_is_named_before_anything_is_sent(client: Client, fields: 
     with pytest.raises(PenstockError) as refused:
         client.submit(task="text_generation", **fields)  # type: ignore[arg-type]
     assert refused.value.param == param
+
+
+class Failing(Follower):
+    """A follower that fails when it is told to."""
+
+    made: ClassVar[list[Failing]] = []
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.stops = threading.Event()
+        self.made.append(self)
+
+    def fail(self) -> None:
+        def divide() -> None:
+            raise ZeroDivisionError
+
+        self._reader.call(divide)
+        wait_until(lambda: self.failed, 10)
+
+    def stop(self) -> None:
+        super().stop()
+        self.stops.set()
+
+
+def test_each_follower_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has two threads and two consumers: one that failed and was replaced, and none is made after the close."""
+    monkeypatch.setattr(core_module, "Follower", Failing)
+    monkeypatch.setattr(Failing, "made", [])
+    core = ClientCore(KafkaSettings(bootstrap_servers="127.0.0.1:1"), {"timeout_s": 1})
+    first = core.follow("r", {}, lambda: None)
+    Failing.made[0].fail()
+    core.follow("s", {}, lambda: None)
+    assert Failing.made[0].stops.wait(10)
+    with pytest.raises(InternalError, match="following has failed"):
+        first.step()
+    core.close(1)
+    with pytest.raises(InternalError, match="closed"):
+        core.follow("t", {}, lambda: None)
+    assert [follower.stops.is_set() for follower in Failing.made] == [True, True]
 
 
 def test_artifacts_need_a_place(client: Client) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from penstock.schemas import refusals
+from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import (
     BadJson,
     InvalidRequest,
@@ -317,6 +321,29 @@ def test_avro_arrivals_are_held_to_the_same_rules(change: dict[str, Any], param:
     assert caught.value.param == param
 
 
+def test_an_avro_arrival_has_the_normal_form_that_json_has() -> None:
+    """Engines and templates know `system` alone; and a repeat in the other form is the same request."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": "{}"}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    given: dict[str, Any] = {
+        "messages": [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ],
+        "tools": [tool],
+    }
+    from_json = parse_request(chat(**copy.deepcopy(given)), request_id="r", now_ms=1)
+    codec = default_codec()
+    from_avro = codec.decode(
+        codec.encode(InferenceRequest(request_id="r", task="text_generation", text_generation=given, created_at=1)),
+        InferenceRequest,
+    )
+    validate_request(from_avro)
+    assert [message["role"] for message in from_avro.payload["messages"]] == ["system", "user", "assistant"]
+    assert content_hash(from_avro) == content_hash(from_json)
+
+
 def test_content_is_what_was_asked_for() -> None:
     assert content_hash(replace(REQUEST, request_id="other", created_at=2, tenant="b")) == content_hash(REQUEST)
     assert content_hash(replace(REQUEST, priority=1)) != content_hash(REQUEST)
@@ -327,3 +354,54 @@ def test_a_repeat_with_the_same_deadline_is_the_same_content() -> None:
     first, later = (parse_request(body, request_id="r", now_ms=1_700_000_000_000 + wait) for wait in (0, 1_500))
     assert first.ttl_ms != later.ttl_ms
     assert content_hash(first) == content_hash(later)
+
+
+MANY = 200_000
+NAMES = {f"a{number}": 1 for number in range(MANY)}
+CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "param"),
+    [
+        (embedding(input=[1] * MANY), InvalidRequest, "payload.input[0]"),
+        (embedding(input_token_ids=[[-1] * MANY]), InvalidRequest, "payload.input_token_ids[0][0]"),
+        (embedding(input_token_ids=[1] * MANY), InvalidRequest, "payload.input_token_ids[0]"),
+        (messages(*[1] * MANY), InvalidRequest, "payload.messages[0]"),
+        (messages({"role": "user", "content": [1] * MANY}), InvalidRequest, "payload.messages[0].content[0]"),
+        (messages({"role": "user", "content": "a", **NAMES}), UnsupportedParameter, "payload.messages[0].a0"),
+        (
+            messages({"role": "assistant", "tool_calls": [1] * MANY}),
+            InvalidRequest,
+            "payload.messages[0].tool_calls[0]",
+        ),
+        (
+            messages({"role": "assistant", "tool_calls": [{**CALL, **NAMES}]}),
+            UnsupportedParameter,
+            "payload.messages[0].tool_calls[0].a0",
+        ),
+        (chat(messages=None, prompt_token_ids=["a"] * MANY), InvalidRequest, "payload.prompt_token_ids[0]"),
+        (chat(stop=[1] * MANY), InvalidRequest, "payload.stop[0]"),
+        (chat(tools=[1] * MANY), InvalidRequest, "payload.tools[0]"),
+        (chat(**NAMES), UnsupportedParameter, "payload.a0"),
+        ({**NAMES, **CHAT}, UnsupportedParameter, "a0"),
+        ({**CHAT, "context": NAMES}, UnsupportedParameter, "context.a0"),
+        ({**CHAT, "metadata": NAMES}, TooLarge, "metadata"),
+        ({**CHAT, "extra": NAMES}, TooLarge, "extra"),
+    ],
+)
+def test_of_very_much_that_is_wrong_only_the_first_is_told_apart(
+    body: dict[str, Any], kind: type[PenstockError], param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each problem that is told apart takes microseconds and kilobytes: a body has room for 500,000."""
+    refusal, counts = refusals.refusal, list[int]()
+
+    def counting(error: ValidationError, *rest: Any) -> PenstockError:
+        counts.append(error.error_count())
+        return refusal(error, *rest)
+
+    monkeypatch.setattr(refusals, "refusal", counting)
+    with pytest.raises(kind) as caught:
+        parse_request(body, now_ms=NOW_MS)
+    assert caught.value.param == param
+    assert max(counts, default=0) <= 2 * refusals.MANY_NAMES

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from penstock.gateway.limits.callers import Caller
-from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
+from penstock.schemas.bodies import ListOf
+from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
 from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request
 
@@ -85,6 +86,19 @@ _AS_THEY_ARE = frozenset(
 """Fields that are the payload's under the same name."""
 
 
+MAX_ENTRIES = 2_048
+
+
+def _of_few_entries(value: Any, info: ValidationInfo) -> Any:
+    """Refuse an object that is far too large before each of its entries can become an error of its own."""
+    if isinstance(value, dict) and len(cast("Json", value)) > MAX_ENTRIES:
+        raise TooLarge(f"{info.field_name} has more than {MAX_ENTRIES} entries", param=info.field_name)
+    return value
+
+
+FEW_ENTRIES = BeforeValidator(_of_few_entries)
+
+
 class StreamOptions(BaseModel):
     """`include_obfuscation` pads events against eavesdroppers: off is what Penstock does."""
 
@@ -122,7 +136,7 @@ class OpenAIBody(BaseModel):
 
     model: str | None = None
     user: str | None = None
-    penstock: PenstockOptions | None = None
+    penstock: Annotated[PenstockOptions | None, FEW_ENTRIES] = None
 
 
 class _TextBody(OpenAIBody):
@@ -133,12 +147,12 @@ class _TextBody(OpenAIBody):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     seed: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, FEW_ENTRIES] = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    metadata: dict[str, str] | None = None
+    stream_options: Annotated[StreamOptions | None, FEW_ENTRIES] = None
+    metadata: Annotated[dict[str, str] | None, FEW_ENTRIES] = None
     service_tier: str | None = None
 
     @property
@@ -149,11 +163,11 @@ class _TextBody(OpenAIBody):
 class ChatCompletionBody(_TextBody):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: ListOf[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.chat_bodies import (
     ANYTHING,
+    FEW_ENTRIES,
     Anything,
     Json,
     OpenAIBody,
@@ -18,6 +19,7 @@ from penstock.gateway.openai.chat_bodies import (
     refuse_unsupported,
     tier_priority,
 )
+from penstock.schemas.bodies import ListOf
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.records import InferenceRequest
 
@@ -72,7 +74,7 @@ class TextOptions(BaseModel):
 class ResponsesBody(OpenAIBody):
     """The body of POST /v1/responses."""
 
-    input: Annotated[str | list[dict[str, Any]], Field(description="Text, or messages, calls and their outputs.")]
+    input: Annotated[str | ListOf[dict[str, Any]], Field(description="Text, or messages, calls and their outputs.")]
     instructions: str | None = None
     conversation: Annotated[str | dict[str, Any] | None, Field(description="Its id, or {id}.")] = None
     previous_response_id: Annotated[str | None, Field(description="Not supported yet.")] = None
@@ -80,16 +82,16 @@ class ResponsesBody(OpenAIBody):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    include: list[str] | None = None
+    include: ListOf[str] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    metadata: dict[str, str] | None = None
+    stream_options: Annotated[StreamOptions | None, FEW_ENTRIES] = None
+    metadata: Annotated[dict[str, str] | None, FEW_ENTRIES] = None
     service_tier: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: Reasoning | None = None
-    text: TextOptions | None = None
+    reasoning: Annotated[Reasoning | None, FEW_ENTRIES] = None
+    text: Annotated[TextOptions | None, FEW_ENTRIES] = None
 
 
 def responses_request(body: ResponsesBody, caller: Caller, now_ms: int) -> InferenceRequest:

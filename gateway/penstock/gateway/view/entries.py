@@ -19,7 +19,7 @@ Key = tuple[str, str]
 """(tenant, request_id)"""
 
 ENTRY_BYTES = 4_096
-"""What an entry takes at least, beside the bytes of its outcome."""
+"""What an entry takes at least, beside what its outcome takes."""
 NOT_HASHED = "-"
 BLANKED = "erased"
 
@@ -92,10 +92,23 @@ class Entry:
 
     # -- events
 
+    def counts(self, origin: Origin | None) -> bool:
+        """Whether a record there says what the request is: of several with its id, the first one that is heard of.
+
+        The order of one log is before that: another gateway's record may stand before one that was delivered here.
+        """
+        known = self.origin
+        if known is None or origin is None or same_origin(known, origin):
+            return True
+        return (known.topic, known.partition) == (origin.topic, origin.partition) and origin.offset < known.offset
+
     def on_request(self, request: InferenceRequest, origin: Origin | None) -> None:
-        """The request was seen on its topic (or accepted here, `origin` still unknown). The first origin stays."""
-        if self.origin is not None and origin is not None and not same_origin(self.origin, origin):
+        """The request was seen on its topic (or accepted here, `origin` still unknown)."""
+        if not self.counts(origin):
             return
+        if self.origin is not None and origin is not None and origin.offset != self.origin.offset:
+            event = self.terminal or self.status
+            self.model = None if event is None else event.model
         self.task, self.priority, self.pool = request.task, request.priority, request.pool
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream

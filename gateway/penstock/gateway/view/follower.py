@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,21 @@ DISCOVERY_S = 1.0
 LOOK_S = 2.0
 """So often it is asked whether a partition that does not move has anything to read at all."""
 FOLDED_AT_ONCE = 100
-"""Records that are folded before others on the loop have their turn."""
+BYTES_AT_ONCE = 256 * 1024
+"""Records, and bytes of their values, that are folded before others on the loop have their turn."""
+
+
+def folds(batch: Sequence[RawMessage]) -> Iterator[Sequence[RawMessage]]:
+    """The batch in pieces that are folded at once. A record that is larger than one may be is a piece of its own."""
+    start = size = 0
+    for at, message in enumerate(batch):
+        length = len(message.value or b"")
+        if at > start and (at - start == FOLDED_AT_ONCE or size + length > BYTES_AT_ONCE):
+            yield batch[start:at]
+            start, size = at, 0
+        size += length
+    if batch:
+        yield batch[start:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +156,8 @@ class Follower:
     async def _follow(self) -> None:
         while True:
             batch = await self._queue.get()
-            for start in range(0, len(batch), FOLDED_AT_ONCE):
-                await self._fold(batch[start : start + FOLDED_AT_ONCE])
+            for piece in folds(batch):
+                await self._fold(piece)
                 if self._view.is_due:
                     self._view.flush()
                 while self._view.is_full and not self._view.flush():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
@@ -20,6 +21,11 @@ LARGE_BYTES = 16_384
 """The output of a record over this size is decoded and encoded on a thread, when somebody asks for it."""
 LEFT_OUT = ("embedding", "text_generation.logprobs", "text_generation.choices", "text_generation.tool_calls")
 """What takes much more memory and time decoded than encoded; the text itself is needed by streams."""
+
+VECTOR_BYTES, NUMBER_BYTES = 128, 32
+"""What a vector takes at least, and what each of its numbers takes: it is an object, and has a place in the list."""
+DECODED_TIMES = {"logprobs": 24, "choices": 24, "tool_calls": 32}
+"""So many times its bytes in the record takes what is made of many small texts and dictionaries."""
 
 T = TypeVar("T")
 
@@ -59,6 +65,17 @@ class OutcomeReader:
         event = self._lean(record)
         has_output = event.status == "completed" and event.output_artifact is None
         return event, LargeOutput(record, self._blocking) if has_output else None
+
+
+def held_bytes(event: ResultEvent, large: LargeOutput | None, record_bytes: int) -> int:
+    """About the memory that a decoded outcome takes, with the record that its large output keeps."""
+    output: dict[str, Any] = event.output or {}
+    vectors: list[list[float]] = output.get("embeddings") or []
+    text = sys.getsizeof(output.get("text") or "")
+    if vectors:
+        return record_bytes + len(vectors) * (VECTOR_BYTES + NUMBER_BYTES * len(vectors[0]))
+    growth = max((times for name, times in DECODED_TIMES.items() if output.get(name)), default=1)
+    return record_bytes * growth + text
 
 
 def result_json(event: ResultEvent) -> dict[str, Any] | None:

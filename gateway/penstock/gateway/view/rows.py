@@ -6,7 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.outputs import LargeOutput
+from penstock.gateway.view.outputs import LargeOutput, held_bytes
 from penstock.schemas.records import Origin, Record, ResultEvent, StatusEvent, fields_of
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -134,5 +134,5 @@ def restored(
     entry.written = (epoch, attempt, len(text))
     if terminal is not None:
         entry.fold.terminal, entry.large = terminal, large
-        entry.kept_bytes += record_bytes
+        entry.kept_bytes += held_bytes(terminal, large, record_bytes)
     return entry

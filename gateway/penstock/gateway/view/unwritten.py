@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 
-from penstock.gateway.view.entries import Entry, Key
+from penstock.gateway.view.entries import ENTRY_BYTES, Entry, Key
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.store import TP, Batch, Store
 
@@ -46,7 +46,7 @@ class Unwritten:
     def add(self, entry: Entry) -> None:
         self._changed[entry.key] = entry
         if entry.record is not None:
-            self._bytes += len(entry.record)
+            self._bytes += len(entry.record) + entry.kept_bytes - ENTRY_BYTES  # it waits as bytes, and is held decoded
 
     def get(self, key: Key) -> Entry | None:
         """The entry, if the file does not hold it as it is, however long ago it was last asked for."""

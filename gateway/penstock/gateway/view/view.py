@@ -16,7 +16,7 @@ from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.census import Census
 from penstock.gateway.view.entries import BLANKED, Entry, Key
 from penstock.gateway.view.hub import Hub, Subject
-from penstock.gateway.view.outputs import OutcomeReader
+from penstock.gateway.view.outputs import OutcomeReader, held_bytes
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.unwritten import Recent, Unwritten
 from penstock.producers.clock import now_ms
@@ -24,7 +24,7 @@ from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.fold import IGNORED
-from penstock.schemas.ids import derived_request_id, is_derived_id
+from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id, is_derived_id
 from penstock.schemas.records import (
     ControlCommand,
     InferenceRequest,
@@ -215,6 +215,9 @@ class View:
             request = parse_request_bytes(message.value, request_id=made_up, now_ms=message.timestamp_ms)
         else:
             request = self._codec.decode(message.value, InferenceRequest)
+            # Workers do not take it under such a name, so nothing would ever end it here.
+            check_request_id(request.request_id)
+            check_tenant(request.tenant)
         if any(name == HEADER_ORIGIN for name, _ in message.headers):
             return  # published again where it belongs; its first record was seen
         entry = self.entry((request.tenant, request.request_id))
@@ -229,13 +232,15 @@ class View:
             self.arrivals.count(message.timestamp_ms)
 
     def _on_request(self, entry: Entry, request: InferenceRequest, origin: Origin | None) -> None:
-        introduced = entry.conversation_id is None
+        before = entry.conversation_id
         known = bool(entry.content)
+        if before is not None and before != request.conversation_id and entry.counts(origin):
+            self.census.forget(entry)  # it is counted again below, under its own conversation
         entry.on_request(request, origin)
         if not known:
             self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms)
         self._touch(entry)
-        if introduced and entry.conversation_id is not None:
+        if before != entry.conversation_id and entry.conversation_id is not None:
             # Results may be read before the request that says whose they are.
             conversation = ("conversation", entry.tenant, entry.conversation_id)
             if self._hub.listens(conversation):
@@ -254,7 +259,7 @@ class View:
         done = entry.done
         if done:
             entry.record = record
-            entry.kept_bytes += len(record)
+            entry.kept_bytes += held_bytes(event, large, len(record))
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
         if step is not IGNORED or before != (fold.epoch, fold.attempt):
             self._touch(entry)

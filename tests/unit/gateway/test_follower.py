@@ -1,0 +1,34 @@
+"""What the follower folds at once: so little that others on the loop have their turn."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.view.follower import BYTES_AT_ONCE, FOLDED_AT_ONCE, folds
+from penstock.producers.reader import RawMessage
+
+
+def size(messages: Sequence[RawMessage]) -> int:
+    return sum(len(message.value or b"") for message in messages)
+
+
+sizes = st.lists(st.sampled_from([None, 0, 1, 5_000, 100_000, BYTES_AT_ONCE, 3 * BYTES_AT_ONCE]), max_size=300)
+
+
+@given(sizes)
+def test_a_batch_is_folded_in_pieces_of_few_records_and_few_bytes(values: list[int | None]) -> None:
+    batch = [
+        RawMessage("t", 0, offset, 0, None, None if length is None else bytes(length))
+        for offset, length in enumerate(values)
+    ]
+    pieces = list(folds(batch))
+    assert [message.offset for piece in pieces for message in piece] == list(range(len(batch)))
+    for piece in pieces:
+        assert 0 < len(piece) <= FOLDED_AT_ONCE
+        assert len(piece) == 1 or size(piece) <= BYTES_AT_ONCE, "a record alone may be larger"
+    for piece, after in itertools.pairwise(pieces):
+        assert len(piece) == FOLDED_AT_ONCE or size([*piece, after[0]]) > BYTES_AT_ONCE, "no piece is needless"
