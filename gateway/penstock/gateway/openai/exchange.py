@@ -15,9 +15,11 @@ from penstock.gateway.edge.disconnects import ClientGone, unless_gone
 from penstock.gateway.edge.errors import FinalFailure, error_response, log_unexpected, outcome_error
 from penstock.gateway.openai.chat_answers import Json
 from penstock.gateway.openai.chat_bodies import in_openai_words
+from penstock.gateway.openai.large_answers import beside_the_loop
 from penstock.gateway.openai.splice import StreamSplice
 from penstock.gateway.service.subscriptions import SlowConsumer, Subscription
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
+from penstock.gateway.view.outputs import encode_json
 from penstock.schemas.errors import InternalError, Overloaded, PenstockError
 
 logger = logging.getLogger(__name__)
@@ -36,7 +38,7 @@ class EventWriter(Protocol):
         """What follows the last event."""
         ...
 
-    def encoded(self, events: list[Json]) -> bytes: ...
+    def encoded(self, events: list[Json], dumps: Callable[[Json], str] = ...) -> bytes: ...
     def failure(self, error: PenstockError) -> bytes: ...
     def opening(self) -> list[Json]: ...
     def text(self, text: str) -> list[Json]: ...
@@ -86,14 +88,14 @@ async def stream_events(
 ) -> AsyncGenerator[bytes]:
     """Server-sent events of one answer. Raises FinalFailure or StreamRestarted where it cannot be carried on.
 
-    `whole` fetches the output of a result that only refers to it.
+    `whole` fetches the output of a result that only refers to it. A large output is encoded on a thread.
     """
     turn = _StreamTurn(writer, whole)
     told_at = time.monotonic()
     while True:
         events, failure = await turn.on_frames(await _new_frames(subscription, keepalive_s))
-        if turn.ended:
-            yield writer.encoded(events) + writer.last
+        if turn.result is not None:
+            yield await _ending(writer, events, turn.result)
             return
         if events:
             yield writer.encoded(events)
@@ -103,6 +105,15 @@ async def stream_events(
         if time.monotonic() - told_at >= keepalive_s:  # nothing came, or nothing that says something here
             yield _KEEPALIVE
             told_at = time.monotonic()
+
+
+async def _ending(writer: EventWriter, events: list[Json], result: Json) -> bytes:
+    """The last events of a stream, behind those that came with them."""
+
+    def make() -> bytes:
+        return writer.encoded([*events, *writer.ending(result)], encode_json) + writer.last
+
+    return await beside_the_loop(result, make)
 
 
 async def _new_frames(subscription: Subscription, keepalive_s: float) -> list[Frame]:
@@ -123,7 +134,8 @@ class _StreamTurn:
     """Frames in, chunk objects out."""
 
     def __init__(self, writer: EventWriter, whole: Callable[[Json], Awaitable[Json]] | None) -> None:
-        self.ended = False
+        self.result: Json | None = None
+        """That of the outcome, when it has come and its text is told."""
         self._writer = writer
         self._whole = whole
         self._splice = StreamSplice()
@@ -135,7 +147,7 @@ class _StreamTurn:
         try:
             for frame in frames:
                 events += await self._on_frame(frame)
-                if self.ended:
+                if self.result is not None:
                     break
         except (PenstockError, FinalFailure) as error:
             return events, error
@@ -154,8 +166,8 @@ class _StreamTurn:
                 if "artifact" in result and self._whole is not None:
                     result = await self._whole(result)
                 rest = self._text(self._splice.finish(result.get("text") or ""))
-                self.ended = True
-                return [*rest, *self._open(), *self._writer.ending(result)]
+                self.result = result
+                return [*rest, *self._open()]
             case _:
                 pass
         return []
