@@ -482,6 +482,24 @@ async def test_an_answer_of_any_shape_fails_the_run(body: bytes, form: str) -> N
     assert found.error.code == "engine_failed"
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+async def test_only_line_ends_of_the_protocol_part_a_stream(line_end: str) -> None:
+    """JSON may hold these characters as they are, and httpx takes them for ends of lines."""
+    text = "a\u2028b\u2029c\u0085d"
+    said = [{"choices": [{"delta": {"content": text}, "finish_reason": None}]}, ending()]
+    body = "".join(f"data: {json.dumps(event, ensure_ascii=False)}{line_end * 2}" for event in said).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 3):
+            yield body[at : at + 3]
+
+    kind = {"content-type": "text/event-stream"}
+    async with serving(lambda _: httpx.Response(200, content=pieces(), headers=kind)) as engine:
+        sink, finished = await run(engine, spec())
+    assert isinstance(finished, Finished)
+    assert [delta.text for delta in sink.deltas] == [text]
+
+
 async def test_odd_finish_reasons_and_counts_do_not_reach_the_outcome() -> None:
     usage = {"prompt_tokens": 10**30, "completion_tokens": -1, "total_tokens": True, "more": {"a": 1}}
     answer = {"choices": [{"message": {"content": "x"}, "finish_reason": {"a": 1}}], "usage": usage}
