@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,9 @@ from typing import Any
 
 from penstock.processors.engines.base import Message, Prepared, RunSpec
 from penstock.processors.engines.texts import EncodableStream, encodable
+from penstock.schemas.bodies import EmbeddingPayload, TextPayload
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.finite_json import loads_finite
 
 Json = dict[str, Any]
 
@@ -19,7 +20,14 @@ LEAST_LOGPROB = -9999.0
 """What stands for the logarithm of 0, as OpenAI writes it."""
 MOST_CALLS = 1_000
 RESERVED = frozenset(
-    {"model", "messages", "prompt", "input", "stream", "stream_options", "n", "chat_template", "tools"}
+    {
+        "model",
+        "stream",
+        "stream_options",
+        "chat_template",
+        *TextPayload.__annotations__,
+        *EmbeddingPayload.__annotations__,
+    }
 )
 """What `extra` may not set: the request has fields for it, or it is not the caller's to say."""
 
@@ -64,9 +72,12 @@ def _body(spec: RunSpec, model: str) -> Json:
 
 
 def json_or_text(value: str) -> Any:
-    """The records have texts; one that is JSON is passed on as what it means (0.5, true, {"a": 1})."""
+    """The records have texts; one that is JSON is passed on as what it means (0.5, true, {"a": 1}).
+
+    NaN and infinities are no JSON: whatever holds them stays text.
+    """
     try:
-        return json.loads(value)
+        return loads_finite(value)
     except (ValueError, RecursionError):
         return value
 

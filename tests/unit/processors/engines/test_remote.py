@@ -401,6 +401,28 @@ async def test_extra_may_not_replace_what_is_ours() -> None:
             await engine.prepare(spec(extra={"chat_template": "{{ x }}"}))
 
 
+@pytest.mark.parametrize("name", ["tool_choice", "response_format", "max_tokens", "prompt_token_ids", "dimensions"])
+async def test_extra_may_not_stand_for_fields_of_the_payload(name: str) -> None:
+    """They come in other forms there; some raised in the engine, and the request was tried to death."""
+    async with serving(lambda _: chat_answer("x")) as engine:
+        with pytest.raises(InvalidRequest, match=name):
+            await engine.prepare(spec(extra={name: '"x"'}))
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", '{"a": [NaN]}'])
+async def test_numbers_that_json_does_not_have_are_passed_on_as_text(text: str) -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return chat_answer("x")
+
+    async with serving(handler) as engine:
+        _, finished = await run(engine, spec(extra={"a": text}))
+    assert isinstance(finished, Finished)
+    assert json.loads(seen[0].content)["a"] == text
+
+
 async def test_a_key_that_is_not_set_is_said_at_the_start() -> None:
     engine = RemoteEngine("m", "http://server", {"api_key_env": "NOT_SET_ANYWHERE"})
     with pytest.raises(InvalidRequest, match="NOT_SET_ANYWHERE"):
