@@ -141,8 +141,7 @@ class Answer:
             choice.reason = said.get("finish_reason") or choice.reason
             new = choice.add(choice.pieces.feed(delta.get("content") or ""))
             text += new if index == 0 else ""
-            for number, call in enumerate(delta.get("tool_calls") or []):
-                _add_call(choice.calls, number, call)
+            _add_calls(choice.calls, delta.get("tool_calls") or [])
             content = (said.get("logprobs") or {}).get("content") if self._chat else None
             if content is not None:
                 choice.logprobs = [*(choice.logprobs or []), *map(_logprob, content)]
@@ -175,11 +174,26 @@ class Answer:
         return made
 
 
-def _add_call(calls: dict[int, Json], place: int, said: Json) -> None:
-    """A piece of a call; its arguments come in many."""
-    number = said.get("index", place)
-    if type(number) is not int or not 0 <= number < MOST_CALLS:
+def _add_calls(calls: dict[int, Json], said: Sequence[Json]) -> None:
+    """Pieces of calls; the arguments of each come in many."""
+    for place, piece in enumerate(said):
+        # What stands side by side, and has no id, belongs to what stood side by side before.
+        _add_call(calls, _number_of(calls, piece, unnamed=place if len(said) > 1 else max(calls, default=0)), piece)
+
+
+def _number_of(calls: Mapping[int, Json], piece: Json, *, unnamed: int) -> int:
+    """Which call a piece belongs to: its index says so, or else its id; `unnamed` when it has neither."""
+    number, call_id = piece.get("index"), piece.get("id")
+    if type(number) is not int:
+        known = {call["id"]: known_number for known_number, call in calls.items()}
+        following = max(calls, default=-1) + 1
+        number = known.get(encodable(call_id), following) if call_id else unnamed
+    if not 0 <= number < MOST_CALLS:
         raise ValueError("a call without a place")
+    return number
+
+
+def _add_call(calls: dict[int, Json], number: int, said: Json) -> None:
     call = calls.setdefault(number, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
     function, new = call["function"], said.get("function") or {}
     call["id"] = encodable(said.get("id") or call["id"])

@@ -168,6 +168,40 @@ async def test_tools_are_passed_on_and_their_calls_come_back() -> None:
     CODEC.encode(terminal(found.output))
 
 
+NAMED_A = {"id": "a", "function": {"name": "f", "arguments": ""}}
+NAMED_B = {"id": "b", "function": {"name": "g", "arguments": ""}}
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [[NAMED_A], [{"function": {"arguments": "1"}}], [NAMED_B], [{"function": {"arguments": "2"}}]],
+        [
+            [{"index": None, "id": "a", "function": {"name": "f", "arguments": "1"}}, {**NAMED_B, "index": None}],
+            [{"index": None, "id": "", "function": {"name": "", "arguments": "2"}}],
+        ],
+        [
+            [NAMED_A],
+            [{**NAMED_A, "function": {"arguments": "1"}}],
+            [NAMED_B],
+            [{**NAMED_B, "function": {"arguments": "2"}}],
+        ],
+        [[NAMED_A, NAMED_B], [{"function": {"arguments": "1"}}, {"function": {"arguments": "2"}}]],
+    ],
+    ids=["one by one", "null", "id repeated", "side by side"],
+)
+async def test_calls_without_an_index_are_told_apart_by_their_ids(pieces: list[list[dict[str, Any]]]) -> None:
+    """Some servers send none: two calls became one, with the arguments of both."""
+    said = [{"choices": [{"delta": {"tool_calls": piece}, "finish_reason": None}]} for piece in pieces]
+    async with serving(lambda _: sse(*said, ending("tool_calls"))) as engine:
+        _, finished = await run(engine, spec())
+    assert isinstance(finished, Finished)
+    assert finished.output["tool_calls"] == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "1"}},
+        {"id": "b", "type": "function", "function": {"name": "g", "arguments": "2"}},
+    ]
+
+
 async def test_several_answers_and_their_logprobs() -> None:
     def piece(index: int, text: str, logprob: float) -> dict[str, Any]:
         one = {"token": text, "logprob": logprob, "bytes": [97], "top_logprobs": [{"token": "x", "logprob": -1}]}
