@@ -139,7 +139,8 @@ class Answer:
             choice = self._choices.setdefault(index, _Choice())
             delta: Json = (said.get("delta") or {}) if self._chat else {"content": said.get("text")}
             choice.reason = said.get("finish_reason") or choice.reason
-            new = choice.add(choice.pieces.feed(delta.get("content") or ""))
+            # A refusal has a field of its own; to who asked it is the answer.
+            new = choice.add(choice.pieces.feed((delta.get("content") or "") + (delta.get("refusal") or "")))
             text += new if index == 0 else ""
             _add_calls(choice.calls, delta.get("tool_calls") or [])
             content = (said.get("logprobs") or {}).get("content") if self._chat else None

@@ -168,6 +168,22 @@ async def test_tools_are_passed_on_and_their_calls_come_back() -> None:
     CODEC.encode(terminal(found.output))
 
 
+@pytest.mark.parametrize("form", ["stream", "whole"])
+async def test_a_refusal_is_told_as_text(form: str) -> None:
+    """It comes in a field of its own, and its request was completed with nothing."""
+    if form == "stream":
+        told = [{"content": None, "refusal": "I can"}, {"refusal": "not"}, {"refusal": None}]
+        answer = sse(*({"choices": [{"delta": delta, "finish_reason": None}]} for delta in told), ending())
+    else:
+        message = {"role": "assistant", "content": None, "refusal": "I cannot"}
+        answer = httpx.Response(200, json={"choices": [{"message": message, "finish_reason": "stop"}]})
+    async with serving(lambda _: answer) as engine:
+        sink, finished = await run(engine, spec())
+    assert isinstance(finished, Finished)
+    assert finished.output == {"text": "I cannot"}
+    assert "".join(delta.text for delta in sink.deltas) == "I cannot"
+
+
 NAMED_A = {"id": "a", "function": {"name": "f", "arguments": ""}}
 NAMED_B = {"id": "b", "function": {"name": "g", "arguments": ""}}
 
