@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
+from penstock.schemas.finite_json import loads_finite
 from penstock.schemas.limits import Limits
 from penstock.schemas.plain import text_bytes
 
@@ -170,7 +171,7 @@ def _json_text(value: Any, param: str, limits: Limits) -> str:
     try:
         if isinstance(value, str):
             size_within(value, param, limits)
-            if not isinstance(json.loads(value), dict):
+            if not isinstance(loads_finite(value), dict):
                 raise ValueError
             return value
         text = json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -21,7 +21,7 @@ from penstock.schemas.ids import (
     new_request_id,
 )
 from penstock.schemas.limits import DEFAULT_LIMITS, Limits
-from penstock.schemas.payloads import PAYLOADS, at_most, lone_surrogate
+from penstock.schemas.payloads import PASSED_ON, PAYLOADS, at_most, lone_surrogate, size_within
 from penstock.schemas.plain import is_plain, text_bytes
 from penstock.schemas.records import PAYLOAD_FIELDS, ContextLimits, InferenceRequest, OutputSpec, Record, Requirements
 
@@ -183,8 +183,11 @@ def _validator() -> Callable[[str, Mapping[str, Any]], dict[str, Any]]:
 
 
 def _map_within(texts: Mapping[str, str], param: str, limits: Limits) -> None:
+    passed_on = texts.keys() & PASSED_ON if param == "extra" else frozenset[str]()
+    for name in passed_on:  # fields of OpenAI's, as long as any text
+        size_within(texts[name], f"{param}.{name}", limits)
     try:
-        size = sum(text_bytes(text) for pair in texts.items() for text in pair)
+        size = sum(text_bytes(text) for pair in texts.items() for text in pair if pair[0] not in passed_on)
     except UnicodeEncodeError as error:
         raise lone_surrogate(param) from error
     if len(texts) > limits.max_map_entries or size > limits.max_map_bytes:

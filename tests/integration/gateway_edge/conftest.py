@@ -85,19 +85,35 @@ class Readiness:
 
 
 class Script:
-    """The frames of one request, as an async iterator that can be closed."""
+    """The frames of one request, one by one, in the place of a Subscription."""
 
     def __init__(self, frames: AsyncIterator[Frame], closed: Callable[[], None]) -> None:
         self._frames = frames
+        self._coming: asyncio.Future[Frame | None] | None = None
         self._closed: Callable[[], None] | None = closed
 
     def __aiter__(self) -> Script:
         return self
 
     async def __anext__(self) -> Frame:
-        return await anext(self._frames)
+        frame = await self.next_frame()
+        if frame is None:
+            raise StopAsyncIteration
+        return frame
+
+    async def next_frame(self) -> Frame | None:
+        if self._coming is None:
+            self._coming = asyncio.ensure_future(anext(self._frames, None))
+        await asyncio.wait({self._coming})  # who gives up leaves it to the next
+        came, self._coming = self._coming, None
+        return came.result()
+
+    def take_nowait(self) -> list[Frame]:
+        return []
 
     def close(self) -> None:
+        if self._coming is not None:
+            self._coming.cancel()
         closed, self._closed = self._closed, None
         if closed is not None:
             closed()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from starlette.types import Message
 
 from penstock.gateway.edge.errors import FinalFailure
 from penstock.gateway.openai.chat_answers import ChunkWriter, Json
-from penstock.gateway.openai.exchange import AnswerStream, ClientGone, stream_events, unless_gone, with_keepalive
+from penstock.gateway.openai.exchange import AnswerStream, ClientGone, stream_events, unless_gone
+from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
+from penstock.gateway.view.hub import Hub
 from penstock.schemas.errors import InternalError, StreamRestarted
 
 
@@ -34,19 +37,43 @@ def result(text: str, status: str = "completed") -> ResultFrame:
     return ResultFrame(request_id="r1", status=status, result=found, error=None, cursor="c")
 
 
-async def frames_of(*frames: Frame, gap_s: float = 0) -> AsyncIterator[Frame]:
-    for frame in frames:
-        await asyncio.sleep(gap_s)
-        yield frame
+@asynccontextmanager
+async def followed(*frames: Frame, gap_s: float | None = None) -> AsyncGenerator[Subscription]:
+    """A subscription that gets these frames, all at once or one by one, and is closed after them."""
+    subscription = Subscription(Hub(), single=True)
+
+    async def publish() -> None:
+        for frame in frames:
+            await asyncio.sleep(gap_s or 0)
+            subscription.push([frame])
+        subscription.close()
+
+    if gap_s is None:
+        subscription.push(frames)
+        subscription.close()
+        yield subscription
+        return
+    publishing = asyncio.create_task(publish())
+    try:
+        yield subscription
+    finally:
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+
+
+async def events_of(*frames: Frame, gap_s: float | None = None, **options: Any) -> list[bytes]:
+    async with followed(*frames, gap_s=gap_s) as subscription:
+        return [event async for event in stream_events(subscription, writer(), **options)]
 
 
 async def texts(*frames: Frame, chat: bool = True) -> list[str]:
     found: list[str] = []
-    async for event in stream_events(frames_of(*frames), writer(chat=chat)):
-        for line in event.decode().split("\n\n"):
-            if line.startswith("data: {"):
-                (choice,) = json.loads(line[6:])["choices"]
-                found.append(choice["delta"].get("content", "|") if chat else choice["text"])
+    async with followed(*frames) as subscription:
+        async for event in stream_events(subscription, writer(chat=chat)):
+            for line in event.decode().split("\n\n"):
+                if line.startswith("data: {"):
+                    (choice,) = json.loads(line[6:])["choices"]
+                    found.append(choice["delta"].get("content", "|") if chat else choice["text"])
     return found
 
 
@@ -60,10 +87,11 @@ async def test_frames_become_one_text() -> None:
 
 async def test_nothing_is_sent_after_a_contradiction() -> None:
     restarted = RestartedFrame(request_id="r1", attempt=2, cursor="c")
-    events = stream_events(frames_of(chunk("ab", 0), restarted, chunk("xy", 0), result("xy")), writer())
-    assert b'"ab"' in await anext(events)
-    with pytest.raises(StreamRestarted):
-        await anext(events)
+    async with followed(chunk("ab", 0), restarted, chunk("xy", 0), result("xy")) as subscription:
+        events = stream_events(subscription, writer())
+        assert b'"ab"' in await anext(events)
+        with pytest.raises(StreamRestarted):
+            await anext(events)
 
 
 async def test_every_other_outcome_is_a_failure() -> None:
@@ -74,10 +102,7 @@ async def test_every_other_outcome_is_a_failure() -> None:
 
 
 async def test_a_comment_is_sent_while_nothing_comes_and_no_frame_is_lost() -> None:
-    events = [
-        event
-        async for event in stream_events(frames_of(chunk("a", 0), result("ab"), gap_s=0.05), writer(), keepalive_s=0.01)
-    ]
+    events = await events_of(chunk("a", 0), result("ab"), gap_s=0.05, keepalive_s=0.01)
     assert events[0] == b": waiting\n\n"
     assert any(event.startswith(b":") for event in events[1:])
     text = b"".join(events)
@@ -86,20 +111,32 @@ async def test_a_comment_is_sent_while_nothing_comes_and_no_frame_is_lost() -> N
 
 
 async def test_leaving_early_leaves_nothing_waiting() -> None:
-    cancelled = asyncio.Event()
+    async with followed(chunk("", 0), gap_s=60) as subscription:
+        before = asyncio.all_tasks()
+        events = stream_events(subscription, writer(), keepalive_s=0.001)
+        assert await anext(events) == b": waiting\n\n"
+        await events.aclose()
+        assert asyncio.all_tasks() == before
 
-    async def never() -> AsyncIterator[Frame]:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-        yield chunk("", 0)
 
-    beats = with_keepalive(never(), 0.001)
-    assert await anext(beats) is None
-    await beats.aclose()
-    assert cancelled.is_set()
+async def test_a_burst_does_not_make_a_reading_client_slow() -> None:
+    """The follower gives many records a turn: one frame a turn fell behind until the client was let go as slow."""
+    hub = Hub(client_frames=1_024)
+    subscription = Subscription(hub, single=True)
+    hub.subscribe(subscription.client, "s")
+
+    async def read() -> bytes:
+        return b"".join([event async for event in stream_events(subscription, writer())])
+
+    reading = asyncio.create_task(read())
+    for number in range(3_000):
+        hub.publish("s", chunk("x", number))
+        if number % 100 == 99:
+            await asyncio.sleep(0)
+    hub.publish("s", result("x" * 3_000))
+    text = await asyncio.wait_for(reading, 10)
+    assert text.count(b'"content":"x"') == 3_000
+    assert hub.dropped_slow == 0
 
 
 async def test_work_is_stopped_when_the_client_goes() -> None:
@@ -155,10 +192,7 @@ async def test_frames_that_say_nothing_here_do_not_silence_the_comments() -> Non
         StatusFrame(request_id="r1", cursor="c", status="queued", done=False, position=9 - number)
         for number in range(8)
     ]
-    events = [
-        event
-        async for event in stream_events(frames_of(*waiting, result("ab"), gap_s=0.02), writer(), keepalive_s=0.05)
-    ]
+    events = await events_of(*waiting, result("ab"), gap_s=0.02, keepalive_s=0.05)
     assert events[0] == b": waiting\n\n"
     assert events.count(b": waiting\n\n") >= 2
     assert events[-1].endswith(b"data: [DONE]\n\n")
@@ -170,6 +204,5 @@ async def test_a_large_output_is_fetched_and_completes_the_stream() -> None:
 
     large = result("")
     large.result = {"artifact": {"artifact_id": "a"}, "finish_reason": "stop", "usage": None}
-    events = [event async for event in stream_events(frames_of(chunk("ab", 0), large), writer(), whole=whole)]
-    text = b"".join(events)
+    text = b"".join(await events_of(chunk("ab", 0), large, whole=whole))
     assert text.count(b'"content":"ab"') == text.count(b'"content":"cd"') == 1

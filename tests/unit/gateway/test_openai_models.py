@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import inspect
+import json
 import struct
 from typing import Any
 
@@ -44,6 +45,24 @@ def test_every_field_of_the_stock_client_is_classified(method: Any, body: Any, h
 def chat(**fields: Any) -> Any:
     body = shapes.ChatCompletionBody.model_validate({"messages": [{"role": "user", "content": "hi"}], **fields})
     return shapes.chat_request(body, Caller(tenant="acme", max_priority=3), now_ms=0)
+
+
+def test_what_is_passed_on_may_be_as_long_as_a_text() -> None:
+    """It travels among `extra`, whose entries together are short; the caller has no idea of that."""
+    prediction = {"type": "content", "content": "ä" * 100_000}
+    biases = {str(token): 1.0 for token in range(5_000)}
+    request = chat(prediction=prediction, logit_bias=biases, penstock={"extra": {"note": "x"}})
+    assert json.loads(request.extra["prediction"]) == prediction
+    assert json.loads(request.extra["logit_bias"]) == biases
+    assert request.extra["note"] == "x"
+
+
+@pytest.mark.parametrize("options", [{}, {"penstock": {"extra": {"note": "x"}}}])
+@pytest.mark.parametrize(("content", "error"), [("x" * 500_001, TooLarge), ("\ud800", InvalidRequest)])
+def test_what_cannot_be_passed_on_is_refused_by_its_name(options: Any, content: str, error: type[Exception]) -> None:
+    with pytest.raises(error) as caught:
+        chat(prediction={"type": "content", "content": content}, **options)
+    assert (caught.value.param, caught.value.message.split()[0]) == ("prediction", "prediction")  # type: ignore[attr-defined]
 
 
 @given(st.sampled_from(sorted(shapes.HARMLESS_CHAT)), st.sampled_from([1.5, True, "x", {"a": 1}, ["x"], -1]))

@@ -111,6 +111,12 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     (chat(tools=[{"function": {"name": "f"}}] * 129), TooLarge, "payload.tools"),
     (chat(tool_choice="some"), InvalidRequest, "payload.tool_choice"),
     (chat(tool_choice="{"), InvalidRequest, "payload.tool_choice"),
+    (chat(tool_choice='{"a": NaN}'), InvalidRequest, "payload.tool_choice"),
+    (
+        chat(tools=[{"function": {"name": "f", "parameters": '{"maximum": 1e999}'}}]),
+        InvalidRequest,
+        "payload.tools[0].function.parameters",
+    ),
     (chat(response_format={"type": "xml"}), InvalidRequest, "payload.response_format.type"),
     (chat(response_format={"type": "json_schema"}), InvalidRequest, "payload.response_format.json_schema"),
     (chat(n=1_001), InvalidRequest, "payload.n"),

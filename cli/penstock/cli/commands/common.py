@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.schemas.sse import DONE, SseLines, field_value
 from penstock.schemas.texts import shortened
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -142,15 +143,12 @@ def raise_for_error(answer: httpx.Response) -> None:
 
 
 def sse_frames(answer: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The data of each server-sent event, decoded; comments and the closing [DONE] are left out.
-
-    Lines end with a line feed and nothing else: httpx's own would also part a text at U+2028 and the like.
-    """
-    rest = b""
+    """The data of each server-sent event, decoded; comments and the closing [DONE] are left out."""
+    lines = SseLines()
     for piece in answer.iter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+        for line in lines.feed(piece):
+            data = field_value(line, b"data")
+            if data is not None and data != DONE:
                 yield json.loads(data)
 
 

@@ -6,13 +6,14 @@ import base64
 import json
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from penstock.schemas.errors import PenstockError, error_body
 
 Json = dict[str, Any]
 
+compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 FINISH_REASONS = frozenset({"stop", "length", "content_filter", "tool_calls", "function_call"})
 
 
@@ -101,9 +102,9 @@ class ChunkWriter:
         if tier is not None:
             self._head["service_tier"] = "default" if tier == "auto" else tier
 
-    def encoded(self, events: list[Json]) -> bytes:
+    def encoded(self, events: list[Json], dumps: Callable[[Json], str] = compact_json) -> bytes:
         """Server-sent events."""
-        return b"".join(map(sse_data, events))
+        return b"".join([sse_data(event, dumps) for event in events])
 
     def failure(self, error: PenstockError) -> bytes:
         """What ends a stream that cannot be carried on."""
@@ -187,8 +188,8 @@ def text_usage(result: Json) -> Json:
     return {"prompt_tokens": prompt, "completion_tokens": produced, "total_tokens": prompt + produced}
 
 
-def sse_data(body: Json) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def sse_data(body: Json, dumps: Callable[[Json], str] = compact_json) -> bytes:
+    return b"data: " + dumps(body).encode() + b"\n\n"
 
 
 def _base64_floats(vector: Sequence[float]) -> str:

@@ -305,7 +305,10 @@ def parse_in_openai_words(
 def _passed_on(passed: Mapping[str, Any]) -> dict[str, str]:
     """What goes to a remote model as it is, as JSON text; values that change nothing are left out."""
     return {
-        name: json.dumps(value) for name, value in passed.items() if value is not None and value not in _PASSED_ON[name]
+        # Not in escapes: they would count six bytes for a letter, and hide half a surrogate pair.
+        name: json.dumps(value, ensure_ascii=False)
+        for name, value in passed.items()
+        if value is not None and value not in _PASSED_ON[name]
     }
 
 

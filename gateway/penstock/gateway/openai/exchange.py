@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
@@ -16,9 +15,11 @@ from penstock.gateway.edge.disconnects import ClientGone, unless_gone
 from penstock.gateway.edge.errors import FinalFailure, error_response, log_unexpected, outcome_error
 from penstock.gateway.openai.chat_answers import Json
 from penstock.gateway.openai.chat_bodies import in_openai_words
+from penstock.gateway.openai.large_answers import beside_the_loop
 from penstock.gateway.openai.splice import StreamSplice
-from penstock.gateway.service.subscriptions import SlowConsumer
+from penstock.gateway.service.subscriptions import SlowConsumer, Subscription
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
+from penstock.gateway.view.outputs import encode_json
 from penstock.schemas.errors import InternalError, Overloaded, PenstockError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class EventWriter(Protocol):
         """What follows the last event."""
         ...
 
-    def encoded(self, events: list[Json]) -> bytes: ...
+    def encoded(self, events: list[Json], dumps: Callable[[Json], str] = ...) -> bytes: ...
     def failure(self, error: PenstockError) -> bytes: ...
     def opening(self) -> list[Json]: ...
     def text(self, text: str) -> list[Json]: ...
@@ -79,7 +80,7 @@ def completed(frame: ResultFrame) -> Json:
 
 
 async def stream_events(
-    frames: AsyncIterator[Frame],
+    subscription: Subscription,
     writer: EventWriter,
     keepalive_s: float = KEEPALIVE_S,
     *,
@@ -87,37 +88,72 @@ async def stream_events(
 ) -> AsyncGenerator[bytes]:
     """Server-sent events of one answer. Raises FinalFailure or StreamRestarted where it cannot be carried on.
 
-    `whole` fetches the output of a result that only refers to it.
+    `whole` fetches the output of a result that only refers to it. A large output is encoded on a thread.
     """
     turn = _StreamTurn(writer, whole)
     told_at = time.monotonic()
-    async with aclosing(with_keepalive(frames, keepalive_s)) as beats:
-        async for frame in beats:
-            events = [] if frame is None else await turn.on_frame(frame)
-            if turn.ended:
-                yield writer.encoded(events) + writer.last
-                return
-            if events:
-                yield writer.encoded(events)
-            elif time.monotonic() - told_at >= keepalive_s:  # frames came, but none that says something here
-                yield _KEEPALIVE
-            else:
-                continue
+    while True:
+        events, failure = await turn.on_frames(await _new_frames(subscription, keepalive_s))
+        if turn.result is not None:
+            yield await _ending(writer, events, turn.result)
+            return
+        if events:
+            yield writer.encoded(events)
             told_at = time.monotonic()
-    raise InternalError("the subscription ended without an outcome")
+        if failure is not None:
+            raise failure
+        if time.monotonic() - told_at >= keepalive_s:  # nothing came, or nothing that says something here
+            yield _KEEPALIVE
+            told_at = time.monotonic()
+
+
+async def _ending(writer: EventWriter, events: list[Json], result: Json) -> bytes:
+    """The last events of a stream, behind those that came with them."""
+
+    def make() -> bytes:
+        return writer.encoded([*events, *writer.ending(result)], encode_json) + writer.last
+
+    return await beside_the_loop(result, make)
+
+
+async def _new_frames(subscription: Subscription, keepalive_s: float) -> list[Frame]:
+    """All frames that have come, so that a burst costs one turn of the loop; none when none came for so long."""
+    if frames := subscription.take_nowait():
+        return frames
+    try:
+        async with asyncio.timeout(keepalive_s):
+            frame = await subscription.next_frame()
+    except TimeoutError:
+        return []
+    if frame is None:
+        raise InternalError("the subscription ended without an outcome")
+    return [frame, *subscription.take_nowait()]
 
 
 class _StreamTurn:
     """Frames in, chunk objects out."""
 
     def __init__(self, writer: EventWriter, whole: Callable[[Json], Awaitable[Json]] | None) -> None:
-        self.ended = False
+        self.result: Json | None = None
+        """That of the outcome, when it has come and its text is told."""
         self._writer = writer
         self._whole = whole
         self._splice = StreamSplice()
         self._opened = False
 
-    async def on_frame(self, frame: Frame) -> list[Json]:
+    async def on_frames(self, frames: Iterable[Frame]) -> tuple[list[Json], PenstockError | FinalFailure | None]:
+        """What the frames say, as far as it can be carried on, and why it cannot."""
+        events: list[Json] = []
+        try:
+            for frame in frames:
+                events += await self._on_frame(frame)
+                if self.result is not None:
+                    break
+        except (PenstockError, FinalFailure) as error:
+            return events, error
+        return events, None
+
+    async def _on_frame(self, frame: Frame) -> list[Json]:
         match frame:
             case ChunkFrame():
                 return self._text(self._splice.chunk(frame.text, frame.offset))
@@ -130,8 +166,8 @@ class _StreamTurn:
                 if "artifact" in result and self._whole is not None:
                     result = await self._whole(result)
                 rest = self._text(self._splice.finish(result.get("text") or ""))
-                self.ended = True
-                return [*rest, *self._open(), *self._writer.ending(result)]
+                self.result = result
+                return [*rest, *self._open()]
             case _:
                 pass
         return []
@@ -143,30 +179,6 @@ class _StreamTurn:
         opening = [] if self._opened else self._writer.opening()
         self._opened = True
         return opening
-
-
-async def with_keepalive(frames: AsyncIterator[Frame], keepalive_s: float) -> AsyncGenerator[Frame | None]:
-    """The frames, and None whenever none came for so many seconds."""
-    pending: asyncio.Future[Frame] | None = None
-    try:
-        while True:
-            if pending is None:
-                pending = asyncio.ensure_future(anext(frames))
-            done, _ = await asyncio.wait({pending}, timeout=keepalive_s)
-            if not done:
-                yield None
-                continue
-            try:
-                frame = pending.result()
-            except StopAsyncIteration:
-                return
-            finally:
-                pending = None
-            yield frame
-    finally:
-        if pending is not None:
-            pending.cancel()
-            await asyncio.gather(pending, return_exceptions=True)
 
 
 class AnswerStream(Response):

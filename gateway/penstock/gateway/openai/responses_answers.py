@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.gateway.openai.chat_answers import text_usage
+from penstock.gateway.openai.chat_answers import compact_json, text_usage
 from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.schemas.errors import PenstockError
 
@@ -118,15 +117,14 @@ class ResponseWriter:
         self._number = 0
         self._texts: list[str] = []
 
-    def encoded(self, events: list[Json]) -> bytes:
+    def encoded(self, events: list[Json], dumps: Callable[[Json], str] = compact_json) -> bytes:
         """Server-sent events, numbered in the order in which they are sent."""
-        return b"".join(map(self._encoded, events))
+        return b"".join([self._encoded(event, dumps) for event in events])
 
-    def _encoded(self, event: Json) -> bytes:
+    def _encoded(self, event: Json, dumps: Callable[[Json], str]) -> bytes:
         numbered = {**event, "sequence_number": self._number}
         self._number += 1
-        data = json.dumps(numbered, ensure_ascii=False, separators=(",", ":"))
-        return f"event: {event['type']}\ndata: {data}\n\n".encode()
+        return f"event: {event['type']}\ndata: {dumps(numbered)}\n\n".encode()
 
     def failure(self, error: PenstockError) -> bytes:
         """What ends a stream that cannot be carried on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,12 +23,14 @@ from penstock.gateway.openai.exchange import (
     stream_events,
     unless_gone,
 )
+from penstock.gateway.openai.large_answers import decode_json, is_large
 from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
 from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, responses_request
 from penstock.gateway.routes.paging import Page
 from penstock.gateway.service.models import check_abilities, find_model, public_models, unknown_model
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import Stopping, Subscription
+from penstock.gateway.view.outputs import encode_json, on_output_thread
 from penstock.producers.clock import now_ms
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import InferenceRequest
@@ -152,7 +153,11 @@ class Exchange:
             raise
         finally:
             frames.close()
-        return JSONResponse(shape(result), headers={"x-request-id": self.request_id})
+        headers = {"x-request-id": self.request_id}
+        if not is_large(result):
+            return JSONResponse(shape(result), headers=headers)
+        content = await on_output_thread(lambda: encode_json(shape(result)).encode())
+        return Response(content, media_type="application/json", headers=headers)
 
     async def _whole(self, result: answers.Json) -> answers.Json:
         """The result with a large output in it, where stock clients expect it."""
@@ -161,7 +166,7 @@ class Exchange:
             return result
         store = self._service.artifacts
         content = await asyncio.to_thread(store.get, self._tenant, artifact["artifact_id"], sha256=artifact["sha256"])
-        return {**result, **json.loads(content)}
+        return await on_output_thread(lambda: {**result, **decode_json(content.decode())})
 
     def stream(self, writer: EventWriter) -> Response:
         frames = self._subscribe()

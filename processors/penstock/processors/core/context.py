@@ -133,12 +133,11 @@ def build_context(
     """The prompt's messages within window - output and the caller's limits.
 
     `count` gives the tokens of a list of messages as the model's template renders it; more turns never have fewer. A
-    newer system message replaces older ones. Raises ContextLengthExceeded when the system prompt and the new messages
-    alone do not fit.
+    newer system message replaces older ones, and stands before the history; without a history all messages stay where
+    they are. Raises ContextLengthExceeded when the system prompt and the new messages alone do not fit.
     """
     past = _History(history)
-    system = [message for message in new if message["role"] == "system"] or past.system()
-    fresh = [message for message in new if message["role"] != "system"]
+    system, fresh = _around(past, new) if history else ([], list(new))
     budget = window_tokens - max_output_tokens
     if limits is not None and limits.max_tokens is not None:
         budget = min(budget, limits.max_tokens)
@@ -163,6 +162,12 @@ def build_context(
         raise ContextLengthExceeded(message, param="payload.messages", details=details)
     kept, length = _most_that_fit(past, allowed, budget, tokens, least)
     return Context(messages=assemble(kept), dropped_turns=past.turns - kept, prompt_tokens=length)
+
+
+def _around(past: _History, new: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """What stands before the turns of a history, and behind them."""
+    system = [message for message in new if message["role"] == "system"] or past.system()
+    return system, [message for message in new if message["role"] != "system"]
 
 
 def _most_that_fit(

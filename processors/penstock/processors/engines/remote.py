@@ -54,6 +54,7 @@ from penstock.schemas.errors import (
     Overloaded,
     PenstockError,
 )
+from penstock.schemas.sse import DONE, SseLines, field_value
 from penstock.schemas.texts import shortened
 
 logger = logging.getLogger(__name__)
@@ -215,13 +216,13 @@ class RemoteEngine:
                 await answer.aread()  # a server that does not stream
                 yield as_event(answer.json())
                 return
-            async for line in answer.aiter_lines():
-                if not line.startswith("data:"):
+            async for line in _lines(answer):
+                data = field_value(line, b"data")
+                if data is None:
                     continue
-                data = line[5:].strip()
-                if data == "[DONE]":
+                if data == DONE:
                     return
-                event = json.loads(data)
+                event = json.loads(data.decode(errors="replace"))
                 if event.get("error"):
                     raise EngineFailed(f"the server of {self.model} broke off: {_message(event)}")
                 yield event
@@ -283,6 +284,14 @@ class _Shown:
         self._pieces += 1
         if not self._sink.delta(delta):
             raise InternalError("what the engine gave could not be taken")  # the sink knows; this closes the stream
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+    lines = SseLines()
+    async for piece in answer.aiter_bytes():
+        for line in lines.feed(piece):
+            yield line
+    yield lines.rest()
 
 
 def _message(body: Any) -> str:

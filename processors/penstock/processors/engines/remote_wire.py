@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,9 @@ from typing import Any
 
 from penstock.processors.engines.base import Message, Prepared, RunSpec
 from penstock.processors.engines.texts import EncodableStream, encodable
+from penstock.schemas.bodies import EmbeddingPayload, TextPayload
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.finite_json import loads_finite
 
 Json = dict[str, Any]
 
@@ -19,7 +20,14 @@ LEAST_LOGPROB = -9999.0
 """What stands for the logarithm of 0, as OpenAI writes it."""
 MOST_CALLS = 1_000
 RESERVED = frozenset(
-    {"model", "messages", "prompt", "input", "stream", "stream_options", "n", "chat_template", "tools"}
+    {
+        "model",
+        "stream",
+        "stream_options",
+        "chat_template",
+        *TextPayload.__annotations__,
+        *EmbeddingPayload.__annotations__,
+    }
 )
 """What `extra` may not set: the request has fields for it, or it is not the caller's to say."""
 
@@ -64,9 +72,12 @@ def _body(spec: RunSpec, model: str) -> Json:
 
 
 def json_or_text(value: str) -> Any:
-    """The records have texts; one that is JSON is passed on as what it means (0.5, true, {"a": 1})."""
+    """The records have texts; one that is JSON is passed on as what it means (0.5, true, {"a": 1}).
+
+    NaN and infinities are no JSON: whatever holds them stays text.
+    """
     try:
-        return json.loads(value)
+        return loads_finite(value)
     except (ValueError, RecursionError):
         return value
 
@@ -128,10 +139,10 @@ class Answer:
             choice = self._choices.setdefault(index, _Choice())
             delta: Json = (said.get("delta") or {}) if self._chat else {"content": said.get("text")}
             choice.reason = said.get("finish_reason") or choice.reason
-            new = choice.add(choice.pieces.feed(delta.get("content") or ""))
+            # A refusal has a field of its own; to who asked it is the answer.
+            new = choice.add(choice.pieces.feed((delta.get("content") or "") + (delta.get("refusal") or "")))
             text += new if index == 0 else ""
-            for number, call in enumerate(delta.get("tool_calls") or []):
-                _add_call(choice.calls, number, call)
+            _add_calls(choice.calls, delta.get("tool_calls") or [])
             content = (said.get("logprobs") or {}).get("content") if self._chat else None
             if content is not None:
                 choice.logprobs = [*(choice.logprobs or []), *map(_logprob, content)]
@@ -164,11 +175,26 @@ class Answer:
         return made
 
 
-def _add_call(calls: dict[int, Json], place: int, said: Json) -> None:
-    """A piece of a call; its arguments come in many."""
-    number = said.get("index", place)
-    if type(number) is not int or not 0 <= number < MOST_CALLS:
+def _add_calls(calls: dict[int, Json], said: Sequence[Json]) -> None:
+    """Pieces of calls; the arguments of each come in many."""
+    for place, piece in enumerate(said):
+        # What stands side by side, and has no id, belongs to what stood side by side before.
+        _add_call(calls, _number_of(calls, piece, unnamed=place if len(said) > 1 else max(calls, default=0)), piece)
+
+
+def _number_of(calls: Mapping[int, Json], piece: Json, *, unnamed: int) -> int:
+    """Which call a piece belongs to: its index says so, or else its id; `unnamed` when it has neither."""
+    number, call_id = piece.get("index"), piece.get("id")
+    if type(number) is not int:
+        known = {call["id"]: known_number for known_number, call in calls.items()}
+        following = max(calls, default=-1) + 1
+        number = known.get(encodable(call_id), following) if call_id else unnamed
+    if not 0 <= number < MOST_CALLS:
         raise ValueError("a call without a place")
+    return number
+
+
+def _add_call(calls: dict[int, Json], number: int, said: Json) -> None:
     call = calls.setdefault(number, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
     function, new = call["function"], said.get("function") or {}
     call["id"] = encodable(said.get("id") or call["id"])

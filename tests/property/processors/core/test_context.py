@@ -31,6 +31,16 @@ LIMITS = st.none() | st.builds(
 )
 
 
+def system_and_fresh(
+    old_system: list[Message], history: Sequence[Message], new: Sequence[Message]
+) -> tuple[list[Message], list[Message]]:
+    """What stands before the turns of a history, and behind them."""
+    if not history:
+        return [], list(new)
+    system = [m for m in new if m["role"] == "system"] or old_system[-1:]
+    return system, [m for m in new if m["role"] != "system"]
+
+
 @given(history=HISTORY)
 def test_turns_are_the_history_without_system_messages(history: list[Message]) -> None:
     system, turns = split_turns(history)
@@ -48,8 +58,7 @@ def test_the_newest_turns_that_fit(
     history: list[Message], new: list[Message], window: int, output: int, limits: ContextLimits | None
 ) -> None:
     old_system, turns = split_turns(history)
-    system = [m for m in new if m["role"] == "system"] or old_system[-1:]
-    fresh = [m for m in new if m["role"] != "system"]
+    system, fresh = system_and_fresh(old_system, history, new)
     budget = window - output
     most = len(turns)
     if limits is not None:
@@ -77,14 +86,22 @@ def test_the_newest_turns_that_fit(
     assert context.dropped_turns == len(turns) - kept
 
 
+def test_without_a_history_the_messages_stay_in_their_order() -> None:
+    """A system message in the middle speaks of what comes after it."""
+    roles = ("system", "user", "assistant", "system", "user")
+    new = [{"role": role, "content": str(number)} for number, role in enumerate(roles)]
+    context = build_context([], new, window_tokens=1_000, max_output_tokens=1, limits=None, count=count)
+    assert context.messages == new
+    assert context.prompt_tokens == count(new)
+
+
 # -- what it costs, and that it gives what it gave before
 
 
 def reference_kept(history: Sequence[Message], new: Sequence[Message], budget: int, most: int) -> int:
     """How many turns the former function kept: all when they fit, else bisected."""
     old_system, turns = split_turns(history)
-    system = [m for m in new if m["role"] == "system"] or old_system[-1:]
-    fresh = [m for m in new if m["role"] != "system"]
+    system, fresh = system_and_fresh(old_system, history, new)
 
     def tokens(kept: int) -> int:
         return count([*system, *(m for turn in turns[len(turns) - kept :] for m in turn), *fresh])

@@ -168,6 +168,56 @@ async def test_tools_are_passed_on_and_their_calls_come_back() -> None:
     CODEC.encode(terminal(found.output))
 
 
+@pytest.mark.parametrize("form", ["stream", "whole"])
+async def test_a_refusal_is_told_as_text(form: str) -> None:
+    """It comes in a field of its own, and its request was completed with nothing."""
+    if form == "stream":
+        told = [{"content": None, "refusal": "I can"}, {"refusal": "not"}, {"refusal": None}]
+        answer = sse(*({"choices": [{"delta": delta, "finish_reason": None}]} for delta in told), ending())
+    else:
+        message = {"role": "assistant", "content": None, "refusal": "I cannot"}
+        answer = httpx.Response(200, json={"choices": [{"message": message, "finish_reason": "stop"}]})
+    async with serving(lambda _: answer) as engine:
+        sink, finished = await run(engine, spec())
+    assert isinstance(finished, Finished)
+    assert finished.output == {"text": "I cannot"}
+    assert "".join(delta.text for delta in sink.deltas) == "I cannot"
+
+
+NAMED_A = {"id": "a", "function": {"name": "f", "arguments": ""}}
+NAMED_B = {"id": "b", "function": {"name": "g", "arguments": ""}}
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [[NAMED_A], [{"function": {"arguments": "1"}}], [NAMED_B], [{"function": {"arguments": "2"}}]],
+        [
+            [{"index": None, "id": "a", "function": {"name": "f", "arguments": "1"}}, {**NAMED_B, "index": None}],
+            [{"index": None, "id": "", "function": {"name": "", "arguments": "2"}}],
+        ],
+        [
+            [NAMED_A],
+            [{**NAMED_A, "function": {"arguments": "1"}}],
+            [NAMED_B],
+            [{**NAMED_B, "function": {"arguments": "2"}}],
+        ],
+        [[NAMED_A, NAMED_B], [{"function": {"arguments": "1"}}, {"function": {"arguments": "2"}}]],
+    ],
+    ids=["one by one", "null", "id repeated", "side by side"],
+)
+async def test_calls_without_an_index_are_told_apart_by_their_ids(pieces: list[list[dict[str, Any]]]) -> None:
+    """Some servers send none: two calls became one, with the arguments of both."""
+    said = [{"choices": [{"delta": {"tool_calls": piece}, "finish_reason": None}]} for piece in pieces]
+    async with serving(lambda _: sse(*said, ending("tool_calls"))) as engine:
+        _, finished = await run(engine, spec())
+    assert isinstance(finished, Finished)
+    assert finished.output["tool_calls"] == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "1"}},
+        {"id": "b", "type": "function", "function": {"name": "g", "arguments": "2"}},
+    ]
+
+
 async def test_several_answers_and_their_logprobs() -> None:
     def piece(index: int, text: str, logprob: float) -> dict[str, Any]:
         one = {"token": text, "logprob": logprob, "bytes": [97], "top_logprobs": [{"token": "x", "logprob": -1}]}
@@ -401,6 +451,28 @@ async def test_extra_may_not_replace_what_is_ours() -> None:
             await engine.prepare(spec(extra={"chat_template": "{{ x }}"}))
 
 
+@pytest.mark.parametrize("name", ["tool_choice", "response_format", "max_tokens", "prompt_token_ids", "dimensions"])
+async def test_extra_may_not_stand_for_fields_of_the_payload(name: str) -> None:
+    """They come in other forms there; some raised in the engine, and the request was tried to death."""
+    async with serving(lambda _: chat_answer("x")) as engine:
+        with pytest.raises(InvalidRequest, match=name):
+            await engine.prepare(spec(extra={name: '"x"'}))
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", '{"a": [NaN]}'])
+async def test_numbers_that_json_does_not_have_are_passed_on_as_text(text: str) -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return chat_answer("x")
+
+    async with serving(handler) as engine:
+        _, finished = await run(engine, spec(extra={"a": text}))
+    assert isinstance(finished, Finished)
+    assert json.loads(seen[0].content)["a"] == text
+
+
 async def test_a_key_that_is_not_set_is_said_at_the_start() -> None:
     engine = RemoteEngine("m", "http://server", {"api_key_env": "NOT_SET_ANYWHERE"})
     with pytest.raises(InvalidRequest, match="NOT_SET_ANYWHERE"):
@@ -480,6 +552,24 @@ async def test_an_answer_of_any_shape_fails_the_run(body: bytes, form: str) -> N
         assert not engine._tasks
     assert isinstance(found, RunFailed)
     assert found.error.code == "engine_failed"
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+async def test_only_line_ends_of_the_protocol_part_a_stream(line_end: str) -> None:
+    """JSON may hold these characters as they are, and httpx takes them for ends of lines."""
+    text = "a\u2028b\u2029c\u0085d"
+    said = [{"choices": [{"delta": {"content": text}, "finish_reason": None}]}, ending()]
+    body = "".join(f"data: {json.dumps(event, ensure_ascii=False)}{line_end * 2}" for event in said).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 3):
+            yield body[at : at + 3]
+
+    kind = {"content-type": "text/event-stream"}
+    async with serving(lambda _: httpx.Response(200, content=pieces(), headers=kind)) as engine:
+        sink, finished = await run(engine, spec())
+    assert isinstance(finished, Finished)
+    assert [delta.text for delta in sink.deltas] == [text]
 
 
 async def test_odd_finish_reasons_and_counts_do_not_reach_the_outcome() -> None:

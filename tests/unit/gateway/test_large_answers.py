@@ -1,0 +1,133 @@
+"""Large answers of the OpenAI routes: made beside the loop, and the same as small ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from penstock.gateway.openai.chat_answers import ChunkWriter, Json
+from penstock.gateway.openai.exchange import stream_events
+from penstock.gateway.openai.large_answers import decode_json, is_large
+from penstock.gateway.openai.routes import Exchange
+from penstock.gateway.service.service import GatewayService
+from penstock.gateway.service.subscriptions import Subscription
+from penstock.gateway.view.frames import ResultFrame
+from penstock.gateway.view.hub import Hub
+from penstock.schemas.records import InferenceRequest
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=20,
+)
+LOGPROBS = [{"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "b", "logprob": -2.0}] * 20} for _ in range(200)]
+VECTORS = [[0.5] * 1_024] * 4
+
+
+@given(VALUES, st.sampled_from([None, 1]), st.sampled_from([None, (",", ":"), (" , ", "\t:\r\n")]))
+def test_decoding_in_steps_gives_what_json_gives(value: Any, indent: int | None, separators: Any) -> None:
+    assert decode_json(json.dumps(value, indent=indent, separators=separators)) == value
+
+
+@given(st.text(alphabet='{}[]:,"a1 \n', max_size=12))
+def test_what_is_no_json_is_refused_as_json_refuses_it(text: str) -> None:
+    try:
+        expected = json.loads(text)
+    except ValueError:
+        with pytest.raises(ValueError):
+            decode_json(text)
+    else:
+        assert decode_json(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("result", "large"),
+    [
+        ({"text": "a"}, False),
+        ({"embeddings": [[0.5] * 384]}, False),
+        ({"embeddings": VECTORS}, True),
+        ({"artifact": {}}, True),
+        ({"text": "a", "logprobs": LOGPROBS[:5]}, False),
+        ({"text": "a", "choices": [{"index": 0, "logprobs": LOGPROBS}]}, True),
+    ],
+)
+def test_what_counts_as_large(result: Json, *, large: bool) -> None:
+    assert is_large(result) is large
+
+
+class Store:
+    def __init__(self, output: Json) -> None:
+        self._output = output
+
+    def get(self, tenant: str, artifact_id: str, *, sha256: str) -> bytes:
+        return json.dumps(self._output).encode()
+
+
+def subscribed(result: Json) -> Subscription:
+    subscription = Subscription(Hub(), single=True)
+    frame = ResultFrame(request_id="r1", cursor="c", status="completed", result=result, error=None)
+    subscription.push([frame])
+    return subscription
+
+
+def exchange_of(result: Json, stored: Json) -> Exchange:
+    subscriptions = SimpleNamespace(subscribe=lambda *_: subscribed(result))  # type: ignore[reportUnknownLambdaType]
+    service = SimpleNamespace(subscriptions=subscriptions, artifacts=Store(stored))
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    request = Request({"type": "http"}, receive)
+    asked = InferenceRequest(request_id="r1", task="embedding", tenant="default", created_at=1)
+    return Exchange(request, cast("GatewayService", service), asked, "m")
+
+
+ARTIFACT = {"artifact": {"artifact_id": "a", "sha256": "s"}, "finish_reason": None, "usage": None}
+
+
+@pytest.mark.parametrize(
+    ("result", "thread"),
+    [(ARTIFACT, "large-outputs"), ({"embeddings": VECTORS}, "large-outputs"), ({"embeddings": [[0.5]]}, "MainThread")],
+)
+async def test_a_large_answer_is_shaped_on_a_thread(result: Json, thread: str) -> None:
+    threads: list[str] = []
+
+    def shape(told: Json) -> Json:
+        threads.append(threading.current_thread().name)
+        return {"vectors": told["embeddings"]}
+
+    answer = await exchange_of(result, {"embeddings": VECTORS}).answer(shape)
+    assert json.loads(bytes(answer.body)) == {"vectors": result.get("embeddings", VECTORS)}
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"] == "r1"
+    (name,) = threads
+    assert name.startswith(thread)
+
+
+class WatchedWriter(ChunkWriter):
+    thread = ""
+
+    def ending(self, result: Json) -> list[Json]:
+        self.thread = threading.current_thread().name
+        return super().ending(result)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "thread"), [(LOGPROBS, "large-outputs"), (LOGPROBS[:2], "MainThread")], ids=["large", "small"]
+)
+async def test_the_end_of_a_stream_is_made_on_a_thread_when_it_is_large(logprobs: list[Json], thread: str) -> None:
+    writer = WatchedWriter("r1", 1, "m", chat=True, includes_usage=False, tier=None)
+    subscription = subscribed({"text": "ab", "logprobs": logprobs})
+    text = b"".join([event async for event in stream_events(subscription, writer)])
+    assert text.count(b'"token":"a"') == len(logprobs)
+    assert text.endswith(b"data: [DONE]\n\n")
+    assert writer.thread.startswith(thread)
