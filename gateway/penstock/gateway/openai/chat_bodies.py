@@ -96,7 +96,17 @@ def _of_few_entries(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
+def _first_wrong_number(value: Any) -> Any:
+    """Of a large object with what is no number only the first such entry: that is refused as all would be."""
+    if isinstance(value, dict) and len(cast("Json", value)) > MAX_ENTRIES:
+        for name, item in cast("Json", value).items():
+            if type(item) is not float and type(item) is not int:
+                return {name: item}
+    return value
+
+
 FEW_ENTRIES = BeforeValidator(_of_few_entries)
+ONE_WRONG_NUMBER = BeforeValidator(_first_wrong_number)
 
 
 class StreamOptions(BaseModel):
@@ -149,7 +159,7 @@ class _TextBody(OpenAIBody):
     n: int | None = None
     stop: str | ListOf[str] | None = None
     seed: int | None = None
-    logit_bias: Annotated[dict[str, float] | None, FEW_ENTRIES] = None
+    logit_bias: Annotated[dict[str, float] | None, ONE_WRONG_NUMBER] = None
     stream: bool | None = None
     stream_options: Annotated[StreamOptions | None, FEW_ENTRIES] = None
     metadata: Annotated[dict[str, str] | None, FEW_ENTRIES] = None
