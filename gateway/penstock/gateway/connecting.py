@@ -28,13 +28,23 @@ logger = logging.getLogger(__name__)
 ARTIFACT_BYTES = 64 * 2**20
 ASK_S = 5.0
 RETRY_S = 1.0
+HELD_AT_MOST_S = 600.0
+
+
+def _hold_the_collector() -> None:
+    """While a view catches up nearly all that is made stays: the collector would walk over it again and again."""
+    gc.collect()
+    gc.disable()
 
 
 def _spare_the_collector() -> None:
-    """What was made so far lives as long as the process, or nearly: no need to look at it every few requests."""
-    gc.collect()
+    """What has been made so far stays: the collector need not look at it every few requests.
+
+    It is not collected before: a walk over half a million requests holds the loop for seconds.
+    """
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    gc.enable()
 
 
 class Connecting:
@@ -111,12 +121,15 @@ class Connecting:
             artifacts = await asyncio.to_thread(ArtifactStore, settings.artifacts_location, max_bytes=ARTIFACT_BYTES)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
             service = GatewayService.compose(settings, sender, view, follower, hub, codecs.blocking, artifacts, threads)
+            _hold_the_collector()
+            # Should it never catch up: what outages leave behind must be collected some day.
+            asyncio.get_running_loop().call_later(HELD_AT_MOST_S, _spare_the_collector)
             await follower.start()
             stack.push_async_callback(follower.stop)
             self._stack = stack.pop_all()
         self._context.connected = service
-        _spare_the_collector()
 
     async def close(self) -> None:
         """Read nothing new, write what was read, send what was accepted."""
+        gc.enable()
         await self._stack.aclose()
