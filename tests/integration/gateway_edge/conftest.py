@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, WebSocket
 
+from gateway_parts import service_with
 from penstock.cli.paths import free_port
 from penstock.gateway.app import server_config
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
@@ -31,7 +32,6 @@ from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
 from penstock.gateway.view.liveness import Liveness, judge
-from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, Overloaded, PenstockError, error_body
 from penstock.schemas.records import InferenceRequest, ModelInfo, WorkerState
 from support import wait_until
@@ -133,20 +133,7 @@ class FakeService:
     @property
     def parts(self) -> GatewayService:
         """Itself in the place of each part of the service."""
-        fake: Any = self
-        store: Any = None
-        settings = GatewaySettings()
-        return GatewayService(
-            settings=settings,
-            kafka=settings.kafka_settings(),
-            artifacts=store,
-            codec=default_codec(),
-            facts=fake,
-            submitting=fake,
-            lookups=fake,
-            subscriptions=fake,
-            control=fake,
-        )
+        return service_with(self)
 
     def gauges(self) -> Gauges:
         return Gauges(queue_depth={"high": 2}, oldest_age_s={"high": 1.5}, inflight=3)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from gateway_parts import service_with
 from penstock.gateway.context import GatewayContext, put_context
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
@@ -21,11 +22,9 @@ from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import ANYBODY
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.routes import artifacts as artifact_routes
-from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
 from penstock.producers import artifacts as stored
 from penstock.producers.artifacts import ArtifactStore
-from penstock.schemas.codec import default_codec
 from support import wait_until_async
 
 PATH = "/v1/artifacts"
@@ -33,20 +32,9 @@ MIB = 1024 * 1024
 
 
 def make_app(store: ArtifactStore, allowances: Allowances) -> FastAPI:
-    part: Any = None
     settings = GatewaySettings()
     context = GatewayContext(settings=settings, policy=AuthPolicy.build(), allowances=allowances)
-    context.connected = GatewayService(
-        settings=settings,
-        kafka=settings.kafka_settings(),
-        artifacts=store,
-        codec=default_codec(),
-        facts=part,
-        submitting=part,
-        lookups=part,
-        subscriptions=part,
-        control=part,
-    )
+    context.connected = service_with(None, artifacts=store)
     app = FastAPI()
     put_context(app, context)
     app.include_router(artifact_routes.router)
