@@ -5,19 +5,20 @@ Every function raises BrokerUnavailable when Kafka does not answer within `timeo
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
-from penstock.producers.forking import keep_in_children
+from penstock.producers.forking import in_a_child, keep_for_ever, keep_in_children
 from penstock.producers.kafka_errors import (
     client_logger,
     from_kafka,
@@ -28,6 +29,8 @@ from penstock.producers.kafka_errors import (
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError
 from penstock.schemas.topics import TP, TopicSpec, conversation_topic_config
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +88,14 @@ def _begin_anew() -> None:
     _clients.clear()
 
 
+def _leave_as_they_are() -> None:
+    """At the process's end: admin clients have nothing to hand in, and one that hangs would hold the process back."""
+    for client in _clients.values():
+        keep_for_ever(client)
+
+
 os.register_at_fork(after_in_child=_begin_anew)
+atexit.register(_leave_as_they_are)
 
 
 def _key(settings: KafkaSettings) -> tuple[object, ...]:
@@ -97,6 +107,8 @@ def _forget(settings: KafkaSettings, client: AdminClient) -> None:
     key = _key(settings)
     with _clients_lock:
         if _clients.get(key) is client and time.monotonic() - _made_at.get(key, 0.0) >= RENEW_S:
+            if in_a_child():
+                keep_for_ever(client)
             del _clients[key]
 
 
@@ -137,15 +149,18 @@ def topic_configs(settings: KafkaSettings, topics: Sequence[str], timeout_s: flo
     if not topics:
         return {}
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
-    client = admin_client(settings)  # held until all is answered
-    with translated("read the settings of topics"):
-        futures = client.describe_configs(resources, request_timeout=timeout_s)
-    found: dict[str, dict[str, str]] = {}
-    for resource, future in futures.items():
-        name = resource.name
-        entries = _wait(future, f"read the settings of {name}", timeout_s, name)
-        found[name] = {key: str(entry.value) for key, entry in entries.items()}
-    return found
+
+    def ask(client: AdminClient, wait_s: float) -> dict[str, dict[str, str]]:
+        with translated("read the settings of topics"):
+            futures = client.describe_configs(resources, request_timeout=wait_s)
+        found: dict[str, dict[str, str]] = {}
+        for resource, future in futures.items():
+            name = resource.name
+            entries = _wait(future, f"read the settings of {name}", wait_s, name)
+            found[name] = {key: str(entry.value) for key, entry in entries.items()}
+        return found
+
+    return _asked(settings, ask, timeout_s)
 
 
 def topic_id(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> str | None:
@@ -176,17 +191,16 @@ def create_conversation_topic(
 
 def delete_topic(settings: KafkaSettings, topic: str, timeout_s: float = 15.0) -> bool:
     """False when it does not exist."""
-    client = admin_client(settings)
-    future = client.delete_topics([topic], operation_timeout=timeout_s)[topic]
-    try:
-        future.result(timeout_s + 1)
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+
+    def ask(client: AdminClient, wait_s: float) -> bool:
+        future = client.delete_topics([topic], operation_timeout=wait_s, request_timeout=wait_s)[topic]
+        try:
+            _wait(future, f"delete {topic}", wait_s, topic)
+        except NotFound:
             return False
-        raise from_kafka(error, f"delete {topic}", topic) from error
-    except TimeoutError as error:
-        raise BrokerUnavailable(f"delete {topic}: no answer within {timeout_s:.0f} s") from error
-    return True
+        return True
+
+    return _asked(settings, ask, timeout_s)
 
 
 def partition_counts(
@@ -238,20 +252,9 @@ def _all(partitions: Iterable[TP], spec: Any) -> Mapping[TP, OffsetSpec]:
 
 def _offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
     """Offsets by spec. A partition without a leader (just created, or its broker restarts) is asked again."""
-    give_up = time.monotonic() + timeout_s
-    for tries in itertools.count(1):
-        client = admin_client(settings)
-        try:
-            return _list_offsets(client, specs, max(0.1, give_up - time.monotonic())) if specs else {}
-        except BrokerUnavailable:
-            if time.monotonic() > give_up:
-                raise
-        time.sleep(0.02)
-        if tries % 5 == 0:
-            # After a broker's restart librdkafka keeps asking with the leader epoch of before, and is refused for
-            # minutes: only a new client learns the new one.
-            _forget(settings, client)
-    raise AssertionError("unreachable")
+    if not specs:
+        return {}
+    return _asked(settings, lambda client, wait_s: _list_offsets(client, specs, wait_s), timeout_s, refused_too=True)
 
 
 def _list_offsets(client: AdminClient, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
@@ -288,16 +291,14 @@ def _create(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: floa
         for spec in specs
     ]
     created: set[str] = set()
-    client = admin_client(settings)
-    for name, future in client.create_topics(new, operation_timeout=timeout_s).items():
-        try:
-            future.result(timeout_s + 1)
-            created.add(name)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise from_kafka(error, f"create {name}") from error
-        except TimeoutError as error:
-            raise BrokerUnavailable(f"create {name}: no answer within {timeout_s:.0f} s") from error
+
+    def ask(client: AdminClient, wait_s: float) -> None:
+        futures = client.create_topics(new, operation_timeout=wait_s, request_timeout=wait_s)
+        for name, future in futures.items():
+            if _is_new(future, f"create {name}", wait_s):
+                created.add(name)
+
+    _asked(settings, ask, timeout_s)
     return created
 
 
@@ -312,17 +313,13 @@ def _drift(spec: TopicSpec, found: TopicInfo) -> dict[str, tuple[str, str]]:
 
 
 def _metadata(settings: KafkaSettings, timeout_s: float) -> Any:
-    give_up = time.monotonic() + timeout_s
-    wait_s = min(timeout_s, STUCK_S)
-    while True:
-        client = admin_client(settings)
+    def ask(client: AdminClient, wait_s: float) -> Any:
         try:
             return client.list_topics(timeout=wait_s)
         except KafkaException as error:
-            _forget(settings, client)
-            wait_s = give_up - time.monotonic()
-            if wait_s <= 0.1:
-                raise from_kafka(error, f"reach Kafka at {settings.bootstrap_servers}") from error
+            raise _error(error, f"reach Kafka at {settings.bootstrap_servers}") from error
+
+    return _asked(settings, ask, timeout_s)
 
 
 def _descriptions(
@@ -330,28 +327,92 @@ def _descriptions(
 ) -> dict[str, Any]:
     if not topics:
         return {}
-    client = admin_client(settings)
-    with translated("look up topics"):
-        futures = client.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
-    found: dict[str, Any] = {}
-    for name, future in futures.items():
+
+    def ask(client: AdminClient, wait_s: float) -> dict[str, Any]:
+        with translated("look up topics"):
+            futures = client.describe_topics(TopicCollection(list(topics)), request_timeout=wait_s)
+        found: dict[str, Any] = {}
+        for name, future in futures.items():
+            try:
+                found[name] = _wait(future, f"look up {name}", wait_s, name)
+            except PenstockError as error:
+                if not (missing_ok and error.code == missing_topic(name).code):
+                    raise
+        return found
+
+    return _asked(settings, ask, timeout_s)
+
+
+class _Silent(BrokerUnavailable):
+    """Nothing was heard at all, in place of a refusal: the client may be stuck."""
+
+
+_NOT_HEARD = frozenset(
+    {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # pyright: ignore[reportPrivateUsage]
+)
+
+
+def _asked(
+    settings: KafkaSettings,
+    ask: Callable[[AdminClient, float], Answer],
+    timeout_s: float,
+    *,
+    refused_too: bool = False,
+) -> Answer:
+    """What Kafka answers to `ask(client, seconds to wait)`, tried again with a new client when nothing is heard.
+
+    With `refused_too` also what a broker refuses for now is asked again. `ask` may be carried out more than once.
+    """
+    give_up = time.monotonic() + timeout_s
+    wait_s = STUCK_S
+    for tries in itertools.count(1):
+        client = admin_client(settings)  # held until all is answered
         try:
-            found[name] = _wait(future, f"look up {name}", timeout_s, name)
-        except PenstockError as error:
-            if isinstance(error, BrokerUnavailable):
+            return ask(client, max(0.1, min(wait_s, give_up - time.monotonic())))
+        except BrokerUnavailable as error:
+            # After a broker's restart librdkafka also keeps asking with the leader epoch of before, and is refused for
+            # minutes: only a new client learns the new one.
+            silent = isinstance(error, _Silent)
+            if silent or tries % 5 == 0:
                 _forget(settings, client)
-            if not (missing_ok and error.code == missing_topic(name).code):
+            if not (silent or refused_too) or time.monotonic() >= give_up:
                 raise
-    return found
+        wait_s = wait_s * 2 if silent else wait_s
+        time.sleep(0.02)
+    raise AssertionError("unreachable")
 
 
-def _wait(future: Future[Any], doing: str, timeout_s: float, topic: str) -> Any:
+def _wait(future: Future[Any], doing: str, wait_s: float, topic: str) -> Any:
+    if (error := _heard(future, doing, wait_s)) is not None:
+        raise from_kafka(error, doing, topic)
+    return future.result()
+
+
+def _is_new(future: Future[Any], doing: str, wait_s: float) -> bool:
+    """Whether what was to be made was made now; False when it existed. Any other error is raised."""
+    error = _heard(future, doing, wait_s)
+    if error is not None and error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+        raise from_kafka(error, doing)
+    return error is None
+
+
+def _heard(future: Future[Any], doing: str, wait_s: float) -> KafkaException | None:
+    """The broker's refusal, if any. Raises _Silent when nothing was heard, and whatever else went wrong."""
     # Raised by `result`, the error would refer to the frames that hold the future and the client: a cycle that keeps
     # a client's threads until the collector comes by.
     try:
-        error = future.exception(timeout_s + 1)
+        error = future.exception(wait_s + 1)
     except TimeoutError as late:
-        raise BrokerUnavailable(f"{doing}: no answer within {timeout_s:.0f} s", retry_after_s=1.0) from late
-    if isinstance(error, KafkaException):
-        raise from_kafka(error, doing, topic)
-    return future.result()
+        raise _Silent(f"{doing}: no answer within {wait_s:.0f} s", retry_after_s=1.0) from late
+    if error is None:
+        return None
+    if not isinstance(error, KafkaException):
+        raise error
+    if error.args[0].code() in _NOT_HEARD:
+        raise _error(error, doing)
+    return error
+
+
+def _error(error: KafkaException, doing: str, topic: str | None = None) -> PenstockError:
+    ours = from_kafka(error, doing, topic)
+    return _Silent(str(ours), retry_after_s=1.0) if error.args[0].code() in _NOT_HEARD else ours

@@ -11,6 +11,21 @@ import os
 import weakref
 
 _owners: weakref.WeakSet[object] = weakref.WeakSet()
+_in_a_child = False
+
+
+def keep_for_ever(owner: object) -> None:
+    """Never let this object be collected in this process."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
+
+
+def in_a_child() -> bool:
+    """Whether this process is a fork of one that had imported this module.
+
+    Its own Kafka clients may hang too: glibc's getaddrinfo takes a lock that a thread of the parent may have held at
+    that moment, and that nobody lets go in the child. What waits for a client's end there could wait for ever.
+    """
+    return _in_a_child
 
 
 def keep_in_children(owner: object) -> None:
@@ -19,8 +34,10 @@ def keep_in_children(owner: object) -> None:
 
 
 def _in_child() -> None:
+    global _in_a_child
+    _in_a_child = True
     for owner in _owners:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
+        keep_for_ever(owner)
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from penstock.producers import admin
 from penstock.producers.reader import BatchQueue, PartitionReader, RawMessage, read_to_end
@@ -198,3 +200,25 @@ def test_a_conversation_made_again_has_another_id(settings: KafkaSettings) -> No
     wait_until(lambda: admin.topic_id(settings, topic) is None)
     assert admin.create_conversation_topic(settings, topic)
     assert admin.topic_id(settings, topic) not in (None, first)
+
+
+def test_an_admin_client_that_hears_nothing_is_replaced(
+    settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a broker's pause, when librdkafka may wait for a controller for a minute with the broker back."""
+    monkeypatch.setattr(admin, "STUCK_S", 0.5)
+    monkeypatch.setattr(admin, "RENEW_S", 0.0)
+    topic, key = settings.names.control, admin._key(settings)  # pyright: ignore[reportPrivateUsage]
+    spec = TopicSpec(name=f"{settings.topic_prefix}made", partitions=1, replication=1, config={})
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        for ask, answer in (
+            (lambda: admin.describe(settings, [topic])[0].name, topic),
+            (lambda: admin.topic_config(settings, topic)["cleanup.policy"], "compact,delete"),
+            (lambda: set(admin.end_offsets(settings, [(topic, 0)])), {(topic, 0)}),
+            (lambda: admin.broker_count(settings), 1),
+            (lambda: admin.ensure_topics(settings, [spec])[0].created, True),
+            (lambda: admin.delete_topic(settings, spec.name), True),
+        ):
+            client = AdminClient({"bootstrap.servers": f"127.0.0.1:{deaf.getsockname()[1]}"})
+            monkeypatch.setitem(admin._clients, key, client)  # pyright: ignore[reportPrivateUsage]
+            assert ask() == answer

@@ -150,13 +150,21 @@ def test_a_conversation_decides_the_key_and_the_priority_the_topic() -> None:
 
 
 FORKING = """
-import os, sys
+import os, socket, sys, threading
 from penstock.producers import Client, KafkaSettings, admin
 from penstock.schemas.errors import BrokerUnavailable, InternalError
 
 settings = KafkaSettings(bootstrap_servers="127.0.0.1:1")
 client = Client(settings, timeout_s=1)
 before = admin.admin_client(settings)
+
+def resolve():
+    # A lock of glibc's that is held in the moment of the fork stays held in the child, and its resolver hangs.
+    while True:
+        socket.getaddrinfo("127.0.0.1", 1)
+
+for _ in range(4):
+    threading.Thread(target=resolve, daemon=True).start()
 with admin._clients_lock:  # as another thread may, at that moment
     child = os.fork()
 if child == 0:
