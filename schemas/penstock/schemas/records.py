@@ -324,10 +324,26 @@ class ResultEvent(Record):
 
 
 @record
+class WaitingFor(Record):
+    """Why a request does not run yet. `reason` is one of WAITING_REASONS."""
+
+    reason: str
+    position: int | None = None
+    need_bytes: int | None = None
+    free_bytes: int | None = None
+    estimated_start_at: int | None = None
+
+
+WAITING_REASONS = (
+    "class", "tenant_share", "model_loading", "memory", "conversation", "slack", "paused", "no_worker",
+)  # fmt: skip
+
+
+@record
 class StatusEvent(Record):
     """Where a request stands; the latest by (epoch, attempt, rank) counts."""
 
-    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin}
+    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin, "waiting_for": WaitingFor}
 
     request_id: str
     tenant: str
@@ -342,6 +358,9 @@ class StatusEvent(Record):
     detail: str | None = None
     position: int | None = None
     model: str | None = None
+    waiting_for: WaitingFor | None = None
+    model_reason: str | None = None
+    ttl_ms: int | None = None
 
 
 @record
@@ -430,16 +449,31 @@ class ModelInfo(Record):
     weights_bytes: int | None = None
     updated_at: int
     worker_id: str
+    priority: int | None = None
+    pinned: bool = False
+    max_batch_size: int | None = None
+    reason: str | None = None
+    load_seconds: float | None = None
+    progress: float | None = None
+    replicas_ready: int = 0
+    revision: str | None = None
 
 
 @record
 class DesiredState(Record):
-    """What an operator wants: load or unload a model, pause or resume a class."""
+    """What an operator wants of a model or class: all of it, for the topic keeps one record a key."""
 
     kind: str
     name: str
     action: str
     created_at: int
+    pool: str | None = None
+    loaded: bool | None = None
+    pinned: bool | None = None
+    paused: bool = False
+    removed: bool = False
+    entry: str | None = None
+    created_by: str | None = None
 
 
 @record
@@ -449,17 +483,41 @@ class ModelState(Record):
     model: str
     state: str
     memory_bytes: int | None = None
+    replica: int = 0
+    device: str | None = None
+    reserved_bytes: int | None = None
+    pinned: bool = False
+    reason: str | None = None
+    load_seconds: float | None = None
+    progress: float | None = None
+    queued: int = 0
+    running: int = 0
+
+
+@record
+class DeviceHolder(Record):
+    """Memory of a device that a model was granted, in bytes."""
+
+    model: str
+    bytes: int
+    measured_bytes: int | None = None
 
 
 @record
 class DeviceState(Record):
     """A device of a worker, in bytes."""
 
+    _lists: ClassVar[Mapping[str, type[Record]]] = {"holders": DeviceHolder}
+
     device: str
     kind: str
     total_bytes: int
     reserved_bytes: int
     used_bytes: int
+    limit_bytes: int | None = None
+    foreign_bytes: int | None = None
+    measured_bytes: int | None = None
+    holders: list[DeviceHolder] = field(default_factory=list[DeviceHolder])
 
 
 @record
@@ -480,6 +538,10 @@ class WorkerState(Record):
     devices: list[DeviceState] = field(default_factory=list[DeviceState])
     completed_total: int = 0
     failed_total: int = 0
+    paused: list[str] = field(default_factory=list[str])
+    waiting: dict[str, int] = field(default_factory=dict[str, int])
+    reason: str | None = None
+    evictions_total: int = 0
 
 
 RECORDS: tuple[type[Record], ...] = (

@@ -95,7 +95,7 @@ def test_a_change_without_a_release_is_found(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(codec, "_FOLDER", folder)
     problems = check_all()
     assert {name for name, found in problems.items() if found} == {"StatusEvent"}
-    assert "versions/StatusEvent/v2.avsc" in problems["StatusEvent"][0]
+    assert f"versions/StatusEvent/v{len(SCHEMA_IDS['StatusEvent']) + 1}.avsc" in problems["StatusEvent"][0]
 
 
 class Newer:
