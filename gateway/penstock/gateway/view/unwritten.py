@@ -12,10 +12,10 @@ from penstock.gateway.view.store import TP, Batch, Store
 
 MAX_ENTRIES, MAX_BYTES = 5_000, 64 * 2**20
 """Entries that were not handed to the writer, and the bytes of their outcomes: at more nothing should be read."""
-HAND_OVER = 1_000
-"""With so many a batch is handed over at once: copying them is done on the event loop."""
-MAX_CATCHING_UP = 20_000
-"""In place of both, while what is old is read: most of it ends a few records later, and is written once then."""
+HAND_OVER, HAND_OVER_BYTES = 1_000, 8 * 2**20
+"""With so many a batch is handed over at once: copying them is done on the event loop, and the writer has several."""
+HAND_OVER_CATCHING_UP = 4_000
+"""While what is old is read: most of it ends a few records later, and is written once then."""
 
 
 class Unwritten:
@@ -35,13 +35,13 @@ class Unwritten:
     @property
     def is_full(self) -> bool:
         """Whether so much waits that nothing more should be read."""
-        limit = MAX_CATCHING_UP if self.catching_up else MAX_ENTRIES
-        return len(self._changed) > limit or self._bytes > MAX_BYTES
+        return len(self._changed) > MAX_ENTRIES or self._bytes > MAX_BYTES
 
     @property
     def is_due(self) -> bool:
         """Whether enough waits for a batch."""
-        return len(self._changed) >= (MAX_CATCHING_UP if self.catching_up else HAND_OVER)
+        limit = HAND_OVER_CATCHING_UP if self.catching_up else HAND_OVER
+        return len(self._changed) >= limit or self._bytes > HAND_OVER_BYTES
 
     def add(self, entry: Entry) -> None:
         self._changed[entry.key] = entry
@@ -60,8 +60,7 @@ class Unwritten:
 
         `written` is set when it stands in the file.
         """
-        while self._writing and self._writing[0][0].is_set():
-            self._writing.popleft()
+        self.forget_written()
         if not self._changed and not offsets and written is None:
             return True
         if self._store.is_behind:
@@ -71,6 +70,12 @@ class Unwritten:
         self._writing.append((done, self._changed))
         self._changed, self._bytes = {}, 0
         return True
+
+
+    def forget_written(self) -> None:
+        """Let go of what stands in the file by now."""
+        while self._writing and self._writing[0][0].is_set():
+            self._writing.popleft()
 
 
 class Recent:
