@@ -60,7 +60,8 @@ class Unwritten:
 
         `written` is set when it stands in the file.
         """
-        self.forget_written()
+        while self._writing and self._writing[0][0].is_set():
+            self._writing.popleft()
         if not self._changed and not offsets and written is None:
             return True
         if self._store.is_behind:
@@ -70,12 +71,6 @@ class Unwritten:
         self._writing.append((done, self._changed))
         self._changed, self._bytes = {}, 0
         return True
-
-
-    def forget_written(self) -> None:
-        """Let go of what stands in the file by now."""
-        while self._writing and self._writing[0][0].is_set():
-            self._writing.popleft()
 
 
 class Recent:
