@@ -78,19 +78,19 @@ class Recent:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._entries: OrderedDict[Key, tuple[Entry, int]] = OrderedDict()
+        """With what each counted when it came: its request may be read later, and it takes more then."""
         self.size_bytes = 0
         """What they take, about."""
 
     def get(self, key: Key) -> Entry | None:
-        return self._entries.get(key)
+        held = self._entries.get(key)
+        return None if held is None else held[0]
 
     def add(self, entry: Entry) -> None:
-        before = self._entries.pop(entry.key, None)
-        if before is not None:
-            self.size_bytes -= before.kept_bytes
-        self._entries[entry.key] = entry
-        self.size_bytes += entry.kept_bytes
+        _, counted = self._entries.pop(entry.key, (entry, 0))
+        self._entries[entry.key] = (entry, entry.kept_bytes)
+        self.size_bytes += entry.kept_bytes - counted
         while self.size_bytes > self._limit:
-            _, oldest = self._entries.popitem(last=False)
-            self.size_bytes -= oldest.kept_bytes
+            _, (_, oldest) = self._entries.popitem(last=False)
+            self.size_bytes -= oldest
