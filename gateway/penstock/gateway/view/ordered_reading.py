@@ -10,8 +10,6 @@ from penstock.producers.reader import PartitionReader, RawMessage
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.topics import TP
 
-SILENCE_S = 0.5
-"""After so long without a record nobody waits for partitions that could give one."""
 DELIVERED_AT_ONCE = 500
 
 
@@ -32,10 +30,9 @@ class OrderedReading:
         without_headers: frozenset[str],
         name: str,
     ) -> None:
-        self._order: TimeOrder | None = TimeOrder(begin, ends, settings.names.result)
+        self._order: TimeOrder | None = TimeOrder(begin, ends, settings.names.result, time.monotonic())
         self._deliver = deliver
         self._is_crowded = is_crowded
-        self._heard_at = time.monotonic()
         self.reader = PartitionReader(
             settings,
             begin,
@@ -61,23 +58,20 @@ class OrderedReading:
         if self._order is None:
             self._deliver(batch)
             return
-        self._heard_at = time.monotonic()
-        self._order.add(batch)
+        self._order.add(batch, time.monotonic())
         self._pass_on(self._order)
 
     def _on_idle(self) -> None:
-        if self._order is None:
-            return
-        if time.monotonic() - self._heard_at > SILENCE_S:
-            self._order.nothing_came()
-        self._pass_on(self._order)
+        if self._order is not None:
+            self._pass_on(self._order)
 
     def _pass_on(self, order: TimeOrder) -> None:
+        order.look_for_silence(time.monotonic())
         taken = order.take(crowded=self._is_crowded())
         for at in range(0, len(taken), DELIVERED_AT_ONCE):
             self._deliver(taken[at : at + DELIVERED_AT_ONCE])
         if taken:
-            self._heard_at = time.monotonic()  # delivering waits for the view
+            order.was_held_up(time.monotonic())  # delivering waits for the view
         self.reader.pause(order.to_pause())
         self.reader.resume(order.to_resume())
         if order.done:

@@ -18,6 +18,8 @@ BUFFER_BYTES = 32 * 2**20
 SHARE_BYTES = 64 * 1024
 RECORD_BYTES = 500
 """What a record takes beside its value."""
+SILENCE_S = 0.5
+"""After so long without a record of those that are behind, nobody waits for one that could give some."""
 _NEVER = 1 << 63
 
 
@@ -44,17 +46,19 @@ class _Partition:
 
 
 class TimeOrder:
-    """`add` what was read, `take` what may be folded. The order of each partition is kept."""
+    """`add` what was read, `take` what may be folded. The order of each partition is kept. `now_s` is monotonic."""
 
     def __init__(
         self,
         begin: Mapping[TP, int],
         ends: Mapping[TP, int],
         outcome_topic: str,
+        now_s: float,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         """The partitions in `ends` are put in order, up to these offsets; records of others go on at once."""
         self._at_once: list[RawMessage] = []
+        self._heard_s = now_s
         self._share = max(SHARE_BYTES, buffer_bytes // max(1, len(ends)))
         # Of records of one time the request comes before its outcome.
         self._partitions = {
@@ -67,13 +71,15 @@ class TimeOrder:
         """Whether all goals are reached and nothing waits here."""
         return not self._at_once and not any(p.is_behind or p.records for p in self._partitions.values())
 
-    def add(self, batch: Sequence[RawMessage]) -> None:
+    def add(self, batch: Sequence[RawMessage], now_s: float) -> None:
         """Take in what was read."""
         for message in batch:
             partition = self._partitions.get((message.topic, message.partition))
             if partition is None:
                 self._at_once.append(message)
                 continue
+            if partition.is_behind:
+                self._heard_s = now_s  # what is new elsewhere, all the time, says nothing of those
             partition.read_ms = max(partition.read_ms, message.timestamp_ms)
             partition.records.append(message)
             partition.times_ms.append(partition.read_ms)
@@ -116,11 +122,16 @@ class TimeOrder:
             self._partitions[tp].paused = False
         return found
 
-    def nothing_came(self) -> None:
-        """Nothing is read for long: nobody waits for the partitions that could give something, until they do."""
-        for partition in self._partitions.values():
-            if partition.is_behind and not partition.paused:
-                partition.silent = True
+    def look_for_silence(self, now_s: float) -> None:
+        """When those that are behind give nothing for long, nobody waits for the ones that could, until they do."""
+        if now_s - self._heard_s > SILENCE_S:
+            for partition in self._partitions.values():
+                if partition.is_behind and not partition.paused:
+                    partition.silent = True
+
+    def was_held_up(self, now_s: float) -> None:
+        """Nothing could be read meanwhile: the time does not count as silence."""
+        self._heard_s = now_s
 
     def finish(self) -> None:
         """The goals are reached, however that was found out: all that waits may go on."""
