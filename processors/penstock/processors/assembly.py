@@ -12,6 +12,7 @@ from penstock.processors.committing import Committer
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.turns import Turns
 from penstock.processors.core.flow import Flow, FlowSettings
+from penstock.processors.core.pools import Pools
 from penstock.processors.erasing import Erasing
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
@@ -146,9 +147,9 @@ def assemble(
     worker.connect(
         Rooms(
             flow=flow,
-            intake=Intake(make_codec(settings, background=True), names, partitions),
+            intake=Intake(make_codec(settings, background=True), names, partitions, pools(settings)),
             execution=execution,
-            outcomes=Outcomes(publisher, codec, worker_id=settings.worker_id, engine_facts=lanes.engine_facts),
+            outcomes=Outcomes(publisher, codec, names, worker_id=settings.worker_id, engine_facts=lanes.engine_facts),
             publisher=publisher,
             refetcher=refetcher,
             lanes=lanes,
@@ -199,6 +200,11 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
         max_execution_s=conf.max_execution_s,
         retry_delay_s=conf.retry_delay_s,
     )
+
+
+def pools(settings: WorkerSettings) -> Pools:
+    """Which models other pools serve, as the configuration tells it: one file may describe all pools."""
+    return Pools.of(settings.worker.pool, ((model.pool, (model.id, *model.aliases)) for model in settings.models))
 
 
 def make_codec(settings: WorkerSettings, *, background: bool = False) -> Codec:

@@ -4,9 +4,9 @@ processes outlives the worker.
     python keeper.py GRACE_S LOG LOG_LIMIT_BYTES COMMAND [ARGUMENT…]
 
 Its standard input is a pipe whose other end only the worker has: when that closes, the worker has ended, in whatever
-way, and the whole tree is killed. A byte on it asks for an orderly end: SIGTERM to the server, SIGKILL to the tree after
-GRACE_S. As a subreaper (prctl(2)) it inherits what descendants leave behind, those of sessions of their own too, and
-kills until no child is left. It copies the server's output to LOG, and keeps one older log when that has grown too
+way, and the whole tree is killed. A byte on it asks for an orderly end: SIGTERM to the server, SIGKILL to the tree
+after GRACE_S. As a subreaper (prctl(2)) it inherits what descendants leave behind, those of sessions of their own too,
+and kills until no child is left. It copies the server's output to LOG, and keeps one older log when that has grown too
 large. It exits as the server did: its code, or 128 + the signal; 127 when the command cannot be executed.
 
 It imports only the standard library and is run by its path: it starts in some 30 ms and takes some 8 MB.

@@ -112,7 +112,7 @@ class ManagedEngine:
     # -- its life
 
     async def start(self) -> None:
-        """Start the server and wait until it is healthy. Raises CannotLoad, EngineFailed. Cancelled, it ends the tree."""
+        """Start the server, wait until it is healthy. Raises CannotLoad, EngineFailed. Cancelled, it ends the tree."""
         if self._state is not EngineState.NEW:
             raise RuntimeError(f"the engine of {self.model} is {self._state}: it starts once")
         self._state = EngineState.STARTING
@@ -184,6 +184,7 @@ class ManagedEngine:
                         told = line
                         logger.info("managed.loading model=%s says=%s", self.model, line)
                         self.on_progress(line)
+                self._measured = await self._process.look()
                 await self._wait_for_exit(wait_s)
                 wait_s = min(LOOK_S[1], wait_s * 1.2)
         await self._wait_for_exit(0)
@@ -239,7 +240,7 @@ class ManagedEngine:
         well_at = loop.time()
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as http:
             while self._state is EngineState.READY:
-                self._measured = await self._process.used_bytes()
+                self._measured = await self._process.look()
                 if await self._healthy(http):
                     well_at = loop.time()
                 elif loop.time() - well_at > self._conf.silent_s:
@@ -350,5 +351,3 @@ def _file_name(model: str) -> str:
     """A model's id as the name of a file."""
     name = "".join(char if char.isalnum() or char in "-_." else "_" for char in model)[:100]
     return f"server-{name.strip('.') or 'model'}"
-
-

@@ -12,7 +12,18 @@ from typing import Any
 from penstock.schemas.errors import InvalidRequest
 
 HOST = "127.0.0.1"
-PLACEHOLDERS = ("memory_fraction", "memory_bytes", "port", "host", "device", "devices", "model", "id", "slots", "threads")
+PLACEHOLDERS = (
+    "memory_fraction",
+    "memory_bytes",
+    "port",
+    "host",
+    "device",
+    "devices",
+    "model",
+    "id",
+    "slots",
+    "threads",
+)
 OURS = "PENSTOCK_"
 """What begins so in the environment is for Penstock alone: keys of others stand there too."""
 
@@ -55,7 +66,7 @@ def read_options(model: str, source: str, options: Mapping[str, Any]) -> Managed
         grace_s=float(options.get("grace_s", 5)),
         silent_s=float(options.get("silent_s", 60)),
     )
-    values = dict.fromkeys(PLACEHOLDERS, "")  # an unknown name is told before anything is started
+    values: dict[str, str] = dict.fromkeys(PLACEHOLDERS, "")  # an unknown name is told before anything is started
     for text in (*read.command, *read.env.values()):
         fill(model, text, values)
     return read
@@ -80,7 +91,9 @@ def fill(model: str, text: str, values: Mapping[str, str]) -> str:
     try:
         pieces = list(string.Formatter().parse(text))
     except ValueError as error:
-        raise InvalidRequest(f"{model}: {text!r} in its command: {error}; write {{{{ for a brace", param="models") from error
+        raise InvalidRequest(
+            f"{model}: {text!r} in its command: {error}; write {{{{ for a brace", param="models"
+        ) from error
     made = ""
     for literal, name, form, conversion in pieces:
         made += literal
@@ -112,7 +125,7 @@ def server_environment(
     env = {name: value for name, value in ours.items() if not name.startswith(OURS)}
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts
     env["CUDA_VISIBLE_DEVICES"] = ",".join(_cards(ours, devices) if addresses is None else addresses)
-    return env | own
+    return {**env, **own}
 
 
 def _cards(ours: Mapping[str, str], devices: Sequence[str]) -> list[str]:

@@ -151,7 +151,9 @@ class RemoteEngine:
         self._gate.began(tokens, now)
         if (wait_s := self._gate.wait_s(now)) > 0:
             self.on_busy(wait_s)
-        task = asyncio.get_running_loop().create_task(self._run(spec, prepared, guarded, tokens), name=f"run {spec.run_id}")
+        task = asyncio.get_running_loop().create_task(
+            self._run(spec, prepared, guarded, tokens), name=f"run {spec.run_id}"
+        )
         self._tasks[spec.run_id] = (task, guarded)
 
     async def _run(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink, tokens: int) -> None:

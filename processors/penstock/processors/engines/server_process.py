@@ -38,7 +38,8 @@ class ServerProcess:
         self._grace_s = grace_s
         self._keeper: asyncio.subprocess.Process | None = None
         self._waiter: asyncio.Task[None] | None = None
-        self.exit_code: int | None = None
+        self._seen: list[psutil.Process] = []
+        """The tree when it was looked at last."""
 
     @property
     def pid(self) -> int | None:
@@ -65,7 +66,10 @@ class ServerProcess:
     async def _wait(self) -> None:
         assert self._keeper is not None
         code = await self._keeper.wait()
-        self.exit_code = code
+        if code < 0:  # somebody killed the keeper: the server goes by its death signal, and what it started by us
+            for process in self._seen:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()  # psutil knows a pid that is another's by now
         self._on_exit(code)
 
     async def end(self, *, orderly: bool = True) -> None:
@@ -87,10 +91,14 @@ class ServerProcess:
         """What it said last, for the worker's log; empty when it said nothing."""
         return last_line(self.log)
 
-    async def used_bytes(self) -> int | None:
-        """Memory that belongs to the tree alone (the sum of USS); None when it is gone."""
+    async def look(self) -> int | None:
+        """See who belongs to the tree. The memory that is its alone (the sum of USS); None when it is gone."""
         pid = self.pid
-        return None if pid is None else await in_daemon_thread(tree_bytes, pid)
+        if pid is None:
+            return None
+        seen = await in_daemon_thread(tree, pid)
+        self._seen = seen or self._seen
+        return await in_daemon_thread(own_bytes, seen)
 
     async def listens(self, port: int) -> bool:
         """Whether a process of the tree listens on a port; True where that cannot be seen."""
@@ -119,9 +127,10 @@ def tree(root: int) -> list[psutil.Process]:
         return []
 
 
-def tree_bytes(root: int) -> int | None:
+def own_bytes(processes: Sequence[psutil.Process]) -> int | None:
+    """The sum of what belongs to each alone, in bytes; None when all are gone."""
     total, found = 0, False
-    for process in tree(root):
+    for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
             total += int(process.memory_full_info().uss)
             found = True

@@ -62,6 +62,7 @@ class Serving:
                     vram_bytes=model.vram_bytes,
                 )
                 for model in settings.models
+                if model.pool is None or model.pool == settings.worker.pool
             ),
             self._ledger,
             probe=used_bytes,

@@ -90,7 +90,7 @@ async def size_model(config: ModelConfig) -> ModelSize:
 
 
 def _managed_size(config: ModelConfig) -> ModelSize:
-    """What its server may take of each of its devices: nobody but who wrote its command knows. Raises InvalidRequest."""
+    """What its server may take of each device: nobody but who wrote its command knows. Raises InvalidRequest."""
     if config.vram_bytes is None:
         raise InvalidRequest(
             f"{config.id}: a managed model needs vram_bytes, the memory that its server may take of each device",
