@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from penstock.producers.client import Client
+from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ModelInfo
 from support import create_topics
@@ -20,14 +21,14 @@ from worker_requests import outcome
 
 def models_of(system: System, worker_id: str) -> set[str]:
     """The models that a worker has told of."""
-    infos = [default_codec().decode(m.value(), ModelInfo) for m in system.read(system.names.model) if m.value()]
+    infos = [default_codec().decode(m.value() or b"", ModelInfo) for m in system.read(system.names.model) if m.value()]
     return {info.model for info in infos if info.worker_id == worker_id}
 
 
 def send(system: System, topic: str, request: dict[str, Any]) -> None:
     """A JSON request onto any request topic, as kcat would."""
     producer = Producer({"bootstrap.servers": system.bootstrap, "partitioner": "murmur2_random"})
-    body = {"task": "text_generation", "payload": {"prompt": "hi"}, **request}
+    body: dict[str, Any] = {"task": "text_generation", "payload": {"prompt": "hi"}, **request}
     producer.produce(topic, json.dumps(body), key=body.get("conversation_id") or body["request_id"])
     assert producer.flush(20) == 0
 
@@ -57,10 +58,10 @@ def test_two_pools_load_nothing_of_each_others(make_system: Callable[..., System
         assert (done["status"], done["model"], done["pool"]) == ("completed", "large", "b"), b.tail()
         refused = http.post("/v1/requests", json={**body, "pool": "nowhere"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "pool")
-    with Client(system.bootstrap, topic_prefix=system.prefix) as client:
-        sent = client.submit("text_generation", {"prompt": "hi"}, model="small")
+    with Client(KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)) as client:
+        sent = client.submit(task="text_generation", payload={"prompt": "hi"}, model="small")
         assert sent.topic == names.request("text_generation", 5, "a")
-        assert client.result(sent, timeout_s=30).worker_id == "wa"
+        assert client.result(sent, timeout=30).worker_id == "wa"
 
     # What stands on another pool's topic is published where it belongs, once, with its id and origin.
     foreign = names.request("text_generation", 5, "a")

@@ -44,7 +44,7 @@ def test_a_models_pool(name: str, pool: str | None) -> None:
 
 @pytest.fixture
 def view(tmp_path: Path) -> Iterator[View]:
-    store = Store(tmp_path / "view.sqlite")
+    store = Store(tmp_path / "view.sqlite", "cluster")
     view = View(store, Hub(), TopicNames(), 4)
     view.models = {(model.model, model.pool or ""): model for model in MODELS}
     yield view

@@ -44,7 +44,7 @@ from penstock.processors.engines.managed_options import (
 )
 from penstock.processors.engines.remote import RemoteEngine
 from penstock.processors.engines.server_process import ServerProcess, free_port
-from penstock.schemas.errors import EngineFailed
+from penstock.schemas.errors import EngineFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,10 @@ class ManagedEngine:
         self.on_limits: Callable[[Limits], None] = lambda limits: None
         self.on_progress: Callable[[str], None] = lambda line: None
         self._conf: ManagedOptions = read_options(model, source, options)
+        if len(devices) != self._conf.devices:
+            raise InvalidRequest(
+                f"{model} takes {self._conf.devices} devices and was granted {len(devices)}", param="models"
+            )
         self._options = dict(options)
         self._devices, self._granted_bytes, self._total_bytes = tuple(devices), granted_bytes, total_bytes
         self._addresses = addresses
