@@ -23,6 +23,7 @@ from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.membership import GroupSettings, Membership
 from penstock.processors.kafka.outcomes import Outcomes
+from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
@@ -149,7 +150,14 @@ def assemble(
             flow=flow,
             intake=Intake(make_codec(settings, background=True), names, partitions, pools(settings)),
             execution=execution,
-            outcomes=Outcomes(publisher, codec, names, worker_id=settings.worker_id, engine_facts=lanes.engine_facts),
+            outcomes=Outcomes(
+                publisher,
+                codec,
+                names,
+                worker_id=settings.worker_id,
+                engine_facts=lanes.engine_facts,
+                pool_topics=PoolTopics(kafka),
+            ),
             publisher=publisher,
             refetcher=refetcher,
             lanes=lanes,

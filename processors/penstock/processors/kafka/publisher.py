@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from penstock.producers.kafka_errors import too_large
 from penstock.producers.transport import Delivery, record_bytes
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BadAvro, InternalError, NotFound, PenstockError, TooLarge, to_error_record
+from penstock.schemas.errors import BadAvro, InternalError, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import DeadLetter, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
 
@@ -31,8 +31,6 @@ GATHER_S = 0.002
 """How long a record waits for others at most while something is under way."""
 GATHERED_RECORDS = 64
 """So many leave together without waiting longer."""
-MISSES = 3
-"""A broker that has just started may not know a topic yet: so often it is asked again, each time for two seconds."""
 LETTER_WINDOW = 64
 """Dead letters under way at once."""
 
@@ -60,7 +58,7 @@ class Sending(Protocol):
 class _Outgoing:
     """One record under way. When it is too large `substitute` makes what stands in for it, or `refused` is told."""
 
-    __slots__ = ("done", "headers", "key", "misses", "must", "partition", "refused", "substitute", "topic", "value")
+    __slots__ = ("done", "headers", "key", "must", "partition", "refused", "substitute", "topic", "value")
 
     def __init__(
         self,
@@ -76,7 +74,6 @@ class _Outgoing:
         refused: Refused | None = None,
     ) -> None:
         self.refused = refused
-        self.misses = 0  # how often the broker did not know the topic
         self.topic, self.value, self.key, self.must = topic, value, key, must
         self.done, self.substitute, self.headers, self.partition = done, substitute, headers, partition
 
@@ -186,7 +183,7 @@ class Publisher:
         done: Done,
         refused: Refused,
     ) -> None:
-        """Put a request where it belongs; `refused` when it is too large for that, or the topic is not there."""
+        """Put a request where it belongs; `refused` when it is too large for that."""
         self._send(
             _Outgoing(topic, value, key, must=True, done=done, headers=headers, partition=partition, refused=refused)
         )
@@ -269,10 +266,7 @@ class Publisher:
         if isinstance(error, TooLarge):
             if self._make_smaller(outgoing, error):
                 self._send_now(outgoing)
-        elif isinstance(error, NotFound) and outgoing.refused is not None and outgoing.misses >= MISSES:
-            outgoing.refused(error)
         elif outgoing.must:
-            outgoing.misses += isinstance(error, NotFound)
             self._waiting.append(outgoing)
 
     def _make_smaller(self, outgoing: _Outgoing, error: PenstockError) -> bool:
