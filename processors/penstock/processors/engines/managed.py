@@ -188,10 +188,11 @@ class ManagedEngine:
                         told = line
                         logger.info("managed.loading model=%s says=%s", self.model, line)
                         self.on_progress(line)
-                self._measured = await self._process.look()
+                await self._measure()
                 await self._wait_for_exit(wait_s)
                 wait_s = min(LOOK_S[1], wait_s * 1.2)
         await self._wait_for_exit(0)
+        await self._measure()
         if not await self._process.listens(port):
             raise self._load_failed(f"does not listen on its port {port}: another program answers there")
 
@@ -244,7 +245,7 @@ class ManagedEngine:
         well_at = loop.time()
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as http:
             while self._state is EngineState.READY:
-                self._measured = await self._process.look()
+                await self._measure()
                 if await self._healthy(http):
                     well_at = loop.time()
                 elif loop.time() - well_at > self._conf.silent_s:
@@ -252,6 +253,12 @@ class ManagedEngine:
                     await self._process.end(orderly=False)
                     return
                 await asyncio.sleep(CHECK_S)
+
+    async def _measure(self) -> None:
+        """What the tree holds of main memory; of a card the driver says it, not its processes."""
+        assert self._process is not None
+        used_bytes = await self._process.look()
+        self._measured = used_bytes if self._devices[0] == "cpu" else None
 
     def _on_exit(self, code: int) -> None:
         """Its tree has ended, asked or not."""
