@@ -1,0 +1,145 @@
+"""Slack: how much of an engine low work leaves free for more urgent work that is about to come.
+
+Work that is running is never stopped, so what urgent work waits for is a slot that low work took just before. How many
+slots to leave free follows from what urgent work uses on average: `R + BETA * sqrt(R)` of them, the square-root rule of
+staffing (Erlang 1924; Halfin and Whitt 1981: with BETA 2 about 3 % of those who come find no slot free). `R` is the
+time average of the load of high and medium work, decayed with a half-life. A share of the engine's time stays low
+work's whatever the load, so it never stops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import exp2, floor, sqrt
+
+BETA = 2.0
+UP = 0.5
+"""A further slot is kept free when the rule asks for so much of it."""
+DOWN = 0.25
+"""It is given up when the rule asks for less of it than this: between the two nothing changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlackSettings:
+    """`share`: of the engine's time, what low work may use in any case while nothing urgent waits."""
+
+    half_life_s: float = 3.0
+    share: float = 0.125
+
+
+@dataclass(slots=True)
+class Average:
+    """A time average of a level, decayed: what was `half_life_s` ago counts half."""
+
+    half_life_s: float
+    mean: float = 0.0
+    level: float = 0.0
+
+    def pass_time(self, seconds: float) -> None:
+        """The level has been as it is for so long."""
+        self.mean = self.level + (self.mean - self.level) * exp2(-seconds / self.half_life_s)
+
+
+@dataclass(slots=True)
+class EngineSlack:
+    """One model's engines. Loads are in slots; tokens of cache count as the share of the slots that they take."""
+
+    settings: SlackSettings
+    slots: float = 0.0
+    tokens: int | None = None
+    reserve: int = 0
+    """Slots that low work leaves to the others, used by them or free."""
+    urgent: Average = field(init=False)
+    low: Average = field(init=False)
+    _held: dict[bool, list[int]] = field(default_factory=lambda: {True: [0, 0], False: [0, 0]})
+    _at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.urgent, self.low = Average(self.settings.half_life_s), Average(self.settings.half_life_s)
+
+    def resize(self, slots: int, tokens: int | None) -> None:
+        """The engines run so many at once, in so many tokens of cache (None: no such limit)."""
+        if (slots, tokens) != (self.slots, self.tokens):
+            self.slots, self.tokens = slots, tokens
+            self._levels()
+
+    def took(self, klass: str, tokens: int) -> None:
+        """A request of the class got a slot and tokens."""
+        self._change(klass, 1, tokens)
+
+    def gave_back(self, klass: str, tokens: int) -> None:
+        """It has ended."""
+        self._change(klass, -1, -tokens)
+
+    def holds_back(self, now: float, *, urgent_waits: bool) -> bool:
+        """Whether low work must wait now, although it may fit."""
+        self._pass_time(now)
+        if urgent_waits:
+            return True
+        share = self.settings.share * self.slots
+        if self.low.level + 1 <= max(self.slots - self.reserve, floor(share)):
+            return False
+        return self.low.level > 0 or self.low.mean >= share  # of few slots it gets its share by turns
+
+    @property
+    def utilisation(self) -> float:
+        """The load of all classes of late, as a share of what the engines can take."""
+        return min(1.0, (self.urgent.mean + self.low.mean) / self.slots) if self.slots else 0.0
+
+    def _change(self, klass: str, requests: int, tokens: int) -> None:
+        held = self._held[klass == "low"]
+        held[0] += requests
+        held[1] += tokens
+        self._levels()
+
+    def _levels(self) -> None:
+        self.urgent.level, self.low.level = self._load(False), self._load(True)
+
+    def _load(self, low: bool) -> float:
+        requests, tokens = self._held[low]
+        return max(float(requests), self.slots * tokens / self.tokens if self.tokens else 0.0)
+
+    def _pass_time(self, now: float) -> None:
+        since, self._at = self._at, now
+        if since is not None and now > since:
+            self.urgent.pass_time(now - since)
+            self.low.pass_time(now - since)
+        wanted = self.urgent.mean + BETA * sqrt(max(0.0, self.urgent.mean))
+        if wanted >= self.reserve + UP:
+            self.reserve = floor(wanted + UP)
+        elif wanted < self.reserve - 1 + DOWN:
+            self.reserve = floor(wanted + 1 - DOWN)
+        self.reserve = min(self.reserve, int(self.slots))
+
+
+class Slack:
+    """All engines of a worker, by model. Without settings nothing is ever held back."""
+
+    def __init__(self, settings: SlackSettings | None) -> None:
+        self._settings = settings
+        self._engines: dict[str, EngineSlack] = {}
+
+    def of(self, model: str) -> EngineSlack | None:
+        """None when slack is off."""
+        if self._settings is None:
+            return None
+        engine = self._engines.get(model)
+        if engine is None:
+            engine = self._engines[model] = EngineSlack(self._settings)
+        return engine
+
+    def took(self, model: str, klass: str, tokens: int) -> None:
+        if (engine := self.of(model)) is not None:
+            engine.took(klass, tokens)
+
+    def gave_back(self, model: str, klass: str, tokens: int) -> None:
+        if (engine := self.of(model)) is not None:
+            engine.gave_back(klass, tokens)
+
+    def holds_back(self, model: str, slots: int, tokens: int | None, now: float, *, urgent_waits: bool) -> bool:
+        """Whether low work of a model must wait now. `slots` and `tokens` are the limits of its engines."""
+        engine = self.of(model)
+        if engine is None:
+            return False
+        engine.resize(slots, tokens)
+        return engine.holds_back(now, urgent_waits=urgent_waits)

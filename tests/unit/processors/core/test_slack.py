@@ -1,0 +1,101 @@
+"""Low work leaves as much of an engine free as urgent work needs, and never stops."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.processors.core.slack import EngineSlack, Slack, SlackSettings
+
+SETTINGS = SlackSettings(half_life_s=3.0, share=0.125)
+
+
+def engine(slots: int = 8, tokens: int | None = None) -> EngineSlack:
+    found = EngineSlack(SETTINGS)
+    found.resize(slots, tokens)
+    found.holds_back(0.0, urgent_waits=False)
+    return found
+
+
+def fill_with_low(found: EngineSlack, now: float) -> int:
+    count = 0
+    while count < found.slots and not found.holds_back(now, urgent_waits=False):
+        found.took("low", 0)
+        count += 1
+    return count
+
+
+def test_without_urgent_work_low_takes_all() -> None:
+    assert fill_with_low(engine(), 1.0) == 8
+
+
+def test_without_settings_nothing_is_held_back() -> None:
+    assert not Slack(None).holds_back("m", 8, None, 1.0, urgent_waits=True)
+
+
+def test_room_follows_the_square_root_of_the_urgent_load() -> None:
+    found = engine()
+    found.took("high", 0)  # one slot is always in use: 1 + 2 * sqrt(1) are kept, that one included
+    found.holds_back(60.0, urgent_waits=False)
+    assert found.reserve == 3
+    assert fill_with_low(found, 60.0) == 5
+
+
+def test_urgent_work_that_waits_comes_first() -> None:
+    assert engine().holds_back(1.0, urgent_waits=True)
+
+
+def test_under_full_urgent_load_low_keeps_its_share() -> None:
+    found = engine()
+    for _ in range(7):
+        found.took("medium", 0)
+    found.holds_back(60.0, urgent_waits=False)
+    assert found.reserve == 8
+    assert fill_with_low(found, 60.0) == 1
+
+
+def test_of_one_slot_low_gets_its_share_by_turns() -> None:
+    """Urgent runs of a second follow each other, with a moment between them in which low work may start."""
+    found, now, used = engine(slots=1), 0.0, 0.0
+    for _ in range(400):
+        if not found.holds_back(now, urgent_waits=False):
+            found.took("low", 0)
+            now, used = now + 1.0, used + 1.0
+            found.holds_back(now, urgent_waits=True)
+            found.gave_back("low", 0)
+        found.took("high", 0)
+        now += 1.0
+        found.holds_back(now, urgent_waits=True)
+        found.gave_back("high", 0)
+    assert 0.08 < used / now < 0.25
+
+
+def test_hysteresis_the_reserve_does_not_follow_every_wave() -> None:
+    found = engine()
+    found.took("high", 0)
+    found.holds_back(60.0, urgent_waits=False)
+    changes, before, now = 0, found.reserve, 60.0
+    for _ in range(1_000):  # the load swings by a tenth around one slot
+        for level in (0.9, 1.1):
+            found.urgent.level = level
+            now += 0.3
+            found.holds_back(now, urgent_waits=False)
+            changes += found.reserve != before
+            before = found.reserve
+    assert changes <= 1
+
+
+def test_the_reserve_is_given_up_after_the_urgent_work() -> None:
+    found = engine()
+    found.took("high", 0)
+    found.holds_back(60.0, urgent_waits=False)
+    found.gave_back("high", 0)
+    found.holds_back(90.0, urgent_waits=False)
+    assert found.reserve == 0
+
+
+def test_tokens_count_as_slots() -> None:
+    found = engine(tokens=800)
+    found.took("high", 400)  # one request with half of the cache is a load of four slots
+    found.holds_back(60.0, urgent_waits=False)
+    assert found.reserve == 8
+    assert found.utilisation == pytest.approx(0.5, rel=0.01)
