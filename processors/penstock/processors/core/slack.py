@@ -73,7 +73,7 @@ class EngineSlack:
 
     def holds_back(self, now: float, *, urgent_waits: bool) -> bool:
         """Whether low work must wait now, although it may fit."""
-        self._pass_time(now)
+        self.pass_time(now)
         if urgent_waits:
             return True
         share = self.settings.share * self.slots
@@ -99,7 +99,8 @@ class EngineSlack:
         requests, tokens = self._held[low]
         return max(float(requests), self.slots * tokens / self.tokens if self.tokens else 0.0)
 
-    def _pass_time(self, now: float) -> None:
+    def pass_time(self, now: float) -> None:
+        """Loads have been as they are since the last call."""
         since, self._at = self._at, now
         if since is not None and now > since:
             self.urgent.pass_time(now - since)
@@ -127,19 +128,3 @@ class Slack:
         if engine is None:
             engine = self._engines[model] = EngineSlack(self._settings)
         return engine
-
-    def took(self, model: str, klass: str, tokens: int) -> None:
-        if (engine := self.of(model)) is not None:
-            engine.took(klass, tokens)
-
-    def gave_back(self, model: str, klass: str, tokens: int) -> None:
-        if (engine := self.of(model)) is not None:
-            engine.gave_back(klass, tokens)
-
-    def holds_back(self, model: str, slots: int, tokens: int | None, now: float, *, urgent_waits: bool) -> bool:
-        """Whether low work of a model must wait now. `slots` and `tokens` are the limits of its engines."""
-        engine = self.of(model)
-        if engine is None:
-            return False
-        engine.resize(slots, tokens)
-        return engine.holds_back(now, urgent_waits=urgent_waits)

@@ -29,7 +29,7 @@ def test_without_urgent_work_low_takes_all() -> None:
 
 
 def test_without_settings_nothing_is_held_back() -> None:
-    assert not Slack(None).holds_back("m", 8, None, 1.0, urgent_waits=True)
+    assert Slack(None).of("m") is None
 
 
 def test_room_follows_the_square_root_of_the_urgent_load() -> None:

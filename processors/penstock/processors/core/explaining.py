@@ -1,0 +1,87 @@
+"""Why a waiting request waits and when it will start, from what the flow knows of its lane. Reads, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.processors.core.forecast import Ahead, Forecast
+from penstock.processors.core.scheduler import CLASSES, Scheduler
+from penstock.processors.core.waiting import WaitingFacts, waiting_for
+from penstock.processors.core.work import Work
+from penstock.schemas.records import WaitingFor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneFacts:
+    """A lane at this moment, all its engines together. Bytes: what its load needs, and the most that a device has free.
+
+    `loading_since`: when the load that runs now began; None when none does.
+    """
+
+    ready: bool
+    slots: int = 0
+    busy: int = 0
+    paused: bool = False
+    memory_short: bool = False
+    loading_since: float | None = None
+    need_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+class Explainer:
+    """`lane_facts` is the flow's; `paused` says whether a class is."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler[Work],
+        forecast: Forecast,
+        lane_facts: Callable[[str], LaneFacts],
+        paused: Callable[[str], bool] = lambda klass: False,
+    ) -> None:
+        self._scheduler = scheduler
+        self._forecast = forecast
+        self._lane_facts = lane_facts
+        self._paused = paused
+        self._wall_ahead_ms = 0.0
+
+    def clock(self, now: float, wall_ms: int) -> None:
+        """The flow's clock stands at `now`, the wall's at `wall_ms`."""
+        self._wall_ahead_ms = wall_ms - now * 1000
+
+    def wall_ms(self, now: float) -> int:
+        """The wall's time in milliseconds since the epoch."""
+        return round(now * 1000 + self._wall_ahead_ms)
+
+    def explain(self, work: Work, now: float, ahead: tuple[int, int] | None = None) -> WaitingFor:
+        """`ahead`: (requests, tokens) that start before it on its lane; None: all of its class and those above it."""
+        lane, scheduler = self._lane_facts(work.lane), self._scheduler
+        rank = CLASSES.index(work.klass)
+        requests = [scheduler.depth(work.lane, klass) for klass in CLASSES[: rank + 1]]
+        above = scheduler.urgent_waits(work.lane, work.klass)
+        facts = WaitingFacts(
+            position=work.position,
+            paused=lane.paused or self._paused(work.klass),
+            line_is_held=not scheduler.eligible(work),
+            memory_short=lane.memory_short or (lane.ready and work.blocked_at is not None),
+            model_ready=lane.ready,
+            held_by_slack=not above and rank == len(CLASSES) - 1 and scheduler.holds_back(work.lane, now),
+            others_tenant_next=not above and scheduler.next_tenant(work.lane, work.klass) not in (work.tenant, None),
+            need_bytes=lane.need_bytes,
+            free_bytes=lane.free_bytes,
+            starts_in_s=self._starts_in_s(work, lane, ahead or (max(0, sum(requests) - 1), None), now),
+        )
+        return waiting_for(facts, self.wall_ms(now))
+
+    def _starts_in_s(self, work: Work, lane: LaneFacts, ahead: tuple[int, int | None], now: float) -> float | None:
+        loading_for_s = None
+        if not lane.ready:
+            loading_for_s = 0.0 if lane.loading_since is None else now - lane.loading_since
+        return self._forecast.start_in_s(
+            work.lane,
+            Ahead(requests=ahead[0], cost=ahead[1], slots=lane.slots, busy=lane.busy, loading_for_s=loading_for_s),
+        )
+
+    def to_clock(self, at_ms: int | None) -> float | None:
+        """A time on the wall as one of the flow's clock."""
+        return None if at_ms is None else (at_ms - self._wall_ahead_ms) / 1000
