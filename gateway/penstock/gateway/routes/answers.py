@@ -131,12 +131,18 @@ class Timings(Answer):
 
 
 class WaitingFor(Answer):
-    """What a request waits for."""
+    """What a request waits for. Estimates are made of what was measured; they are not promises."""
 
-    reason: str
-    position: int | None
-    need_bytes: int | None
-    free_bytes: int | None
+    reason: Annotated[
+        str,
+        Field(
+            description="class, tenant_share, model_loading, memory, conversation, slack, paused or no_worker; "
+            "show one that you do not know as it is."
+        ),
+    ]
+    position: Annotated[int | None, Field(description="Place in its worker's queue, 0 the next.")]
+    need_bytes: Annotated[int | None, Field(description="Memory that it waits for.")]
+    free_bytes: Annotated[int | None, Field(description="Memory free on the device that has the most.")]
     estimated_start_at: Time | None
 
 
@@ -155,7 +161,13 @@ class RequestObject(Answer):
     conversation_id: str | None
     position: int | None
     detail: str | None
-    waiting_for: WaitingFor | None = None
+    waiting_for: Annotated[WaitingFor | None, Field(description="While it waits, as of its latest status.")] = None
+    model_reason: Annotated[
+        str | None, Field(description="Why this model was chosen for a request that named none.")
+    ] = None
+    ttl_ms: Annotated[
+        int | None, Field(description="Its time to live when the system chose one, from its acceptance on.")
+    ] = None
     created_at: Time | None
     finished_at: Time | None
     timings: Timings | None

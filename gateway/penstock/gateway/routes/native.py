@@ -94,7 +94,8 @@ async def list_requests(
         status=status,
         conversation_id=conversation_id,
     )
-    return Page([entry.to_json() for entry in found[:limit]], len(found) > limit, "request_id").to_json()
+    data = service_of(request).facts.requests(found[:limit])
+    return Page(data, len(found) > limit, "request_id").to_json()
 
 
 @router.get("/requests/{request_id}", summary="One request; with `wait` until it is done")

@@ -80,7 +80,7 @@ class GatewayService:
             facts=facts,
             submitting=Submitter(settings, transport, view, follower, codec, facts.models),
             lookups=lookups,
-            subscriptions=Subscriptions(view, follower, hub, kafka.names),
+            subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
             control=Control(transport, view, follower, lookups, codec, kafka.names, artifacts),
             threads=threads,
         )

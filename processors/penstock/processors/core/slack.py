@@ -2,7 +2,7 @@
 
 Work that is running is never stopped, so what urgent work waits for is a slot that low work took just before. How many
 slots to leave free follows from what urgent work uses on average: `R + BETA * sqrt(R)` of them, the square-root rule of
-staffing (Erlang 1924; Halfin and Whitt 1981: with BETA 2 about 3 % of those who come find no slot free). `R` is the
+staffing (Erlang 1924; Halfin and Whitt 1981: with BETA 2.5 about 1 % of those who come find no slot free). `R` is the
 time average of the load of high and medium work, decayed with a half-life. A share of the engine's time stays low
 work's whatever the load, so it never stops.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import exp2, floor, sqrt
 
-BETA = 2.0
+BETA = 2.5
 UP = 0.5
 """A further slot is kept free when the rule asks for so much of it."""
 DOWN = 0.25

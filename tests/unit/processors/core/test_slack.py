@@ -34,10 +34,11 @@ def test_without_settings_nothing_is_held_back() -> None:
 
 def test_room_follows_the_square_root_of_the_urgent_load() -> None:
     found = engine()
-    found.took("high", 0)  # one slot is always in use: 1 + 2 * sqrt(1) are kept, that one included
+    found.took("high", 0)  # two slots are always in use: 2 + 2.5 * sqrt(2) are kept, those two included
+    found.took("high", 0)
     found.holds_back(60.0, urgent_waits=False)
-    assert found.reserve == 3
-    assert fill_with_low(found, 60.0) == 5
+    assert found.reserve == 6
+    assert fill_with_low(found, 60.0) == 2
 
 
 def test_urgent_work_that_waits_comes_first() -> None:
