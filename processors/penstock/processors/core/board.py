@@ -88,13 +88,16 @@ class Board:
         self._deaths = deaths
         self._effects: list[Effect] = []
         self.gate = CommitGate(commit_span=settings.commit_span)
+        self.forecast = Forecast(estimate_error)
         self.scheduler: Scheduler[Work] = Scheduler(
-            aging_s=settings.aging_s, aged_share=settings.aged_share, slack=settings.slack
+            aging_s=settings.aging_s,
+            aged_share=settings.aged_share,
+            slack=settings.slack,
+            run_s=lambda lane: self.forecast.run_s(lane),
         )
         self.budget = Budget(settings.intake_bytes)
         self.streams = Streams(self._emit, settings.chunk_linger_s)
         self.lifetimes = Lifetimes(settings.lifetimes)
-        self.forecast = Forecast(estimate_error)
         self.explainer = Explainer(self.scheduler, self.forecast, self._lane_facts)
         self.statuses = Statuses(self._emit, settings.status_linger_s, self.explainer, self._on_run)
         self.starter = Starter(

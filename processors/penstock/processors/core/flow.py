@@ -130,8 +130,9 @@ class Flow(Arriving):
                     self._end_running(work, "timeout", ExecutionTimeout(f"the run took longer than {took:.1f} s"), now)
 
     def next_due(self) -> float | None:
-        """When the next status, chunk or retry is due."""
-        times = [self.statuses.next_due(), self.streams.next_due(), self._retries[0][0] if self._retries else None]
+        """When the next status, chunk, retry or paced start is due."""
+        times = [self.statuses.next_due(), self.streams.next_due(), self.scheduler.slack.next_due()]
+        times.append(self._retries[0][0] if self._retries else None)
         return min((at for at in times if at is not None), default=None)
 
     def tell_positions(self, count: int) -> None:

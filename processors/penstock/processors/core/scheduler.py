@@ -8,7 +8,7 @@ conversation go one at a time (`lines`). What may start now is *eligible*: all b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import merge
 from itertools import islice
 from typing import Generic
@@ -27,7 +27,15 @@ AGED_TRIED = 4
 class Scheduler(Generic[ItemT]):
     """What has waited longer than `aging_s` is aged; of `aged_share` starts on a lane one is for the aged."""
 
-    def __init__(self, *, aging_s: float, aged_share: int, slack: SlackSettings | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        aging_s: float,
+        aged_share: int,
+        slack: SlackSettings | None = None,
+        run_s: Callable[[str], float | None] = lambda lane: None,
+    ) -> None:
+        """`run_s`: how long a run of a lane takes, None when that is not known."""
         if aged_share < 2:
             raise ValueError("aged_share must be at least 2, or aged work would come before all other")
         self._aging_s = aging_s
@@ -42,7 +50,8 @@ class Scheduler(Generic[ItemT]):
         self._tickets = 0
         self._changes = 0
         self.slack = Slack(slack)
-        self._started: dict[int, tuple[EngineSlack, str, int]] = {}  # by seq; only with slack
+        self._run_s = run_s
+        self._started: dict[int, tuple[EngineSlack, str, int]] = {}  # by seq
 
     def __len__(self) -> int:
         return len(self._queued_items)
@@ -177,9 +186,9 @@ class Scheduler(Generic[ItemT]):
             lane.since_aged = 0
         else:
             lane.since_aged = min(lane.since_aged + 1, self._aged_share)
-        if (engine := self.slack.of(item.lane)) is not None:
-            engine.took(queued.klass, tokens)
-            self._started[item.seq] = (engine, queued.klass, tokens)
+        engine = self.slack.of(item.lane)
+        engine.took(queued.klass, tokens, now)
+        self._started[item.seq] = (engine, queued.klass, tokens)
         self._take(queued, lane)
 
     def ended(self, item: ItemT) -> None:
@@ -194,9 +203,9 @@ class Scheduler(Generic[ItemT]):
 
         Call it steadily: what they do is measured from one call to the next.
         """
-        if (engine := self.slack.of(lane)) is not None:
-            engine.pass_time(now)
-            engine.resize(slots, tokens)
+        engine = self.slack.of(lane)
+        engine.pass_time(now)
+        engine.resize(slots, tokens)
 
     def hold(self, item: ItemT) -> None:
         """An eligible item leaves the queue without having started, to be put back later: its line is held."""
@@ -247,14 +256,19 @@ class Scheduler(Generic[ItemT]):
         if known is None:
             return iter(())
         known.grow_old(now - self._aging_s)
-        return self._candidates(known, self._changes, CLASSES[:-1] if self.holds_back(lane, now) else CLASSES)
+        return self._candidates(known, self._changes, CLASSES[:-1] if self._without_low(lane, now) else CLASSES)
+
+    def _without_low(self, lane: str, now: float) -> bool:
+        return self.holds_back(lane, now) or (
+            bool(self._lanes[lane].queues[CLASSES[-1]]) and self.slack.of(lane).is_paced(now, self._run_s(lane))
+        )
 
     def holds_back(self, lane: str, now: float) -> bool:
         """Whether low work of the lane waits now for slack, although it may fit. Aged work has its own share."""
-        engine, known = self.slack.of(lane), self._lanes.get(lane)
-        if engine is None or known is None or not known.queues[CLASSES[-1]]:
+        known = self._lanes.get(lane)
+        if known is None or not known.queues[CLASSES[-1]]:
             return False
-        return engine.holds_back(now, urgent_waits=known.strict() != CLASSES[-1])
+        return self.slack.of(lane).holds_back(now, urgent_waits=known.strict() != CLASSES[-1])
 
     def _candidates(self, lane: LaneQueues[ItemT], changes: int, classes: tuple[str, ...]) -> Iterator[ItemT]:
         if self._changes != changes:

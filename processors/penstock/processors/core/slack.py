@@ -5,6 +5,10 @@ slots to leave free follows from what urgent work uses on average: `R + BETA * s
 staffing (Erlang 1924; Halfin and Whitt 1981: with BETA 2.5 about 1 % of those who come find no slot free). `R` is the
 time average of the load of high and medium work, decayed with a half-life. A share of the engine's time stays low
 work's whatever the load, so it never stops.
+
+Beside this, and always, low starts are *paced* while urgent work comes: runs of equal length that began together end
+together, and who comes in between would wait for all of them. Started one after the other they end so, a slot becomes
+free every `run / slots`, and no throughput is lost.
 """
 
 from __future__ import annotations
@@ -15,6 +19,10 @@ from math import exp2, floor, sqrt
 BETA = 2.5
 UP = 0.5
 """A further slot is kept free when the rule asks for so much of it."""
+PACE = 0.8
+"""Low starts follow each other by this share of the time in which a slot becomes free."""
+TRACE = 0.02
+"""A load of urgent work, in slots, below which nobody is there to be served faster."""
 DOWN = 0.25
 """It is given up when the rule asks for less of it than this: between the two nothing changes."""
 
@@ -45,12 +53,17 @@ class EngineSlack:
     """One model's engines. Loads are in slots; tokens of cache count as the share of the slots that they take."""
 
     settings: SlackSettings
+    reserves: bool = True
+    """False: only the pace is kept."""
     slots: float = 0.0
     tokens: int | None = None
     reserve: int = 0
     """Slots that low work leaves to the others, used by them or free."""
     urgent: Average = field(init=False)
     low: Average = field(init=False)
+    due_at: float | None = None
+    """When the next low start is due, while one waits for that."""
+    _low_started_at: float = float("-inf")
     _held: dict[bool, list[int]] = field(default_factory=lambda: {True: [0, 0], False: [0, 0]})
     _at: float | None = None
 
@@ -63,8 +76,10 @@ class EngineSlack:
             self.slots, self.tokens = slots, tokens
             self._levels()
 
-    def took(self, klass: str, tokens: int) -> None:
+    def took(self, klass: str, tokens: int, now: float) -> None:
         """A request of the class got a slot and tokens."""
+        if klass == "low":
+            self._low_started_at = now
         self._change(klass, 1, tokens)
 
     def gave_back(self, klass: str, tokens: int) -> None:
@@ -74,12 +89,27 @@ class EngineSlack:
     def holds_back(self, now: float, *, urgent_waits: bool) -> bool:
         """Whether low work must wait now, although it may fit."""
         self.pass_time(now)
+        if not self.reserves:
+            return False
         if urgent_waits:
             return True
         share = self.settings.share * self.slots
         if self.low.level + 1 <= max(self.slots - self.reserve, floor(share)):
             return False
         return self.low.level > 0 or self.low.mean >= share  # of few slots it gets its share by turns
+
+    def is_paced(self, now: float, run_s: float | None) -> bool:
+        """Whether a low start must keep its distance from the one before; `due_at` says until when.
+
+        `run_s`: how long a run takes, None when that is not known.
+        """
+        self.due_at = None
+        if run_s is None or self.slots < 2 or self.urgent.mean < TRACE:
+            return False
+        due_at = self._low_started_at + PACE * run_s / self.slots
+        if now < due_at:
+            self.due_at = due_at
+        return now < due_at
 
     @property
     def utilisation(self) -> float:
@@ -114,17 +144,19 @@ class EngineSlack:
 
 
 class Slack:
-    """All engines of a worker, by model. Without settings nothing is ever held back."""
+    """All engines of a worker, by model. Without settings low work is paced, and nothing is kept free of it."""
 
     def __init__(self, settings: SlackSettings | None) -> None:
-        self._settings = settings
+        self._settings = settings or SlackSettings()
+        self._reserves = settings is not None
         self._engines: dict[str, EngineSlack] = {}
 
-    def of(self, model: str) -> EngineSlack | None:
-        """None when slack is off."""
-        if self._settings is None:
-            return None
+    def of(self, model: str) -> EngineSlack:
         engine = self._engines.get(model)
         if engine is None:
-            engine = self._engines[model] = EngineSlack(self._settings)
+            engine = self._engines[model] = EngineSlack(self._settings, self._reserves)
         return engine
+
+    def next_due(self) -> float | None:
+        """When the next paced start is due."""
+        return min((one.due_at for one in self._engines.values() if one.due_at is not None), default=None)
