@@ -47,6 +47,40 @@ class Accepted(Answer):
     events_url: str
 
 
+class WaitingFor(Answer):
+    """What a request waits for. Estimates are made of what was measured; they are not promises."""
+
+    reason: Annotated[
+        str,
+        Field(
+            description="class, tenant_share, model_loading, memory, conversation, slack, paused or no_worker; "
+            "show one that you do not know as it is."
+        ),
+    ]
+    position: Annotated[int | None, Field(description="Place in its worker's queue, 0 the next.")]
+    need_bytes: Annotated[int | None, Field(description="Memory that it waits for.")]
+    free_bytes: Annotated[int | None, Field(description="Memory free on the device that has the most.")]
+    estimated_start_at: Time | None
+
+
+class RequestPlan(Answer):
+    """What would become of a request, by what workers last told; estimates, made of what was measured."""
+
+    object: Literal["request.plan"]
+    task: str
+    pool: str | None
+    model: Annotated[str | None, Field(description="Null when it is left to the worker.")]
+    model_reason: Annotated[str, Field(description="Why this model, for people.")]
+    class_: Annotated[Literal["high", "medium", "low"], Field(alias="class", description="Of its priority.")]
+    worker_id: str | None
+    device: str | None
+    need_bytes: Annotated[int | None, Field(description="Memory of its model; what the request requires at least.")]
+    free_bytes: Annotated[int | None, Field(description="What is free on that device now.")]
+    waiting_for: Annotated[WaitingFor | None, Field(description="Null when it would start at once.")]
+    estimated_wait_ms: int | None
+    estimated_run_ms: int | None
+
+
 class ErrorFacts(Answer):
     """Why it did not work."""
 
@@ -128,22 +162,6 @@ class Timings(Answer):
     load_ms: int
     run_ms: int
     first_token_ms: int | None
-
-
-class WaitingFor(Answer):
-    """What a request waits for. Estimates are made of what was measured; they are not promises."""
-
-    reason: Annotated[
-        str,
-        Field(
-            description="class, tenant_share, model_loading, memory, conversation, slack, paused or no_worker; "
-            "show one that you do not know as it is."
-        ),
-    ]
-    position: Annotated[int | None, Field(description="Place in its worker's queue, 0 the next.")]
-    need_bytes: Annotated[int | None, Field(description="Memory that it waits for.")]
-    free_bytes: Annotated[int | None, Field(description="Memory free on the device that has the most.")]
-    estimated_start_at: Time | None
 
 
 class RequestObject(Answer):

@@ -8,6 +8,8 @@ from typing import Any
 
 from penstock.gateway.limits.tenants import TenantWork
 from penstock.gateway.metrics import Gauges
+from penstock.gateway.service.planning import plan
+from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.view.entries import Entry, rfc3339, waiting_json
 from penstock.gateway.view.follower import Follower, Readiness
 from penstock.gateway.view.hub import Hub
@@ -23,6 +25,7 @@ RUNNING_RANK = STATUS_RANKS["running"]
 _ANYWHERE = "*"
 """No pool's name: a conversation of which nothing is known yet."""
 
+SERVING = "running"
 STOPPED = "stopped"
 """A worker's state in its last word."""
 
@@ -30,11 +33,14 @@ STOPPED = "stopped"
 class Facts:
     """Reads the view; changes nothing but the count of open sockets."""
 
-    def __init__(self, view: View, follower: Follower, hub: Hub, worker_late_s: float = 20.0) -> None:
+    def __init__(
+        self, view: View, follower: Follower, hub: Hub, worker_late_s: float = 20.0, run_times: RunTimes | None = None
+    ) -> None:
         self._worker_late_ms = int(worker_late_s * 1000)
         self._view = view
         self._follower = follower
         self._hub = hub
+        self._run_times = run_times or RunTimes()
         self.sockets = 0
 
     def models(self) -> list[ModelInfo]:
@@ -83,6 +89,31 @@ class Facts:
         """Requests as callers see them, judged at one moment."""
         liveness = self.liveness()
         return [{**entry.to_json(), **self.waits_for_worker(entry, liveness)} for entry in entries]
+
+    def plan(self, request: InferenceRequest) -> dict[str, Any]:
+        """What would become of the request, as callers see it. Raises ModelNotFound, InsufficientCapacity."""
+        at_ms = now_ms()
+        workers = [
+            worker
+            for worker in self._view.workers.values()
+            if worker.state == SERVING and at_ms - worker.updated_at <= self._worker_late_ms
+        ]
+        found = plan(request, self.models(), workers, self._run_times.run_ms, at_ms)
+        return {
+            "object": "request.plan",
+            "task": request.task,
+            "pool": request.pool,
+            "model": found.model,
+            "model_reason": found.model_reason,
+            "class": found.klass,
+            "worker_id": found.worker_id,
+            "device": found.device,
+            "need_bytes": found.need_bytes,
+            "free_bytes": found.free_bytes,
+            "waiting_for": waiting_json(found.waiting_for),
+            "estimated_wait_ms": found.estimated_wait_ms,
+            "estimated_run_ms": found.estimated_run_ms,
+        }
 
     def gauges(self) -> Gauges:
         depths, ages = self._view.queue_depths(now_ms())
