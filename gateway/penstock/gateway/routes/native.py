@@ -67,7 +67,7 @@ async def submit(
         bool, Query(description="Submit nothing: say what would become of it, or refuse it as it would be refused.")
     ] = False,
 ) -> Response:
-    """202 once the request stands on its topic, acknowledged by all in-sync replicas. A dry run is answered with 200."""
+    """202 once the request stands on its topic, acknowledged by all in-sync replicas. A dry run answers 200."""
     caller = caller_of(request)
     caller.require("submit")
     asked = native_request(await read_json(request), caller)

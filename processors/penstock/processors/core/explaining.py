@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ from penstock.processors.core.scheduler import CLASSES, Scheduler
 from penstock.processors.core.waiting import WaitingFacts, waiting_for
 from penstock.processors.core.work import Work
 from penstock.schemas.records import WaitingFor
+
+NEAR_FRONT = 1_024
+"""So many of those who wait are looked at for a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,7 @@ class Explainer:
             line_is_held=not scheduler.eligible(work),
             memory_short=lane.memory_short or (lane.ready and work.blocked_at is not None),
             model_ready=lane.ready,
-            held_by_slack=not above and rank == len(CLASSES) - 1 and scheduler.holds_back(work.lane, now),
+            held_by_slack=not above and rank == len(CLASSES) - 1 and scheduler.holds_back(work.lane),
             others_tenant_next=not above and scheduler.next_tenant(work.lane, work.klass) not in (work.tenant, None),
             need_bytes=lane.need_bytes,
             free_bytes=lane.free_bytes,
@@ -81,6 +85,11 @@ class Explainer:
             work.lane,
             Ahead(requests=ahead[0], cost=ahead[1], slots=lane.slots, busy=lane.busy, loading_for_s=loading_for_s),
         )
+
+    def reasons(self) -> dict[str, int]:
+        """How many of those near the front wait for what, as they were last told."""
+        told = (work.told_waiting for work in self._scheduler.front(NEAR_FRONT))
+        return dict(Counter(waiting[0] for waiting in told if waiting is not None))
 
     def to_clock(self, at_ms: int | None) -> float | None:
         """A time on the wall as one of the flow's clock."""

@@ -20,6 +20,7 @@ from penstock.processors.core.slack import EngineSlack, Slack, SlackSettings
 __all__ = ["CLASSES", "Item", "Scheduler"]
 
 RANKS = {klass: rank for rank, klass in enumerate(CLASSES)}
+LOW = CLASSES[-1]
 AGED_TRIED = 4
 """Aged items that are offered before all others when it is their turn. More would hide what is urgent if none fits."""
 
@@ -82,7 +83,7 @@ class Scheduler(Generic[ItemT]):
         queued = self._queued_items[item.ticket] = QueuedItem(item, item.ticket, returned=returned)
         lane = self._lanes.get(item.lane)
         if lane is None:
-            lane = self._lanes[item.lane] = LaneQueues(self._queued_items)
+            lane = self._lanes[item.lane] = LaneQueues(self._queued_items, self.slack.of(item.lane))
         self._count(queued, lane, item)
         if item.line is None:
             lane.admit(queued, refund=refund)
@@ -186,9 +187,8 @@ class Scheduler(Generic[ItemT]):
             lane.since_aged = 0
         else:
             lane.since_aged = min(lane.since_aged + 1, self._aged_share)
-        engine = self.slack.of(item.lane)
-        engine.took(queued.klass, tokens, now)
-        self._started[item.seq] = (engine, queued.klass, tokens)
+        lane.slack.took(queued.klass, tokens, now)
+        self._started[item.seq] = (lane.slack, queued.klass, tokens)
         self._take(queued, lane)
 
     def ended(self, item: ItemT) -> None:
@@ -256,19 +256,19 @@ class Scheduler(Generic[ItemT]):
         if known is None:
             return iter(())
         known.grow_old(now - self._aging_s)
-        return self._candidates(known, self._changes, CLASSES[:-1] if self._without_low(lane, now) else CLASSES)
+        classes = CLASSES
+        if known.slack.restrains and known.queues[LOW]:
+            waits = known.slack.holds_back(urgent_waits=known.strict() != LOW)
+            if waits or known.slack.is_paced(now, self._run_s(lane)):
+                classes = CLASSES[:-1]
+        return self._candidates(known, self._changes, classes)
 
-    def _without_low(self, lane: str, now: float) -> bool:
-        return self.holds_back(lane, now) or (
-            bool(self._lanes[lane].queues[CLASSES[-1]]) and self.slack.of(lane).is_paced(now, self._run_s(lane))
-        )
-
-    def holds_back(self, lane: str, now: float) -> bool:
+    def holds_back(self, lane: str) -> bool:
         """Whether low work of the lane waits now for slack, although it may fit. Aged work has its own share."""
         known = self._lanes.get(lane)
-        if known is None or not known.queues[CLASSES[-1]]:
+        if known is None or not known.queues[LOW]:
             return False
-        return self.slack.of(lane).holds_back(now, urgent_waits=known.strict() != CLASSES[-1])
+        return known.slack.holds_back(urgent_waits=known.strict() != LOW)
 
     def _candidates(self, lane: LaneQueues[ItemT], changes: int, classes: tuple[str, ...]) -> Iterator[ItemT]:
         if self._changes != changes:

@@ -37,11 +37,13 @@ class SlackSettings:
 
 @dataclass(slots=True)
 class Average:
-    """A time average of a level, decayed: what was `half_life_s` ago counts half."""
+    """A time average of the load of some classes, decayed: what was `half_life_s` ago counts half."""
 
     half_life_s: float
     mean: float = 0.0
     level: float = 0.0
+    requests: int = 0
+    tokens: int = 0
 
     def pass_time(self, seconds: float) -> None:
         """The level has been as it is for so long."""
@@ -64,7 +66,6 @@ class EngineSlack:
     due_at: float | None = None
     """When the next low start is due, while one waits for that."""
     _low_started_at: float = float("-inf")
-    _held: dict[bool, list[int]] = field(default_factory=lambda: {True: [0, 0], False: [0, 0]})
     _at: float | None = None
 
     def __post_init__(self) -> None:
@@ -74,7 +75,8 @@ class EngineSlack:
         """The engines run so many at once, in so many tokens of cache (None: no such limit)."""
         if (slots, tokens) != (self.slots, self.tokens):
             self.slots, self.tokens = slots, tokens
-            self._levels()
+            self._set_level(self.urgent)
+            self._set_level(self.low)
 
     def took(self, klass: str, tokens: int, now: float) -> None:
         """A request of the class got a slot and tokens."""
@@ -86,9 +88,13 @@ class EngineSlack:
         """It has ended."""
         self._change(klass, -1, -tokens)
 
-    def holds_back(self, now: float, *, urgent_waits: bool) -> bool:
-        """Whether low work must wait now, although it may fit."""
-        self.pass_time(now)
+    @property
+    def restrains(self) -> bool:
+        """Whether low work may have to wait at all."""
+        return self.reserves or self.urgent.mean >= TRACE
+
+    def holds_back(self, *, urgent_waits: bool) -> bool:
+        """Whether low work must wait now, although it may fit; as of the time that was passed last."""
         if not self.reserves:
             return False
         if urgent_waits:
@@ -117,22 +123,22 @@ class EngineSlack:
         return min(1.0, (self.urgent.mean + self.low.mean) / self.slots) if self.slots else 0.0
 
     def _change(self, klass: str, requests: int, tokens: int) -> None:
-        held = self._held[klass == "low"]
-        held[0] += requests
-        held[1] += tokens
-        self._levels()
+        load = self.low if klass == "low" else self.urgent
+        load.requests += requests
+        load.tokens += tokens
+        self._set_level(load)
 
-    def _levels(self) -> None:
-        self.urgent.level, self.low.level = self._load(False), self._load(True)
-
-    def _load(self, low: bool) -> float:
-        requests, tokens = self._held[low]
-        return max(float(requests), self.slots * tokens / self.tokens if self.tokens else 0.0)
+    def _set_level(self, load: Average) -> None:
+        load.level = float(load.requests)
+        if self.tokens and load.tokens:
+            load.level = max(load.level, self.slots * load.tokens / self.tokens)
 
     def pass_time(self, now: float) -> None:
         """Loads have been as they are since the last call."""
         since, self._at = self._at, now
-        if since is not None and now > since:
+        if since is None or now <= since:
+            return
+        if self.urgent.mean or self.urgent.level or self.low.mean or self.low.level:
             self.urgent.pass_time(now - since)
             self.low.pass_time(now - since)
         wanted = self.urgent.mean + BETA * sqrt(max(0.0, self.urgent.mean))
