@@ -159,15 +159,15 @@ class Board:
             self.budget.register(name)
         return lane
 
-    def _lane_facts(self, name: str) -> LaneFacts:
-        """What explains why the requests of a lane wait."""
-        lane = self.lane(name)
+    def _lane_facts(self, work: Work) -> LaneFacts:
+        """What explains why a request waits."""
+        lane = self.lane(work.lane)
         loading = lane.state is LaneState.LOADING
         return LaneFacts(
             ready=lane.state is LaneState.UP,
             slots=lane.slots,
             busy=len(lane.holders),
-            memory_short=lane.short and not loading,
+            memory_short=work.blocked_at is not None or (lane.short and not loading),
             loading_since=lane.load_span[0] if loading else None,
         )
 

@@ -18,7 +18,7 @@ NEAR_FRONT = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneFacts:
-    """A lane at this moment, all its engines together. Bytes: what its load needs, and the most that a device has free.
+    """The lane of a request at this moment, all its engines together. Bytes: what it or its model needs, and what is free.
 
     `loading_since`: when the load that runs now began; None when none does.
     """
@@ -27,6 +27,7 @@ class LaneFacts:
     slots: int = 0
     busy: int = 0
     paused: bool = False
+    """The model, or the class of the request."""
     memory_short: bool = False
     loading_since: float | None = None
     need_bytes: int | None = None
@@ -34,19 +35,17 @@ class LaneFacts:
 
 
 class Explainer:
-    """`lane_facts` is the flow's; `paused` says whether a class is."""
+    """`lane_facts` is the flow's."""
 
     def __init__(
         self,
         scheduler: Scheduler[Work],
         forecast: Forecast,
-        lane_facts: Callable[[str], LaneFacts],
-        paused: Callable[[str], bool] = lambda klass: False,
+        lane_facts: Callable[[Work], LaneFacts],
     ) -> None:
         self._scheduler = scheduler
         self._forecast = forecast
         self._lane_facts = lane_facts
-        self._paused = paused
         self._wall_ahead_ms = 0.0
 
     def clock(self, now: float, wall_ms: int) -> None:
@@ -59,18 +58,19 @@ class Explainer:
 
     def explain(self, work: Work, now: float, ahead: tuple[int, int] | None = None) -> WaitingFor:
         """`ahead`: (requests, tokens) that start before it on its lane; None: all of its class and those above it."""
-        lane, scheduler = self._lane_facts(work.lane), self._scheduler
+        lane, scheduler = self._lane_facts(work), self._scheduler
         rank = CLASSES.index(work.klass)
         requests = [scheduler.depth(work.lane, klass) for klass in CLASSES[: rank + 1]]
         above = scheduler.urgent_waits(work.lane, work.klass)
+        turn_of_other = not above and scheduler.next_tenant(work.lane, work.klass) not in (work.tenant, None)
         facts = WaitingFacts(
             position=work.position,
-            paused=lane.paused or self._paused(work.klass),
+            paused=lane.paused,
             line_is_held=not scheduler.eligible(work),
-            memory_short=lane.memory_short or (lane.ready and work.blocked_at is not None),
+            memory_short=lane.memory_short,
             model_ready=lane.ready,
             held_by_slack=not above and rank == len(CLASSES) - 1 and scheduler.holds_back(work.lane),
-            others_tenant_next=not above and scheduler.next_tenant(work.lane, work.klass) not in (work.tenant, None),
+            others_tenant_next=turn_of_other,
             need_bytes=lane.need_bytes,
             free_bytes=lane.free_bytes,
             starts_in_s=self._starts_in_s(work, lane, ahead or (max(0, sum(requests) - 1), None), now),
