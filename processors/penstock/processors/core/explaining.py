@@ -18,7 +18,7 @@ NEAR_FRONT = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneFacts:
-    """The lane of a request at this moment, all its engines together. Bytes: what it or its model needs, and what is free.
+    """The lane of a request at this moment, all its engines together. Bytes: what it or its model needs, what is free.
 
     `loading_since`: when the load that runs now began; None when none does.
     """
