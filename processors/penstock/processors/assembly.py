@@ -12,8 +12,8 @@ from penstock.processors.committing import Committer
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.turns import Turns
 from penstock.processors.core.flow import Flow, FlowSettings
-from penstock.processors.core.pools import Pools
 from penstock.processors.core.lifetimes import LifetimeSettings
+from penstock.processors.core.pools import Pools
 from penstock.processors.core.slack import SlackSettings
 from penstock.processors.erasing import Erasing
 from penstock.processors.execution import Execution
