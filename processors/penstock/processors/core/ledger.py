@@ -132,8 +132,11 @@ class _Device:
         return max(0, self.free_bytes - kept.bytes)
 
     def set_held(self, number: int, need_bytes: int) -> None:
+        """What is given back was measured too, most likely: it is no overrun of others until it is measured again."""
         self.overruns_bytes -= self._overrun(number)
-        self.reserved_bytes += need_bytes - self.held.pop(number, 0)
+        more = need_bytes - self.held.pop(number, 0)
+        self.reserved_bytes += more
+        self.by_holders_bytes = max(0, self.by_holders_bytes + min(0, more))
         if need_bytes:
             self.held[number] = need_bytes
         self.overruns_bytes += self._overrun(number)
