@@ -205,10 +205,8 @@ class Ledger:
         grant = Grant(number=self._number, owner=owner, needs=dict(needs), granted_at=now)
         self._grants[grant.number] = grant
         for device, need in needs.items():
-            held = self._devices[device]
-            held.set_held(grant.number, need)
-            if held.reservation is not None and held.reservation.owner == owner:
-                held.reservation = None
+            self._devices[device].set_held(grant.number, need)
+        self.cancel_reservations(owner)
         return grant
 
     def resize(self, grant: Grant, device: str, need_bytes: int) -> bool:
@@ -256,7 +254,7 @@ class Ledger:
         return True
 
     def cancel_reservations(self, owner: str) -> None:
-        """It does not wait any more."""
+        """It does not wait any more, or has got its room somewhere."""
         for held in self._devices.values():
             if held.reservation is not None and held.reservation.owner == owner:
                 held.reservation = None
