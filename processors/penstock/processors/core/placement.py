@@ -51,7 +51,9 @@ def decide(
 
 
 PLANS: WeakKeyDictionary[Ledger, dict[tuple[str, Need], list[Plan]]] = WeakKeyDictionary()
-"""Made once for each ledger: they depend on its devices alone, which never change."""
+"""Made once for each ledger and need: they depend on its devices alone, which never change."""
+PLANS_KEPT = 1024
+"""Needs that are learned, and those of runs, are always new ones."""
 
 
 def _plans_of_one(ledger: Ledger, name: str, need: Need) -> list[Plan]:
@@ -61,6 +63,8 @@ def _plans_of_one(ledger: Ledger, name: str, need: Need) -> list[Plan]:
     if plans is None:
         devices = [one.device for one in ledger.devices() if name in (one.device, one.kind)]
         plans = [Plan((device,), _needs(ledger, (device,), need)) for device in devices]
+        if len(known) >= PLANS_KEPT:
+            known.clear()
         plans = known[name, need] = [plan for plan in plans if ledger.fits_ever(plan.needs)]
     return plans
 

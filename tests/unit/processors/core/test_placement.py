@@ -19,7 +19,7 @@ from penstock.processors.core.fleet import (
     UseRate,
 )
 from penstock.processors.core.ledger import DeviceCapacity, Ledger
-from penstock.processors.core.placement import decide
+from penstock.processors.core.placement import PLANS, PLANS_KEPT, decide
 from placement_world import PlacementWorld
 
 GB = 1 << 30
@@ -303,6 +303,14 @@ def test_one_request_for_70_gb_runs_and_delays_small_ones_no_longer_than_turns_a
     longest = max(wait for name, _, wait in world.waited if name != "large")
     assert longest <= 0.5 + 10 + 5 + 2 * 10 + 2 + 2, "a drain, its load and run, an idle moment, their own load"
     assert sum(one[1] == "large" for one in world.loads) == 1
+
+
+def test_what_is_remembered_of_a_ledger_is_bounded() -> None:
+    ledger = books()
+    for size in range(3 * PLANS_KEPT):
+        wanted = ModelView(model="a", needs={"cuda": Need(bytes=size)}, load_seconds=1, demand=waits())
+        assert decide(1.0, [wanted], [], ledger)
+    assert 0 < len(PLANS[ledger]) <= PLANS_KEPT
 
 
 def test_chance_of_use_decays() -> None:
