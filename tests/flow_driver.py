@@ -109,6 +109,7 @@ class World:
         max_attempts: int = 3,
         error: PenstockError | None = None,
         belongs_on: int | None = None,
+        pool: str | None = None,
         execution_timeout_ms: int | None = None,
         settle: bool = True,
     ) -> Work | None:
@@ -139,6 +140,8 @@ class World:
             belongs_on=belongs_on,
             cost=cost,
             size_bytes=size,
+            pool=pool,
+            names_deadline=ttl_ms is not None,
         )
         self.bodies[(*tp, offset)] = (read, Body(request, b"value", (), None, size))
         self.flow.delivered_range(tp, offset, offset + 1, [offset])

@@ -9,6 +9,8 @@ import sqlite3
 from contextlib import AsyncExitStack
 
 from penstock.gateway.context import GatewayContext
+from penstock.gateway.memory import few_heaps, hold_the_collector, spare_the_collector
+from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
@@ -21,6 +23,7 @@ from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.clock import now_ms
 from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.records import ResultEvent
 from penstock.schemas.registry import registry_codecs
 
 logger = logging.getLogger(__name__)
@@ -29,22 +32,6 @@ ARTIFACT_BYTES = 64 * 2**20
 ASK_S = 5.0
 RETRY_S = 1.0
 HELD_AT_MOST_S = 600.0
-
-
-def _hold_the_collector() -> None:
-    """While a view catches up nearly all that is made stays: the collector would walk over it again and again."""
-    gc.collect()
-    gc.disable()
-
-
-def _spare_the_collector() -> None:
-    """What has been made so far stays: the collector need not look at it every few requests.
-
-    It is not collected before: a walk over half a million requests holds the loop for seconds.
-    """
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-    gc.enable()
 
 
 class Connecting:
@@ -78,6 +65,7 @@ class Connecting:
 
     async def _connect(self) -> None:
         """Raises PenstockError, with nothing left open."""
+        few_heaps()
         settings, kafka, conf = self._settings, self._settings.kafka_settings(), self._settings.gateway
         names = kafka.names
         counts = await asyncio.to_thread(admin.partition_counts, kafka, None, ASK_S)
@@ -94,13 +82,19 @@ class Connecting:
             transport = Transport(kafka, delivery_timeout_s=10)
             stack.push_async_callback(asyncio.to_thread, transport.close, 5)
             hub = Hub(client_frames=conf.client_queue_frames)
+            run_times = RunTimes()
+
+            def on_outcome(event: ResultEvent) -> None:
+                self._context.metrics.on_outcome(event)
+                run_times.on_outcome(event)
+
             view = await asyncio.to_thread(
                 View,
                 store,
                 hub,
                 names,
                 counts[names.result],
-                on_outcome=self._context.metrics.on_outcome,
+                on_outcome=on_outcome,
                 on_status=self._context.metrics.on_status,
                 codec=codecs.prompt,
                 blocking=codecs.blocking,
@@ -115,15 +109,17 @@ class Connecting:
                 horizon_ms=int(conf.horizon_h * 3_600_000),
                 rediscover_s=conf.rediscover_s,
                 threads=threads,
-                on_caught_up=_spare_the_collector,
+                on_caught_up=spare_the_collector,
                 on_failure=lambda reason: self._context.on_failure(reason),
             )
             artifacts = await asyncio.to_thread(ArtifactStore, settings.artifacts_location, max_bytes=ARTIFACT_BYTES)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
-            service = GatewayService.compose(settings, sender, view, follower, hub, codecs.blocking, artifacts, threads)
-            _hold_the_collector()
+            service = GatewayService.compose(
+                settings, sender, view, follower, hub, codecs.blocking, artifacts, threads, run_times
+            )
+            hold_the_collector()
             # Should it never catch up: what outages leave behind must be collected some day.
-            asyncio.get_running_loop().call_later(HELD_AT_MOST_S, _spare_the_collector)
+            asyncio.get_running_loop().call_later(HELD_AT_MOST_S, spare_the_collector)
             await follower.start()
             stack.push_async_callback(follower.stop)
             self._stack = stack.pop_all()

@@ -12,6 +12,9 @@ from penstock.processors.committing import Committer
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.turns import Turns
 from penstock.processors.core.flow import Flow, FlowSettings
+from penstock.processors.core.lifetimes import LifetimeSettings
+from penstock.processors.core.pools import Pools
+from penstock.processors.core.slack import SlackSettings
 from penstock.processors.erasing import Erasing
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
@@ -22,6 +25,7 @@ from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.membership import GroupSettings, Membership
 from penstock.processors.kafka.outcomes import Outcomes
+from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
@@ -108,7 +112,7 @@ def assemble(
         on_change=lambda: worker.changed(),
         clock_ms=now_ms,
     )
-    flow = Flow(flow_settings(settings), lanes, book, deaths=journal.deaths)
+    flow = Flow(flow_settings(settings), lanes, book, deaths=journal.deaths, estimate_error=metrics.estimate_error)
     urgencies = {topic: CLASSES.index(names.class_of_topic(topic) or "medium") for topic in partitions}
 
     def urgency(topic: str) -> int:
@@ -146,9 +150,16 @@ def assemble(
     worker.connect(
         Rooms(
             flow=flow,
-            intake=Intake(make_codec(settings, background=True), names, partitions),
+            intake=Intake(make_codec(settings, background=True), names, partitions, pools(settings)),
             execution=execution,
-            outcomes=Outcomes(publisher, codec, worker_id=settings.worker_id, engine_facts=lanes.engine_facts),
+            outcomes=Outcomes(
+                publisher,
+                codec,
+                names,
+                worker_id=settings.worker_id,
+                engine_facts=lanes.engine_facts,
+                pool_topics=PoolTopics(kafka),
+            ),
             publisher=publisher,
             refetcher=refetcher,
             lanes=lanes,
@@ -188,7 +199,7 @@ def assemble(
 
 def flow_settings(settings: WorkerSettings) -> FlowSettings:
     """The flow's part of the settings, in seconds."""
-    conf = settings.worker
+    conf, scheduler = settings.worker, settings.scheduler
     return FlowSettings(
         aging_s=conf.aging_s,
         aged_share=conf.aged_share,
@@ -198,7 +209,16 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
         status_linger_s=conf.status_linger_ms / 1000,
         max_execution_s=conf.max_execution_s,
         retry_delay_s=conf.retry_delay_s,
+        slack=SlackSettings(share=conf.slack_share) if conf.slack else None,
+        lifetimes=LifetimeSettings(floor_s=scheduler.ttl_floor_s, factor=scheduler.ttl_factor)
+        if scheduler.dynamic_ttl
+        else None,
     )
+
+
+def pools(settings: WorkerSettings) -> Pools:
+    """Which models other pools serve, as the configuration tells it: one file may describe all pools."""
+    return Pools.of(settings.worker.pool, ((model.pool, (model.id, *model.aliases)) for model in settings.models))
 
 
 def make_codec(settings: WorkerSettings, *, background: bool = False) -> Codec:

@@ -78,6 +78,7 @@ class Lanes:
             self._changed()
         else:
             self._metrics.loads.labels(lane).inc()
+            self._metrics.load_seconds.labels(lane).observe(self._clock() - began)
             logger.info("lane.loaded model=%s seconds=%.1f", lane, self._clock() - began)
 
     def up(self, model: str, limits: Limits) -> None:
@@ -86,6 +87,7 @@ class Lanes:
         inline = bool(engine is not None and engine.prepares_inline)
         if engine is not None:
             engine.on_busy = lambda seconds: self._busy(model, seconds)
+            engine.on_limits = lambda limits: self._limits(model, limits)
         self._flow.lane_up(model, limits.slots, limits.tokens, self._clock(), inline=inline)
         self._changed()
 
@@ -101,6 +103,10 @@ class Lanes:
 
     def _busy(self, model: str, seconds: float) -> None:
         self._flow.lane_busy(model, seconds, self._clock())
+
+    def _limits(self, model: str, limits: Limits) -> None:
+        self._flow.lane_limits(model, limits.slots, self._clock())
+        self._changed()
 
     # -- for events
 

@@ -48,6 +48,11 @@ class WorkerSection(Section):
     aged_share: int = Field(default=8, ge=2)
     """Of this many starts on a model, one goes to aged work of a lower class, if there is any."""
 
+    slack: bool = False
+    """Low work leaves as much of each model's engines free as more urgent work has needed of late."""
+    slack_share: float = Field(default=0.125, gt=0, le=1)
+    """With `slack`: the share of a model's engines that low work may use in any case while nothing urgent waits."""
+
     chunk_linger_ms: int = Field(default=30, ge=0, le=50)
     """Milliseconds for which new text of a stream is collected before it is published."""
     status_linger_ms: int = Field(default=25, ge=0)
@@ -77,6 +82,18 @@ class WorkerSection(Section):
     """Control commands of each kind that are remembered."""
 
 
+class SchedulerSection(Section):
+    """How long requests may wait."""
+
+    dynamic_ttl: bool = False
+    """A request that names no deadline lives for max(ttl_floor_s, ttl_factor × the 95th percentile of the waits of its
+    class), in place of the default; its status says `ttl_ms`."""
+    ttl_floor_s: float = Field(default=60.0, gt=0)
+    """With `dynamic_ttl`: the shortest time to live, in seconds."""
+    ttl_factor: float = Field(default=3.0, ge=1)
+    """With `dynamic_ttl`: how many times the 95th percentile of the waits of its class."""
+
+
 class ConversationsSection(Section):
     max_topics: int = Field(default=10_000, ge=1)
     """Conversations that there may be in all; a request that would begin one more fails."""
@@ -94,13 +111,18 @@ class ModelSection(Section):
     id: str
     """The name by which requests ask for the model."""
     source: str
-    """A folder, a .gguf file or a hub id (owner/name); for `remote` the server's URL; for `noop` anything."""
-    engine: Literal["text", "embedding", "remote", "noop"]
+    """A folder, a .gguf file or a hub id (owner/name); for `remote` the server's URL; for `managed` its command; for
+    `noop` anything."""
+    engine: Literal["text", "embedding", "remote", "managed", "noop"]
     """What runs it."""
     tasks: list[str] = Field(default_factory=lambda: ["text_generation"])
     """The tasks that it serves: text_generation, embedding."""
     aliases: list[str] = Field(default_factory=list[str])
     """Other names for it."""
+    pool: str | None = Field(default=None, pattern="^[A-Za-z0-9_-]{1,63}$")
+    """Only workers of this pool serve it; null: every worker that reads this entry."""
+    vram_bytes: int | None = Field(default=None, ge=1)
+    """Memory that one engine of it needs, in bytes; null: estimated from its files, then measured."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of its engine."""
 
@@ -127,6 +149,7 @@ class WorkerSettings(ProcessSettings):
     kafka: KafkaSection = Field(default_factory=KafkaSection)
     topics: TopicsSection = Field(default_factory=TopicsSection)
     worker: WorkerSection = Field(default_factory=WorkerSection)
+    scheduler: SchedulerSection = Field(default_factory=SchedulerSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
     memory: MemorySection = Field(default_factory=MemorySection)
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)

@@ -42,12 +42,19 @@ class GuardedSubmitter:
     async def submit(
         self, request: InferenceRequest, *, idempotency_key: str | None = None, traceparent: str | None = None
     ) -> Accepted:
-        """Raises Forbidden and TenantLimit beside what the submitter raises."""
+        """Raises Forbidden, TenantLimit and what `Facts.routed` raises, beside what the submitter raises."""
+        request = self._service.facts.routed(request)
         self._allowances.check(self._caller, request, lambda: self._model(request))
         with self._allowances.outstanding(self._caller):
             return await self._submitter.submit(
                 request, idempotency_key=idempotency_key, traceparent=traceparent or self._traceparent
             )
+
+    async def check(self, request: InferenceRequest) -> None:
+        """Refuse what `submit` would refuse now. Nothing is counted."""
+        self._allowances.check(self._caller, request, lambda: self._model(request))
+        with self._allowances.outstanding(self._caller):
+            await self._submitter.check(request)
 
     @property
     def _submitter(self) -> Submits:

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.processors.core.work import Work, WorkKey
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.records import ControlCommand, Origin
+from penstock.schemas.records import ControlCommand, Origin, WaitingFor
 from penstock.schemas.topics import TP
 
 
@@ -72,6 +72,7 @@ class Status:
     epoch: int
     detail: str | None = None
     done: bool = False
+    waiting: WaitingFor | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -118,11 +119,15 @@ class Letter:
 
 @dataclass(slots=True, frozen=True)
 class Republish:
-    """Put the record on the partition of its conversation, with its id and origin. → moved, or poison"""
+    """Put the record where it belongs, with its id and origin. → moved, cannot_move
+
+    That is the partition of its conversation, or the topic of another pool.
+    """
 
     work: Work
-    partition: int
+    partition: int | None
     origin: Origin
+    pool: str | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -35,6 +35,8 @@ class Loads(Runs):
     def lane_up(self, name: str, slots: int, tokens: int | None, now: float, *, inline: bool) -> None:
         """The lane's model is loaded: it runs so many at once, in so many tokens of cache (None: no such limit)."""
         lane = self.lane(name)
+        if lane.state is LaneState.LOADING:
+            self.forecast.loaded(name, now - lane.load_span[0])
         lane.up(slots, tokens, inline=inline, now=now)
         self._mark_changed(lane)
 
@@ -72,6 +74,12 @@ class Loads(Runs):
         """The lane's engine takes nothing new for so long."""
         lane = self.lane(name)
         lane.busy_until = max(lane.busy_until, now + seconds)
+
+    def lane_limits(self, name: str, slots: int, now: float) -> None:
+        """The lane's engine runs so many at once from now on. What is on it in excess may end."""
+        lane = self.lane(name)
+        lane.slots = slots
+        self._mark_changed(lane)
 
     def load_failed(self, name: str, error: BaseException, now: float) -> None:
         """The lane's model could not be loaded. Those who wait are failed when waiting is of no use any more."""

@@ -72,6 +72,8 @@ class Runs(Endings):
             self.streams.flush(work, run)
         lane = self.lane(work.lane)
         lane.survived()
+        if run.run_at is not None:
+            self.forecast.ran(work.lane, now - run.run_at, work.cost)
         self._give_back(work)
         clear_suspicion(work)
         append = work.line is not None and work.task == "text_generation"
@@ -81,6 +83,11 @@ class Runs(Endings):
         """A run ended without output. `again`: the same run may succeed on this worker."""
         if self._current(work, run_id, Stage.RUNNING) is not None:
             self._failed(work, "failed", error, now, again=again)
+
+    def turned_away(self, work: Work, run_id: str, now: float) -> None:
+        """The server behind its engine did not take it: back to its place in the queue, without an attempt spent."""
+        if self._current(work, run_id, Stage.RUNNING) is not None:
+            self._requeue(work, "lane_down", now)
 
     def not_started(self, work: Work, run_id: str, now: float) -> None:
         """Its engine had gone when it was to start; `lane_down` follows, and it is not to blame for that."""

@@ -20,11 +20,14 @@ class ModelConfig:
     tasks: tuple[str, ...] = ("text_generation",)
     aliases: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    pool: str | None = None
+    vram_bytes: int | None = None
+    """What one engine needs, when the operator says so; None: estimated from the files."""
 
     @property
     def local(self) -> bool:
-        """Whether it runs in a process on this machine, with memory to be granted."""
-        return self.engine in BACKENDS
+        """Whether it runs in processes on this machine, with memory to be granted."""
+        return self.engine in BACKENDS or self.engine == "managed"
 
 
 class Catalog:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.processors.core.ledger import Ledger
 from penstock.processors.engines.base import Engine, EngineInfo, Limits
 from penstock.processors.hardware import cpu, nvml
 from penstock.processors.models.catalog import Catalog, ModelConfig
+from penstock.processors.models.factory import make_engine
 from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.sizing import Estimate
 from penstock.processors.settings import WorkerSettings
@@ -56,14 +58,18 @@ class Serving:
                     tasks=tuple(model.tasks),
                     aliases=tuple(model.aliases),
                     options=dict(model.options),
+                    pool=model.pool,
+                    vram_bytes=model.vram_bytes,
                 )
                 for model in settings.models
+                if model.pool is None or model.pool == settings.worker.pool
             ),
             self._ledger,
             probe=used_bytes,
             on_up=on_up,
             on_down=on_down,
             on_change=self._changed,
+            make=partial(make_engine, logs=settings.worker.data_dir / "logs"),
         )
         self._used: dict[str, int] = {}
 
