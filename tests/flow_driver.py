@@ -110,6 +110,7 @@ class World:
         error: PenstockError | None = None,
         belongs_on: int | None = None,
         execution_timeout_ms: int | None = None,
+        payload: dict[str, Any] | None = None,
         settle: bool = True,
     ) -> Work | None:
         tp = (topic or klass, 0)
@@ -122,7 +123,7 @@ class World:
             priority=PRIORITY[klass],
             model=model,
             conversation_id=line,
-            text_generation={"prompt": request_id},
+            text_generation=payload or {"prompt": request_id},
             stream=stream,
             created_at=self.wall_ms,
             max_attempts=max_attempts,
