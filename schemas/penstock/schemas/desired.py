@@ -25,6 +25,11 @@ def key_of(wish: DesiredState) -> str:
     return desired_key(wish.kind, wish.name, wish.pool)
 
 
+def model_key(model: str, pool: str | None) -> str:
+    """The key of a model's facts on `inference.model`: two pools may have models of one name."""
+    return model if pool is None else f"{model}@{pool}"
+
+
 def ordered(
     wish: DesiredState | None,
     *,

@@ -15,6 +15,7 @@ from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.sizing import Estimate
 from penstock.processors.settings import WorkerSettings
 from penstock.producers.model_entry import served_by
+from penstock.schemas.desired import model_key
 from penstock.schemas.records import DeviceState, ModelInfo, ModelState, Record, Requirements
 from penstock.schemas.topics import TopicNames
 
@@ -140,7 +141,7 @@ class Serving:
                 max_batch_size=config.max_batch_size,
                 revision=config.revision,
             )
-            self._publish(self._names.model, config.id, record)
+            self._publish(self._names.model, model_key(config.id, self._settings.worker.pool), record)
 
     def _changed(self) -> None:
         self.publish_models()
