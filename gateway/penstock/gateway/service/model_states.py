@@ -79,6 +79,7 @@ def admin_models(
     """
     best = best_states(workers)
     infos: dict[ModelId, ModelInfo] = {(one.model, one.pool): one for one in models}
+    served = infos.keys() - set(without_worker)
     for wish in wishes.values():
         if wish.kind == MODEL and wish.entry is not None and (wish.name, wish.pool) not in infos:
             added = _added(wish)
@@ -91,7 +92,7 @@ def admin_models(
             continue
         shown.append(
             {
-                **public_model(info, best.get((name, pool)), available=(name, pool) not in without_worker),
+                **public_model(info, best.get((name, pool)), available=(name, pool) in served),
                 "engine": info.engine,
                 "priority": info.priority,
                 "pinned": _pinned(info, wish),
