@@ -109,6 +109,7 @@ class World:
         max_attempts: int = 3,
         error: PenstockError | None = None,
         belongs_on: int | None = None,
+        pool: str | None = None,
         execution_timeout_ms: int | None = None,
         payload: dict[str, Any] | None = None,
         settle: bool = True,
@@ -140,6 +141,7 @@ class World:
             belongs_on=belongs_on,
             cost=cost,
             size_bytes=size,
+            pool=pool,
         )
         self.bodies[(*tp, offset)] = (read, Body(request, b"value", (), None, size))
         self.flow.delivered_range(tp, offset, offset + 1, [offset])

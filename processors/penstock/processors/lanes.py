@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from penstock.processors.core.admission import MemoryShort
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.ledger import MemoryShort
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Engine, Limits
 from penstock.processors.metrics import Metrics
@@ -86,6 +86,7 @@ class Lanes:
         inline = bool(engine is not None and engine.prepares_inline)
         if engine is not None:
             engine.on_busy = lambda seconds: self._busy(model, seconds)
+            engine.on_limits = lambda limits: self._limits(model, limits)
         self._flow.lane_up(model, limits.slots, limits.tokens, self._clock(), inline=inline)
         self._changed()
 
@@ -101,6 +102,10 @@ class Lanes:
 
     def _busy(self, model: str, seconds: float) -> None:
         self._flow.lane_busy(model, seconds, self._clock())
+
+    def _limits(self, model: str, limits: Limits) -> None:
+        self._flow.lane_limits(model, limits.slots, self._clock())
+        self._changed()
 
     # -- for events
 

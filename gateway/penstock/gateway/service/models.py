@@ -10,8 +10,8 @@ from penstock.schemas.errors import ContextLengthExceeded, ModelNotFound, Unsupp
 from penstock.schemas.payloads import only_remote
 from penstock.schemas.records import InferenceRequest, ModelInfo, WorkerState
 
-REMOTE = "remote"
-"""The kind of engine that passes on whatever OpenAI's protocol has."""
+REMOTE = frozenset({"remote", "managed"})
+"""The kinds of engines that pass on whatever OpenAI's protocol has."""
 LEAST_WINDOW = 512
 """No model has a smaller one; most answers are shorter, and nothing is looked for."""
 
@@ -56,7 +56,7 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
     ]
     if not serving:
         return
-    if remote is not None and all(model.engine != REMOTE for model in serving):
+    if remote is not None and all(model.engine not in REMOTE for model in serving):
         names = ", ".join(sorted({model.model for model in serving})[:NAMED_MODELS])
         raise UnsupportedParameter(
             f"{remote} is not supported by {names}: only models that a remote server runs know it", param=remote

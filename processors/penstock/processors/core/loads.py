@@ -73,6 +73,12 @@ class Loads(Runs):
         lane = self.lane(name)
         lane.busy_until = max(lane.busy_until, now + seconds)
 
+    def lane_limits(self, name: str, slots: int, now: float) -> None:
+        """The lane's engine runs so many at once from now on. What is on it in excess may end."""
+        lane = self.lane(name)
+        lane.slots = slots
+        self._mark_changed(lane)
+
     def load_failed(self, name: str, error: BaseException, now: float) -> None:
         """The lane's model could not be loaded. Those who wait are failed when waiting is of no use any more."""
         lane = self.lane(name)

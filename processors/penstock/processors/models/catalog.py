@@ -77,8 +77,8 @@ class ModelConfig:
 
     @property
     def local(self) -> bool:
-        """Whether it runs in a process on this machine, with memory to be granted."""
-        return self.engine in BACKENDS
+        """Whether it runs in processes on this machine, with memory to be granted."""
+        return self.engine in BACKENDS or self.engine == "managed"
 
 
 class Catalog:

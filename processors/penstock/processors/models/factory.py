@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from penstock.processors.engines.backend import BACKENDS
 from penstock.processors.engines.base import Engine
-from penstock.processors.engines.loading import cache_tokens
+from penstock.processors.engines.loading import cache_tokens, device_name
 from penstock.processors.engines.noop import NoopEngine
+from penstock.processors.hardware import cpu, nvml
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.sizing import ModelSize, estimate
 from penstock.schemas.errors import InvalidRequest
 
 
-def make_engine(config: ModelConfig, size: ModelSize) -> Engine:
+def make_engine(config: ModelConfig, size: ModelSize, *, logs: Path = Path("logs")) -> Engine:
     """The engine, not started. Those in processes take the options load_timeout_s (300) and silent_s (60).
 
-    Raises InvalidRequest.
+    `logs` is the folder for what managed servers say. Raises InvalidRequest.
     """
     options = dict(config.options)
     if config.engine == "noop":
@@ -23,6 +26,20 @@ def make_engine(config: ModelConfig, size: ModelSize) -> Engine:
         from penstock.processors.engines.remote import RemoteEngine
 
         return RemoteEngine(config.id, config.source, options)
+    if config.engine == "managed":
+        from penstock.processors.engines.managed import ManagedEngine
+
+        device = device_name(options)
+        total = _total_bytes(device)
+        return ManagedEngine(
+            config.id,
+            size.source,
+            options,
+            devices=[device],
+            granted_bytes=size.need_bytes,
+            total_bytes=total,
+            logs=logs,
+        )
     if config.engine not in BACKENDS:
         raise InvalidRequest(f"{config.id}: there is no engine {config.engine}", param="models")
     from penstock.processors.engines.host import ChildEngine
@@ -43,3 +60,10 @@ def make_engine(config: ModelConfig, size: ModelSize) -> Engine:
         load_timeout_s=load_timeout_s,
         silent_s=silent_s,
     )
+
+
+def _total_bytes(device: str) -> int:
+    """All that a device has; 0 for one that is not there."""
+    if device == "cpu":
+        return cpu.total_bytes()
+    return next((found.total_bytes for found in nvml.capacities(0) if found.device == device), 0)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from penstock.processors.core.admission import Ledger
+from penstock.processors.core.ledger import Ledger
 from penstock.processors.engines.base import Engine, EngineInfo, Limits
 from penstock.processors.hardware import cpu, nvml
 from penstock.processors.models.catalog import Catalog, ModelConfig
+from penstock.processors.models.factory import make_engine
 from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.sizing import Estimate
 from penstock.processors.settings import WorkerSettings
@@ -57,6 +59,7 @@ class Serving:
             on_up=on_up,
             on_down=on_down,
             on_change=self._changed,
+            make=partial(make_engine, logs=settings.worker.data_dir / "logs"),
         )
         self._used: dict[str, int] = {}
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.processors.core.admission import CannotLoad
+from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines.base import Limits
 from penstock.processors.engines.loading import (
     CUDA_CONTEXT_BYTES,
@@ -37,7 +37,7 @@ LOGITS_COPIES = 4
 BYTES_PER_TOKEN = 4
 """Of text, before a tokenizer is there to count."""
 DEFAULT_MAX_TOKENS = 512
-SLOTS = {"text": 64, "embedding": 256, "noop": 256, "remote": 8}
+SLOTS = {"text": 64, "embedding": 256, "noop": 256, "remote": 8, "managed": 8}
 
 OnProgress = Callable[[float], None]
 """Hears how much of a download is there, from 0 to 1."""
@@ -89,6 +89,8 @@ async def size_model(config: ModelConfig, on_progress: OnProgress = lambda fract
     `on_progress` hears how much of a download is there, from 0 to 1. What the entry says of the model's memory goes
     before what its files say. Raises CannotLoad or InvalidRequest with the cure, OSError.
     """
+    if config.engine == "managed":
+        return _managed_size(config)
     if not config.local:
         return ModelSize(source=config.source, need_bytes=0)
     check_packages(config)
@@ -106,6 +108,16 @@ def check_packages(config: ModelConfig) -> None:
             f"{config.id}: quantization needs the package bitsandbytes, which is not installed: "
             "`pip install bitsandbytes`, or leave quantization out"
         )
+
+
+def _managed_size(config: ModelConfig) -> ModelSize:
+    """What its server may take of each device: nobody but who wrote its command knows. Raises InvalidRequest."""
+    if config.vram_bytes is None:
+        raise InvalidRequest(
+            f"{config.id}: a managed model needs vram_bytes, the memory that its server may take of each device",
+            param="models",
+        )
+    return ModelSize(source=config.source, need_bytes=config.vram_bytes)
 
 
 def local_path(source: str) -> Path | None:

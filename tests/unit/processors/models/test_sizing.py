@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.processors.core.admission import CannotLoad
+from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines import loading
 from penstock.processors.models import sizing
 from penstock.processors.models.catalog import ModelConfig
