@@ -91,7 +91,7 @@ class ModelEntry(Section):
     adapters: list[str] = Field(default_factory=list[str])
     """LoRA adapters (folders or hub ids), merged into the weights in this order as the model is loaded."""
     device: str | None = None
-    """`cpu`, `cuda`, `cuda:1`, …; null: where memory lies free, cards first."""
+    """`cpu`, `cuda` (whichever card has room), `cuda:1`, …; null: `cpu`."""
     replicas: Replicas = Field(default_factory=Replicas)
     """Engines of it on a worker: a number, or `{min, max}`."""
     vram_bytes: int | None = Field(default=None, ge=1)
