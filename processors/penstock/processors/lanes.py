@@ -78,6 +78,7 @@ class Lanes:
             self._changed()
         else:
             self._metrics.loads.labels(lane).inc()
+            self._metrics.load_seconds.labels(lane).observe(self._clock() - began)
             logger.info("lane.loaded model=%s seconds=%.1f", lane, self._clock() - began)
 
     def up(self, model: str, limits: Limits) -> None:

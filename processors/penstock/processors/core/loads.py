@@ -35,6 +35,8 @@ class Loads(Runs):
     def lane_up(self, name: str, slots: int, tokens: int | None, now: float, *, inline: bool) -> None:
         """The lane's model is loaded: it runs so many at once, in so many tokens of cache (None: no such limit)."""
         lane = self.lane(name)
+        if lane.state is LaneState.LOADING:
+            self.forecast.loaded(name, now - lane.load_span[0])
         lane.up(slots, tokens, inline=inline, now=now)
         self._mark_changed(lane)
 

@@ -72,6 +72,8 @@ class Runs(Endings):
             self.streams.flush(work, run)
         lane = self.lane(work.lane)
         lane.survived()
+        if run.run_at is not None:
+            self.forecast.ran(work.lane, now - run.run_at, work.cost)
         self._give_back(work)
         clear_suspicion(work)
         append = work.line is not None and work.task == "text_generation"

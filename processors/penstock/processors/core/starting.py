@@ -77,6 +77,7 @@ class Starter:
 
     def fill(self, lane: Lane, now: float) -> None:
         """Give out what is free on a lane that is up, and count prompts ahead."""
+        self._scheduler.observe(lane.name, lane.slots, lane.tokens, now)
         if lane.look_due:
             self._fetch_ahead(lane)
         while (work := self._next(lane, now)) is not None:
@@ -88,6 +89,7 @@ class Starter:
         granted = lane.give_back(work)
         if granted:
             self.on_lanes -= 1
+            self._scheduler.ended(work)
         if self.alone is work:
             self.alone = None
         return granted or known
@@ -236,7 +238,7 @@ class Starter:
 
     def _grant(self, lane: Lane, work: Work, now: float) -> None:
         run = work.run if work.run is not None and work.stage is Stage.READY else self._new_run(work, now)
-        self._scheduler.start(work, now)
+        self._scheduler.start(work, now, run.need_tokens)
         work.holds_line = work.line is not None
         lane.take(work, run.need_tokens)
         self.on_lanes += 1
