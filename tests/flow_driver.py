@@ -111,6 +111,7 @@ class World:
         belongs_on: int | None = None,
         pool: str | None = None,
         execution_timeout_ms: int | None = None,
+        payload: dict[str, Any] | None = None,
         settle: bool = True,
     ) -> Work | None:
         tp = (topic or klass, 0)
@@ -123,7 +124,7 @@ class World:
             priority=PRIORITY[klass],
             model=model,
             conversation_id=line,
-            text_generation={"prompt": request_id},
+            text_generation=payload or {"prompt": request_id},
             stream=stream,
             created_at=self.wall_ms,
             max_attempts=max_attempts,

@@ -49,6 +49,8 @@ def make_engine(config: ModelConfig, size: ModelSize, *, logs: Path = Path("logs
     if config.engine == "text":
         options["cache_tokens"] = cache_tokens(options)
     options["granted_bytes"] = size.need_bytes
+    if size.adapters:
+        options["adapters"] = list(size.adapters)
     return ChildEngine(
         config.id,
         BACKENDS[config.engine],
