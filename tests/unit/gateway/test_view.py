@@ -582,6 +582,8 @@ def test_models_and_workers_come_and_go(gateway: Gateway, monkeypatch: pytest.Mo
         ("n", ""): "ready",
     }
     gateway.read(models, None, key=b"m")
+    assert set(gateway.view.models) == {("m", "p"), ("n", "")}
+    gateway.read(models, None, key=b"m@p")
     assert set(gateway.view.models) == {("n", "")}
     worker = WorkerState(worker_id="w", state="ready", started_at=1, updated_at=40_000)
     gateway.read(workers, worker, replace(worker, worker_id="x"), replace(worker, worker_id="y", updated_at=90_000))
