@@ -32,15 +32,13 @@ class Models:
         self.unfit: PenstockError | None = None
 
     def resolve(self, task: str, model: str | None) -> str:
+        if self.unfit is not None:
+            raise self.unfit
         if model is None:
             return self.names[0]
         if model not in self.names:
             raise ModelNotFound(f"the model {model} is not served here", param="model")
         return model
-
-    def check_fits(self, lane: str, requirements: Any) -> None:
-        if self.unfit is not None:
-            raise self.unfit
 
 
 class Book:
@@ -159,14 +157,14 @@ class World:
         return work
 
     def up(self, lane: str = "m", slots: int = 1, tokens: int | None = None, *, inline: bool = False) -> None:
-        self.flow.lane_up(lane, slots, tokens, self.now, inline=inline)
+        self.flow.replica_up(lane, 0, slots, tokens, self.now, inline=inline)
         self.settle()
 
     def die(self, lane: str = "m") -> None:
         """The lane's engine dies with what runs on it."""
         for request_id in [r for r, work in self.running.items() if work.lane == lane]:
             del self.running[request_id]
-        self.flow.lane_down(lane, self.now)
+        self.flow.replica_down(lane, 0, self.now)
         self.settle()
 
     def finish(self, request_id: str, *, large: bool = False) -> None:
@@ -236,7 +234,7 @@ class World:
             case ask.Start(work, _):
                 self.running[work.request_id] = work
                 self.started.append(work.request_id)
-            case ask.CancelRun(_, run_id):
+            case ask.CancelRun(_, _, run_id):
                 for request_id, work in list(self.running.items()):
                     if work.run is not None and work.run.run_id == run_id:
                         del self.running[request_id]
@@ -256,8 +254,8 @@ class World:
                 for offset in offsets:
                     read, body = self.bodies[(*tp, offset)]
                     flow.fetched((*tp, offset), read, body, self.now)
-            case ask.Load(lane):
-                self.loads.append(lane)
+            case ask.Load(model, _):
+                self.loads.append(model)
             case ask.Chunk():
                 self.chunks.append(effect)
             case _:

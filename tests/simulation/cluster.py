@@ -10,8 +10,8 @@ from penstock.processors.core.states import Transition
 from penstock.processors.core.work import WorkKey
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import InsufficientCapacity, ModelNotFound
-from penstock.schemas.records import ControlCommand, DeadLetter, Requirements, ResultEvent, StatusEvent
+from penstock.schemas.errors import ModelNotFound
+from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames, conversation_key
 from simulation.coordinator import Coordinator
 from simulation.invariants import Checks
@@ -80,10 +80,6 @@ class Catalog:
         if model not in self._names:
             raise ModelNotFound(f"no model {model}")
         return model
-
-    def check_fits(self, lane: str, requirements: Requirements | None) -> None:
-        if requirements is not None and (requirements.vram_bytes or 0) > 1 << 40:
-            raise InsufficientCapacity(f"{lane} has less")
 
 
 class Cluster:

@@ -125,11 +125,10 @@ class Checks:
 
     # -- deaths of engines
 
-    def lane_goes_down(self, life: Life, engine: Engine) -> None:
+    def replica_goes_down(self, life: Life, engine: Engine) -> None:
         """Who was on it as the flow knows it; only one who was there by himself can be the culprit."""
-        lane = life.flow.lane(engine.spec.name)
-        victims = [work for work in lane.holders if work.stage is Stage.RUNNING]
-        victims += [work for work in lane.ahead if work.stage is Stage.PREPARING]
+        replica = life.flow.lane(engine.spec.name).replicas.get(engine.replica)
+        victims = [] if replica is None else replica.victims()
         if len(victims) == 1:
             self._cluster.truth.solo_deaths[victims[0]] += 1
         if engine.killer not in victims:
@@ -172,8 +171,10 @@ class Checks:
                 f"budget: counts {flow.budget.used_bytes} bytes; held are {len(counted)} facts and {bodies} bytes"
             )
         for lane in flow.lanes.values():
-            if lane.used_tokens != sum(lane.holders.values()):
-                raise Violation(f"lane: {lane.name} counts {lane.used_tokens} tokens, held are {lane.holders}")
+            for replica in lane.replicas.values():
+                if replica.used_tokens != sum(replica.holders.values()):
+                    held = dict(replica.holders)
+                    raise Violation(f"lane: {replica} counts {replica.used_tokens} tokens, held are {held}")
 
     # -- the end
 
@@ -204,7 +205,9 @@ class Checks:
             "scheduled": len(flow.scheduler),
             "granted": flow.starter.on_lanes,
             "alone": flow.starter.alone is not None,
-            "holders": sum(len(lane.holders) + len(lane.ahead) for lane in flow.lanes.values()),
+            "holders": sum(
+                len(one.holders) + len(one.ahead) for lane in flow.lanes.values() for one in lane.replicas.values()
+            ),
             "parked": sum(sum(lane.parked.values()) for lane in flow.lanes.values()),
             "runs": sum(len(engine.runs) for engine in life.engines.values()),
             "bytes": flow.budget.used_bytes,

@@ -68,8 +68,10 @@ class Mischief:
             self._cluster.truth.lose(self._cluster.truth.records[(work.tp, work.key[2])])
 
     def _unload(self, rng: Random, life: Life) -> None:
-        name = rng.choice(sorted(life.engines))
-        self._world.at(0.0, life, f"{life.name} unloads {name}", life.unload, name)
+        if life.engines:
+            engine = life.engines[rng.choice(sorted(life.engines))]
+            self._world.at(0.0, life, f"{life.name} unloads {engine.name}", life.unload, engine)
 
     def _engine_death(self, rng: Random, life: Life) -> None:
-        life.engines[rng.choice(sorted(life.engines))].die()
+        if life.engines:
+            life.engines[rng.choice(sorted(life.engines))].die()

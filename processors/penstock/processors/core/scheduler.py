@@ -39,6 +39,8 @@ class Scheduler(Generic[ItemT]):
         self._with_deadline = 0
         self._tickets = 0
         self._changes = 0
+        self.paused: frozenset[str] = frozenset()
+        """Classes of which nothing is offered."""
 
     def __len__(self) -> int:
         return len(self._queued_items)
@@ -228,13 +230,19 @@ class Scheduler(Generic[ItemT]):
             return
         offered: set[int] = set()
         if self._is_turn_of_aged(lane) and (strict := lane.strict()) is not None:
-            lower = [iter(lane.aged[klass]) for klass in CLASSES[RANKS[strict] + 1 :] if lane.aged[klass]]
+            lower = [
+                iter(lane.aged[klass])
+                for klass in CLASSES[RANKS[strict] + 1 :]
+                if lane.aged[klass] and klass not in self.paused
+            ]
             for queued in islice(merge(*lower, key=lambda one: one.item.arrived_at), AGED_TRIED):
                 offered.add(queued.ticket)
                 yield queued.item
                 if self._changes != changes:
                     return
         for klass in CLASSES:
+            if klass in self.paused:
+                continue
             for queued in lane.queues[klass]:
                 if queued.ticket not in offered:
                     yield queued.item

@@ -20,6 +20,17 @@ class ModelConfig:
     tasks: tuple[str, ...] = ("text_generation",)
     aliases: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    device: str | None = None
+    """None: wherever memory lies free."""
+    min_replicas: int = 1
+    max_replicas: int = 1
+    vram_bytes: int | None = None
+    """What one engine needs, when the operator says so; None: estimated from the files."""
+    priority: int = 5
+    pinned: bool = False
+    preload: bool = True
+    keep_alive_s: float | None = None
+    """None: until others need its memory."""
 
     @property
     def local(self) -> bool:

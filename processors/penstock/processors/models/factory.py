@@ -11,12 +11,18 @@ from penstock.processors.models.sizing import ModelSize, estimate
 from penstock.schemas.errors import InvalidRequest
 
 
-def make_engine(config: ModelConfig, size: ModelSize) -> Engine:
-    """The engine, not started. Those in processes take the options load_timeout_s (300) and silent_s (60).
+def make_engine(
+    config: ModelConfig, size: ModelSize, device: str | None = None, granted_bytes: int | None = None
+) -> Engine:
+    """The engine, not started, for a device and so many granted bytes of it.
+
+    Those in processes take the options load_timeout_s (300) and silent_s (60).
 
     Raises InvalidRequest.
     """
     options = dict(config.options)
+    if device is not None:
+        options["device"] = device
     if config.engine == "noop":
         return NoopEngine(config.id, options)
     if config.engine == "remote":
@@ -31,7 +37,7 @@ def make_engine(config: ModelConfig, size: ModelSize) -> Engine:
     silent_s = float(options.pop("silent_s", 60))
     if config.engine == "text":
         options["cache_tokens"] = cache_tokens(options)
-    options["granted_bytes"] = size.need_bytes
+    options["granted_bytes"] = size.need_bytes if granted_bytes is None else granted_bytes
     return ChildEngine(
         config.id,
         BACKENDS[config.engine],
