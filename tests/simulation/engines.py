@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.processors.core.admission import CannotLoad, MemoryShort
+from penstock.processors.core.ledger import CannotLoad, MemoryShort
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InternalError, Overloaded, PenstockError
 from penstock.schemas.records import InferenceRequest

@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from penstock.processors.core.admission import MemoryShort
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.ledger import MemoryShort
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Engine, Limits
 from penstock.processors.metrics import Metrics

@@ -12,8 +12,8 @@ import pytest
 
 from flow_driver import World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.admission import CannotLoad, MemoryShort
 from penstock.processors.core.lane import LaneState
+from penstock.processors.core.ledger import CannotLoad, MemoryShort
 from penstock.processors.engines.base import Limits
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics

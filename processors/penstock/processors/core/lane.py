@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from penstock.processors.core.admission import CannotLoad, MemoryShort
+from penstock.processors.core.ledger import CannotLoad, MemoryShort
 from penstock.processors.core.states import Stage
 from penstock.processors.core.suspects import Group
 from penstock.processors.core.work import Work

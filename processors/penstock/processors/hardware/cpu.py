@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from penstock.processors.core.admission import DeviceCapacity
+from penstock.processors.core.ledger import DeviceCapacity
 
 _CGROUP = Path("/sys/fs/cgroup")
 _V1_UNLIMITED = 1 << 60

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.processors.core.admission import DeviceCapacity
+from penstock.processors.core.ledger import DeviceCapacity
 
 logger = logging.getLogger(__name__)
 

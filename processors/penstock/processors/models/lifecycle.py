@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from penstock.processors.core.admission import Grant
+from penstock.processors.core.ledger import Grant
 from penstock.processors.engines.base import Engine, EngineState
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.sizing import ModelSize

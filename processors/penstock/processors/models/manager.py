@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from penstock.processors.core.admission import CannotLoad, Grant, Ledger, MemoryShort
+from penstock.processors.core.ledger import CannotLoad, Grant, Ledger, MemoryShort
 from penstock.processors.engines.base import Engine, EngineState, Limits
 from penstock.processors.engines.loading import device_name
 from penstock.processors.engines.threads import in_daemon_thread
@@ -103,8 +103,9 @@ class ModelManager:
             return
         for need, kind in ((requirements.vram_bytes, "cuda"), (requirements.cpu_memory_bytes, "cpu")):
             devices = [capacity.device for capacity in self._ledger.devices() if capacity.kind == kind]
-            if need and not any(self._ledger.fits_ever(need, device) for device in devices):
-                raise self._ledger.insufficient("the request", need, devices[0] if devices else "")
+            if need and not any(self._ledger.fits_ever({device: need}) for device in devices):
+                largest = max(devices, key=self._ledger.limit_bytes, default="")
+                raise self._ledger.insufficient("the request", {largest: need})
 
     async def observe(self) -> Mapping[str, int]:
         """Measure the devices, so that what no grant explains is not granted; the bytes in use by device."""
@@ -209,9 +210,9 @@ class ModelManager:
         if need_bytes == 0:
             return None
         device = device_name(config.options)
-        if not self._ledger.fits_ever(need_bytes, device):
-            raise self._ledger.insufficient(config.id, need_bytes, device)
-        grant = self._ledger.grant(config.id, need_bytes, device, self._clock())
+        if not self._ledger.fits_ever({device: need_bytes}):
+            raise self._ledger.insufficient(config.id, {device: need_bytes})
+        grant = self._ledger.grant(config.id, {device: need_bytes}, self._clock())
         if grant is None:
             free = self._ledger.free_bytes(device)
             raise MemoryShort(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from penstock.processors.core.admission import Ledger
+from penstock.processors.core.ledger import Ledger
 from penstock.processors.engines.base import Engine, EngineInfo, Limits
 from penstock.processors.hardware import cpu, nvml
 from penstock.processors.models.catalog import Catalog, ModelConfig

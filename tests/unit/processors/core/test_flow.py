@@ -6,7 +6,7 @@ import pytest
 
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.admission import MemoryShort
+from penstock.processors.core.ledger import MemoryShort
 from penstock.processors.core.states import Stage
 from penstock.processors.engines.base import Finished
 from penstock.schemas.errors import BadAvro, EngineFailed, InvalidRequest, Overloaded
