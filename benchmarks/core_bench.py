@@ -17,9 +17,9 @@ from common import Row, interleave, save
 
 from penstock.gateway.view.frames import ChunkFrame
 from penstock.gateway.view.hub import Hub
-from penstock.processors.core.admission import DeviceCapacity, Ledger
 from penstock.processors.core.arrivals import Taken
 from penstock.processors.core.gate import CommitGate
+from penstock.processors.core.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.scheduler import CLASSES, Scheduler
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import default_codec, schema_text
@@ -166,6 +166,7 @@ def scheduler(
     """
     held: Scheduler[Queued] = Scheduler(aging_s=30, aged_share=4)
     ledger = Ledger([DeviceCapacity(device="cuda:0", kind="cuda", total_bytes=64 << 30)])
+    ledger.observe("cuda:0", 0)
     seq = 0
 
     def add() -> str:
@@ -187,7 +188,7 @@ def scheduler(
             item = next(offered)
             if room < 1 and number % round(1 / room):
                 item = next(offered, item)  # the first does not fit, and the next one passes it
-            grant = ledger.grant("run", 1 << 20, "cuda:0", 60.0)
+            grant = ledger.grant("run", {"cuda:0": 1 << 20}, 60.0)
             assert grant is not None
             held.start(item, 60.0)
             ledger.release(grant)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.processors.core.admission import DeviceCapacity, Ledger
+from penstock.processors.core.ledger import DeviceCapacity, Ledger
 from penstock.processors.engines.base import Engine, EngineGone, EngineState, Limits, Prepared, RunSpec
 from penstock.processors.engines.host import ChildEngine
 from penstock.processors.models import factory
@@ -98,6 +98,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(start_engine: StartEngine,
 async def test_memory_is_granted_before_and_given_back_after(tiny_lm: Path) -> None:
     config = ModelConfig(id="m", source=str(tiny_lm), engine="text")
     ledger = Ledger([DeviceCapacity(device="cpu", kind="cpu", total_bytes=1 << 30)])
+    ledger.observe("cpu", 0)
     manager = ModelManager(Catalog([config]), ledger)
     engine = await manager.load("m")
     try:

@@ -21,7 +21,7 @@ ENDS_WITHIN_S = 5.0
 
 WORKER = """
     import asyncio, sys, time
-    from penstock.processors.core.admission import DeviceCapacity, Ledger
+    from penstock.processors.core.ledger import DeviceCapacity, Ledger
     from penstock.processors.engines.base import Limits
     from penstock.processors.engines.host import ChildEngine
     from penstock.processors.models.catalog import Catalog, ModelConfig
@@ -36,9 +36,11 @@ WORKER = """
 
     async def main(source, way):
         config = ModelConfig(id="m", source=source, engine="text", options={"threads": 1})
+        ledger = Ledger([DeviceCapacity(device="cpu", kind="cpu", total_bytes=1 << 30)])
+        ledger.observe("cpu", 0)
         manager = ModelManager(
             Catalog([config]),
-            Ledger([DeviceCapacity(device="cpu", kind="cpu", total_bytes=1 << 30)]),
+            ledger,
             make=never_loaded if way == "never" else make_engine,
             probe=slow_probe if way == "probe" else lambda: {},
         )

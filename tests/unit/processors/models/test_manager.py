@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.core.admission import CannotLoad, DeviceCapacity, Ledger, MemoryShort
+from penstock.processors.core.ledger import CannotLoad, DeviceCapacity, Ledger, MemoryShort
 from penstock.processors.engines.base import EngineState, Limits
 from penstock.processors.engines.noop import NoopEngine
 from penstock.processors.models.catalog import Catalog, ModelConfig, share_cores
@@ -54,6 +54,7 @@ class Bench:
 
     def __init__(self, need_bytes: int, *, total_bytes: int = 1000, foreign_bytes: int = 0, **fields: Any) -> None:
         self.ledger = Ledger([DeviceCapacity(device="cpu", kind="cpu", total_bytes=total_bytes)])
+        self.ledger.observe("cpu", foreign_bytes)
         self.need_bytes = need_bytes
         self.foreign_bytes = foreign_bytes
         self.error: Exception | None = None
@@ -166,7 +167,7 @@ async def test_what_never_fits_is_told_with_need_and_capacity_and_refused_from_t
 
 async def test_what_is_short_of_memory_is_neither_failed_nor_sized_again() -> None:
     bench = Bench(600)
-    other = bench.ledger.grant("other", 500, "cpu", 0.0)
+    other = bench.ledger.grant("other", {"cpu": 500}, 0.0)
     assert other is not None
     for _ in range(3):
         with pytest.raises(MemoryShort):
