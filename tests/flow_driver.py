@@ -67,10 +67,10 @@ class World:
     """`auto` answers what the shells answer at once; runs end only when a test says so."""
 
     def __init__(self, *lanes: str, **settings: Any) -> None:
-        self.models, self.book = Models(*(lanes or ("m",))), Book()
-        self.flow = Flow(FlowSettings(**settings), self.models, self.book)
-        self.flow.transitions = set()
         self.now = 100.0
+        self.models, self.book = Models(*(lanes or ("m",))), Book()
+        self.flow = self.make_flow(FlowSettings(**settings), self.models, self.book)
+        self.flow.transitions = set()
         self.wall_ms = 1_000_000
         self.seen: list[ask.Effect] = []
         self.running: dict[str, Work] = {}
@@ -88,6 +88,10 @@ class World:
             {(topic, 0): (0, "") for topic in (HIGH, MEDIUM, LOW, EMBEDDING)}, 1, fenced=False, now=self.now
         )
         self.settle()
+
+    def make_flow(self, *args: Any) -> Flow:
+        """A flow of models that take no memory; subclasses make others."""
+        return Flow(*args)
 
     # -- in
 

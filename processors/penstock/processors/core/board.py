@@ -15,10 +15,10 @@ from typing import Protocol
 from penstock.processors.core import states
 from penstock.processors.core.budget import Budget
 from penstock.processors.core.effects import Effect
+from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.ledger import DeviceCapacity, Ledger
-from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.starting import Starter
 from penstock.processors.core.states import ENDING, Stage

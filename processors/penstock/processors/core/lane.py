@@ -60,6 +60,8 @@ class Lane:
         """Whether an operator wants it loaded."""
         self.pinned: bool | None = None
         """Whether an operator wants it kept loaded; None: as its spec says."""
+        self.asked_for = False
+        """Somebody waits for it, and placement knows."""
         self.unload_due = False
         """An operator wants it unloaded, now. It is loaded again when somebody asks for it."""
         self.served = True

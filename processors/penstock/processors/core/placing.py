@@ -92,6 +92,7 @@ class Placing(Loads):
         if self._ends_under_way >= ENDINGS_IN_ALL or lane.paused:
             return
         if lane.ready:
+            lane.asked_for = False
             self.starter.fill(lane, now)
             if lane.run_want is not None:
                 self._plan_later(now)
@@ -103,8 +104,11 @@ class Placing(Loads):
             self._load_weightless(lane, now)
         elif lane.needs is None:
             self._size(lane, now)
+        elif waited_for and not lane.asked_for:
+            self._plan_soon()
         else:
             self._plan_later(now)
+        lane.asked_for = waited_for
         if waited_for:
             self._tell_waiting(lane, now)
 
