@@ -14,6 +14,7 @@ from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames, conversation_key
 from simulation.coordinator import Coordinator
+from simulation.devices import Devices
 from simulation.invariants import Checks
 from simulation.log import TP, Log
 from simulation.plan import Plan
@@ -61,11 +62,12 @@ class Journal:
 class Host:
     """A machine: its journal outlives its worker's processes."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, plan: Plan) -> None:
         self.name = name
         self.journal = Journal()
         self.life: Life | None = None
         self.lives = 0
+        self.devices = Devices(plan)
 
 
 class Catalog:
@@ -104,7 +106,7 @@ class Cluster:
         self.broker_down_until = 0.0
         self.calm = False
         """No more faults happen."""
-        self.hosts = [Host(f"w{number}") for number in range(plan.workers)]
+        self.hosts = [Host(f"w{number}", plan) for number in range(plan.workers)]
         self._rng = self.world.stream("cluster")
         self.log.group.on_commit = self.checks.committed
         self.world.after_step = self.checks.after_step

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.processors.core.ledger import CannotLoad, MemoryShort
+from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InternalError, Overloaded, PenstockError
 from penstock.schemas.records import InferenceRequest
@@ -73,6 +73,8 @@ class Engine:
         self.spec = spec
         self.replica = replica
         self.alive = False
+        self.device: str | None = None
+        """Where it is loaded, or was the last time while its process is ending."""
         self.killer: Work | None = None
         """Whose prompt it died of the last time."""
         self._number = 0
@@ -102,17 +104,25 @@ class Engine:
 
     # -- loading
 
-    def load(self) -> None:
+    @property
+    def used_bytes(self) -> int:
+        """What its process really holds of its device."""
+        if self.device is None:
+            return 0
+        return self.spec.load_bytes + self.spec.run_bytes * len(self.runs)
+
+    def load(self, device: str | None) -> None:
         self._number += 1
+        self.device = device
         self._later(self.spec.load_s * self._rng.uniform(0.5, 2.0), "loaded", self._loaded)
 
     def _loaded(self) -> None:
         for fault, chance, error in (
             ("load_failure", 0.5, EngineFailed("the engine did not start")),
             ("load_hopeless", 0.2, CannotLoad("the files are broken")),
-            ("memory_short", 0.5, MemoryShort("too little memory free")),
         ):
             if self._fault(fault, chance):
+                self.device = None
                 self._tell("load failed", self.life.load_failed, self, error)
                 return
         self.alive = True
@@ -120,9 +130,20 @@ class Engine:
 
     def end(self) -> None:
         """The process is gone, with all that it ran."""
+        self.alive, self.device = False, None
+        self._number += 1
+        self.runs.clear()
+
+    def end_softly(self, delay_s: float) -> None:
+        """As it is asked to; the worker hears when the process has ended."""
         self.alive = False
         self._number += 1
         self.runs.clear()
+        self._later(delay_s, "has ended", self._ended)
+
+    def _ended(self) -> None:
+        self.device = None
+        self._tell("gone", self.life.flow.replica_gone, self.spec.name, self.replica, self._world.now)
 
     def die(self, killer: Work | None = None) -> None:
         """The process dies; the worker notices a moment later."""

@@ -11,6 +11,7 @@ from penstock.processors.core.retries import BASE_DELAY_S, MAX_DELAY_S
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Work
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
+from simulation.devices import Memory
 from simulation.grants import Grants
 from simulation.log import TP
 from simulation.truth import Subject, Violation
@@ -36,11 +37,23 @@ class Checks:
         self._committed: dict[TP, int] = {}
         self._passed: dict[TP, set[int]] = {}
         self._grants: dict[Life, Grants] = {}
+        self._memory: dict[Life, Memory] = {}
         self._due: dict[Work, float] = {}
 
     def watch(self, life: Life) -> None:
         """Look at every grant of a new worker before it is made."""
         self._grants[life] = Grants(life)
+        self._memory[life] = Memory(life)
+
+    # -- memory
+
+    def observed(self, life: Life, observed: dict[str, tuple[int, int]]) -> None:
+        """A worker is told what of its devices is in use."""
+        self._memory[life].seen = {device: used - ours for device, (used, ours) in observed.items()}
+
+    def unloads(self, life: Life, effect: ask.Unload) -> None:
+        """A flow gives a replica up."""
+        self._memory[life].unloads(effect)
 
     # -- commits
 
@@ -161,6 +174,7 @@ class Checks:
 
     def _bounds(self, life: Life) -> None:
         flow = life.flow
+        self._memory[life].look()
         total = self._cluster.plan.settings.intake_bytes
         if flow.budget.used_bytes > total + IN_FLIGHT_BYTES:
             raise Violation(f"budget: {flow.budget.used_bytes} bytes of {total}")

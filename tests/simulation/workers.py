@@ -13,10 +13,11 @@ from penstock.processors.core import effects as ask
 from penstock.processors.core.arrivals import Poison
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.gate import GapInDelivery
+from penstock.processors.core.residents import Needs
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Body, Work
 from penstock.processors.kafka.control import ControlBook
-from penstock.schemas.errors import BadAvro, InternalError, PenstockError
+from penstock.schemas.errors import BadAvro, EngineFailed, InternalError, PenstockError
 from penstock.schemas.records import ControlCommand
 from simulation import events
 from simulation.consumer import Batch, Consumer
@@ -43,8 +44,15 @@ class Life(Actor):
         self.world = cluster.world
         self.network = Network(cluster, self)
         self.commands = ControlBook(horizon_s=86_400, remembered=1_000)
-        self.flow = Flow(cluster.plan.settings, cluster.catalog, self.commands, deaths=host.journal.deaths)
+        self.flow = Flow(
+            cluster.plan.settings,
+            cluster.catalog,
+            self.commands,
+            deaths=host.journal.deaths,
+            devices=host.devices.capacities,
+        )
         self.flow.transitions = cluster.transitions
+        self.flow.configure({lane.name: lane.spec for lane in cluster.plan.lanes}, self.world.now)
         self.consumer = Consumer(self)
         self.membership = Membership(self)
         self.turns = Turns(self, cluster.talks)
@@ -68,7 +76,9 @@ class Life(Actor):
             ask.Terminal: self._terminal,
             ask.Letter: self._letter,
             ask.Republish: self._republish,
-            ask.Load: lambda effect: self.engine(effect.model, effect.replica).load(),
+            ask.Size: self._size,
+            ask.Load: self._load,
+            ask.Unload: self._unload,
             ask.Fetch: self._fetch,
             ask.Ended: self._ended,
             ask.Erase: lambda effect: self._erase(effect.command),
@@ -83,6 +93,7 @@ class Life(Actor):
     def _replayed(self, commands: list[ControlCommand]) -> None:
         self.on_commands(commands)
         self.cluster.follow_commands(self, len(commands))
+        self.timer("observe", self._rng.uniform(0.0, 0.1), self._observe)
         self.membership.join()
 
     # -- turns of the shell
@@ -318,7 +329,15 @@ class Life(Actor):
     def replica_up(self, engine: Engine) -> None:
         spec = engine.spec
         if engine.alive:
-            self.flow.replica_up(spec.name, engine.replica, spec.slots, spec.tokens, self.world.now, inline=spec.inline)
+            self.flow.replica_up(
+                spec.name,
+                engine.replica,
+                spec.slots,
+                spec.tokens,
+                self.world.now,
+                inline=spec.inline,
+                measured_bytes=engine.used_bytes or None,
+            )
 
     def replica_down(self, engine: Engine) -> None:
         self.cluster.checks.replica_goes_down(self, engine)
@@ -335,6 +354,36 @@ class Life(Actor):
         if engine.alive:
             engine.end()
             self.flow.replica_gone(engine.spec.name, engine.replica, self.world.now)
+
+    def _size(self, effect: ask.Size) -> None:
+        spec = self._lanes[effect.model]
+        needs = Needs(load_bytes=max(1, round(spec.load_bytes * spec.lie)), run_bytes=spec.run_bytes)
+        failed = self.cluster.happens("size_failure", self._rng, 0.3)
+
+        def told() -> None:
+            if failed:
+                self.flow.size_failed(effect.model, EngineFailed("its files could not be read"), self.world.now)
+            else:
+                self.flow.sized(effect.model, needs, self.world.now)
+
+        self.world.at(self._rng.uniform(0.0, 0.1), self, f"{self.name} sizes {effect.model}", told)
+
+    def _load(self, effect: ask.Load) -> None:
+        self.engine(effect.model, effect.replica).load(effect.device)
+
+    def _unload(self, effect: ask.Unload) -> None:
+        """The process takes a moment to end; its memory is back only then."""
+        engine = self.engine(effect.model, effect.replica)
+        self.cluster.checks.unloads(self, effect)
+        engine.end_softly(self._rng.uniform(0.0, 0.05))
+
+    def _observe(self) -> None:
+        """What a probe measures."""
+        observed = self.host.devices.observed(list(self.engines.values()))
+        self.cluster.checks.observed(self, observed)
+        measured = {key: engine.used_bytes for key, engine in self.engines.items() if engine.alive and engine.device}
+        self.flow.devices_observed(observed, self.world.now, measured)
+        self.timer("observe", self.cluster.plan.observe_s, self._observe)
 
     # -- effects: what is published
 

@@ -82,6 +82,7 @@ class Board:
         """Something changed that placement reads: the next step plans anew."""
         self._planned_at = float("-inf")
         self._reserved_for: set[str] = set()
+        self._first_runs: set[str] = set()
         self._idle_since: float | None = None
         self._watched_at = float("-inf")
         self.evictions = 0

@@ -45,9 +45,7 @@ class Loads(Memory):
         lane.up(replica, slots, tokens, inline=inline, now=now)
         self._settled(replica)
         if measured_bytes is not None:
-            replica.measured_bytes = measured_bytes
-            if replica.grant is not None:
-                self.ledger.measure(replica.grant, replica.grant.device, measured_bytes)
+            self._warmed_up(lane, replica, measured_bytes)
         self._plan_soon()
         self._mark_changed(lane)
 

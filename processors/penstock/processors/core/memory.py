@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from penstock.processors.core.fleet import HOST
 from penstock.processors.core.lane import Lane
@@ -12,6 +13,9 @@ from penstock.processors.core.residents import Needs
 from penstock.processors.core.runs import Runs
 from penstock.schemas.errors import InsufficientCapacity, PenstockError
 from penstock.schemas.records import Requirements
+
+MARGIN = 1.1
+"""Of what was measured: runs differ, and allocators keep what they had."""
 
 
 class Memory(Runs):
@@ -31,19 +35,18 @@ class Memory(Runs):
             if device in known:
                 self.ledger.observe(device, used_bytes, by_ours_bytes)
         for (model, number), measured_bytes in (measured or {}).items():
-            replica = self.lane(model).replicas.get(number)
+            lane = self.lane(model)
+            replica = lane.replicas.get(number)
             if replica is None:
                 continue
-            replica.measured_bytes = measured_bytes
-            if replica.grant is not None and replica.device is not None:
-                self.ledger.measure(replica.grant, replica.device, measured_bytes)
+            self._measured(lane, replica, measured_bytes)
         self._plan_soon()
 
     def sized(self, model: str, needs: Needs, now: float) -> None:
         """How much memory an engine of the model takes."""
         lane = self.lane(model)
         lane.sizing, lane.needs = False, needs
-        lane.never_fits = self._cannot_ever(lane, needs.load_bytes)
+        lane.never_fits = self._cannot_ever(lane, needs.load_bytes + needs.run_bytes)
         if lane.never_fits is not None:
             self._load_is_hopeless(lane, lane.never_fits, now)
         self._plan_soon()
@@ -109,6 +112,34 @@ class Memory(Runs):
         if grant is not None:
             self.ledger.release(grant)
         self._plan_soon()
+
+    def _measured(self, lane: Lane, replica: Replica, measured_bytes: int) -> None:
+        """What it holds was measured: that replaces the estimate, for this replica and for the next load."""
+        replica.measured_bytes = measured_bytes
+        grant, device = replica.grant, replica.device
+        if grant is None or device is None:
+            return
+        self.ledger.measure(grant, device, measured_bytes)
+        needs = lane.needs
+        if needs is not None and measured_bytes > needs.load_bytes:
+            lane.needs = replace(needs, load_bytes=measured_bytes)
+        if measured_bytes > replica.bytes:
+            self.ledger.resize(grant, device, measured_bytes)  # where it does not fit, it counts as taken all the same
+            replica.bytes = measured_bytes
+
+    def _warmed_up(self, lane: Lane, replica: Replica, measured_bytes: int) -> None:
+        """It is ready, and a run of the largest shape was tried: what it then held is what it needs, with a margin."""
+        self._measured(lane, replica, measured_bytes)
+        enough = round(measured_bytes * MARGIN)
+        if (
+            replica.grant is not None
+            and replica.device is not None
+            and enough < replica.bytes
+            and lane.needs is not None
+        ):
+            self.ledger.resize(replica.grant, replica.device, enough)
+            replica.bytes = enough
+            lane.needs = replace(lane.needs, load_bytes=enough)
 
     def _settled(self, replica: Replica) -> None:
         """It is loaded: the main memory that its weights passed through comes back."""

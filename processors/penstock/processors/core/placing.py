@@ -124,8 +124,9 @@ class Placing(Loads):
 
     def _load_weightless(self, lane: Lane, now: float) -> None:
         """It takes no memory of this machine."""
-        if not lane.replicas and now >= lane.not_before and lane.served:
-            self._load(lane, Replica(lane.name, 0), now)
+        up = sum(one.state in (ReplicaState.READY, ReplicaState.LOADING) for one in lane.replicas.values())
+        if up < max(1, lane.spec.min_replicas) and now >= lane.not_before and lane.served:
+            self._load(lane, Replica(lane.name, lane.next_number()), now)
 
     def _load(self, lane: Lane, replica: Replica, now: float, devices: tuple[str, ...] = ()) -> None:
         lane.add(replica, now)
@@ -143,6 +144,8 @@ class Placing(Loads):
         """Ask placement what to do, and do it."""
         self._plan_due, self._planned_at = False, now
         self._undo_needless_drains()
+        wants = {run_owner(lane.name): lane for lane in self._first_run_wants()}
+        self._cancel_needless_reservations(wants)
         models: list[plan.ModelView] = []
         for lane in self.lanes.values():
             if lane.needs is not None:
@@ -151,8 +154,6 @@ class Placing(Loads):
                 self._size(lane, now)
             if not lane.spec.devices:
                 self._plan_weightless(lane, now)
-        wants = {run_owner(lane.name): lane for lane in self.lanes.values() if lane.run_want is not None}
-        self._cancel_needless_reservations(wants)
         for owner, lane in wants.items():
             assert lane.run_want is not None
             models.append(self._run_view(owner, lane, lane.run_want, now))
@@ -173,6 +174,18 @@ class Placing(Loads):
                 and now >= lane.not_before
                 and lane.needs.load_bytes
             )
+
+    def _first_run_wants(self) -> list[Lane]:
+        """By device, the model whose run is the first to get memory there: the others' models may be given up for it."""
+        first: dict[str, Lane] = {}
+        waiting = [
+            lane for lane in self.lanes.values() if lane.run_want is not None and lane.run_want.replica in lane.ready
+        ]
+        for lane in sorted(waiting, key=_run_order):
+            assert lane.run_want is not None
+            first.setdefault(lane.run_want.replica.device or "", lane)
+        self._first_runs = {lane.name for lane in first.values()}
+        return list(first.values())
 
     def _undo_needless_drains(self) -> None:
         """Nobody waits for the room of what is being drained any more."""
@@ -208,6 +221,8 @@ class Placing(Loads):
             return
         lane = self.lane(decision.model)
         if isinstance(decision, plan.Load):
+            if decision.replica in lane.replicas:
+                return  # it got one in this round already
             grant = self.ledger.grant(lane.name, decision.needs, now)
             if grant is not None:
                 self._load(lane, Replica(lane.name, decision.replica, grant), now, decision.devices)
@@ -271,9 +286,9 @@ class Placing(Loads):
         fits = self._fits_now(lane, needs.load_bytes, now)
         up = sum(one.state in (ReplicaState.READY, ReplicaState.LOADING) for one in lane.replicas.values())
         desired = lane.desired is True or None
-        pinned = lane.is_pinned or any(
-            one.run_want is not None and one.run_want.replica.model == lane.name for one in self.lanes.values()
-        )
+        runs_wait = lane.name in self._first_runs
+        # A second replica gives way to a run that needs the memory; the model itself does not.
+        least = 0 if spec.min_replicas < 2 or not up or runs_wait else min(spec.min_replicas, up + fits)
         return plan.ModelView(
             model=lane.name,
             needs={
@@ -284,12 +299,10 @@ class Placing(Loads):
             },
             load_seconds=lane.load_seconds,
             priority=spec.priority,
-            pinned=pinned and lane.served,
+            pinned=(lane.is_pinned or runs_wait) and lane.served,
             preload=fits and lane.wanted,  # it takes free memory, and nobody's place
             keep_alive_s=spec.keep_alive_s,
-            min_replicas=0
-            if spec.min_replicas < 2 or not up
-            else (spec.min_replicas if fits else min(up, spec.min_replicas)),
+            min_replicas=least,
             max_replicas=max(spec.max_replicas, spec.min_replicas),
             desired_loaded=False if lane.unload_due or not lane.served else desired,
             paused=lane.paused,
@@ -423,3 +436,10 @@ class Placing(Loads):
         if now - self._watched_at >= WATCH_S:
             self._watched_at = now
             self._watch_idleness(now)
+
+
+def _run_order(lane: Lane) -> tuple[int, float]:
+    """The more urgent class first, then who has waited longest."""
+    assert lane.run_want is not None
+    work = lane.run_want.work
+    return CLASSES.index(work.klass), float("inf") if work.blocked_at is None else work.blocked_at
