@@ -176,7 +176,7 @@ class Placing(Loads):
             )
 
     def _first_run_wants(self) -> list[Lane]:
-        """By device, the model whose run is the first to get memory there: the others' models may be given up for it."""
+        """By device, the model whose run gets memory first; the models of others may be given up for it."""
         first: dict[str, Lane] = {}
         waiting = [
             lane for lane in self.lanes.values() if lane.run_want is not None and lane.run_want.replica in lane.ready
