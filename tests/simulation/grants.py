@@ -98,7 +98,7 @@ class Grants:
 
     def _could(self, replica: Replica, other: Work, waiting: list[Work], now: float) -> bool:
         """Whether it could be granted now as well, with room set aside for those before it that are being prepared."""
-        if other.alone or other.group is not None:
+        if other.alone or other.group is not None or other.klass in self._flow.scheduler.paused:
             return False
         if other.stage is not Stage.READY and not (
             other.stage is Stage.QUEUED and replica.inline and other.line is None

@@ -7,7 +7,7 @@ import itertools
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.memory import Memory
 from penstock.processors.core.replica import Replica, ReplicaState
-from penstock.processors.core.states import Stage
+from penstock.processors.core.states import ON_LANE, Stage
 from penstock.processors.core.suspects import suspect_all
 from penstock.schemas.errors import EngineFailed
 
@@ -109,7 +109,7 @@ class Loads(Memory):
 
     def _unset_alone(self, lane: str) -> None:
         alone = self.starter.alone
-        if alone is not None and alone.lane == lane:
+        if alone is not None and alone.lane == lane and alone.stage not in ON_LANE:
             self.starter.alone = None
 
     def _fail_waiting(self, lane: Lane, now: float) -> bool:
