@@ -47,8 +47,15 @@ endif
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install $(QUIET) --python $(BIN)/python --no-deps --editable .
 	@rm -f $(VENV)/.installed-* && touch $@
 
-test: $(STAMP) ## Run all tests: make test ARGS="tests/unit -x"
+# What needs no broker and no engine runs on all cores; the rest one by one, for it measures, waits and kills.
+test: $(STAMP) ## Run all tests: make test, or some: make test ARGS="tests/unit -x"
+ifeq ($(strip $(ARGS)),)
+	@status=0; \
+	  $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile tests/unit tests/property || status=1; \
+	  $(BIN)/python -m pytest --ignore tests/unit --ignore tests/property --durations=25 tests || status=1; exit $$status
+else
 	@$(BIN)/python -m pytest $(ARGS)
+endif
 
 check: $(STAMP) ## Lint, format, types, import direction, schema evolution
 	$(BIN)/ruff check .

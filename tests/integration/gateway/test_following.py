@@ -13,6 +13,7 @@ from penstock.gateway.view import follower as follower_module
 from penstock.gateway.view import unwritten as unwritten_module
 from penstock.gateway.view.store import Store
 from penstock.producers import admin
+from penstock.producers.admin_clients import admin_client
 from penstock.producers.reader import read_to_end
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from penstock.schemas.records import ConversationMessage, conversation_message_key
@@ -21,7 +22,7 @@ from support import wait_until
 
 
 def more_partitions(place: Any, topics: list[str], count: int) -> None:
-    client = admin.admin_client(place.kafka)
+    client = admin_client(place.kafka)
     for future in client.create_partitions([NewPartitions(topic, count) for topic in topics]).values():
         future.result(20)
     wait_until(lambda: admin.partition_counts(place.kafka, topics) == dict.fromkeys(topics, count), describe="added")

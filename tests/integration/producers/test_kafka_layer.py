@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from penstock.producers import admin
+from penstock.producers import admin, admin_clients
 from penstock.producers.reader import BatchQueue, PartitionReader, RawMessage, read_to_end
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import AsyncTransport, Delivery, Transport
@@ -206,9 +206,9 @@ def test_an_admin_client_that_hears_nothing_is_replaced(
     settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a broker's pause, when librdkafka may wait for a controller for a minute with the broker back."""
-    monkeypatch.setattr(admin, "STUCK_S", 0.5)
-    monkeypatch.setattr(admin, "RENEW_S", 0.0)
-    topic, key = settings.names.control, admin._key(settings)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(admin_clients, "STUCK_S", 0.5)
+    monkeypatch.setattr(admin_clients, "RENEW_S", 0.0)
+    topic, key = settings.names.control, admin_clients._key(settings)  # pyright: ignore[reportPrivateUsage]
     spec = TopicSpec(name=f"{settings.topic_prefix}made", partitions=1, replication=1, config={})
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         for ask, answer in (
@@ -220,5 +220,5 @@ def test_an_admin_client_that_hears_nothing_is_replaced(
             (lambda: admin.delete_topic(settings, spec.name), True),
         ):
             client = AdminClient({"bootstrap.servers": f"127.0.0.1:{deaf.getsockname()[1]}"})
-            monkeypatch.setitem(admin._clients, key, client)  # pyright: ignore[reportPrivateUsage]
+            monkeypatch.setitem(admin_clients._clients, key, client)  # pyright: ignore[reportPrivateUsage]
             assert ask() == answer

@@ -14,7 +14,8 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from odd_records import OddProducer, write_odd_records
-from penstock.processors.kafka.refetch import Refetcher, RefetchStats
+from penstock.processors.kafka.refetch import Refetcher
+from penstock.processors.kafka.refetch_parts import RefetchStats
 from penstock.producers.reader import TP, RawMessage
 from penstock.producers.settings import KafkaSettings
 from support import wait_until_async

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import struct
@@ -199,6 +200,8 @@ def test_a_length_that_lies_takes_no_memory(kind: type[Record], size: int) -> No
     }
     sample = ENCODERS[kind](with_lists[kind]) if kind in with_lists else HEADER + bytes(60)
     codec = FIXED[kind]
+    with contextlib.suppress(BadAvro):
+        codec.decode_any(sample)  # the first one compiles the decoder, which takes some megabytes once
     tracemalloc.start()
     try:
         for at in range(5, len(sample)):

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from penstock.producers import admin
+from penstock.producers import admin_clients
 from penstock.producers.settings import KafkaSettings
 
 
@@ -15,14 +15,14 @@ def test_clients_of_past_outages_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has threads of its own: without an end five pauses of a broker left sixty threads."""
     settings = KafkaSettings(bootstrap_servers="127.0.0.1:1", client_id="of-this-test")
     now = 1_000.0
-    monkeypatch.setattr(admin.time, "monotonic", lambda: now)
-    client = admin.admin_client(settings)
+    monkeypatch.setattr(admin_clients.time, "monotonic", lambda: now)
+    client = admin_clients.admin_client(settings)
     ended = weakref.ref(client)
-    admin._forget(settings, client)
-    assert admin.admin_client(settings) is client, "one that is so young is not replaced"
-    now += admin.RENEW_S
-    admin._forget(settings, client)
-    assert admin.admin_client(settings) is not client
+    admin_clients._forget(settings, client)
+    assert admin_clients.admin_client(settings) is client, "one that is so young is not replaced"
+    now += admin_clients.RENEW_S
+    admin_clients._forget(settings, client)
+    assert admin_clients.admin_client(settings) is not client
     gc.collect()
     assert ended() is client, "somebody may await an answer of it"
     del client

@@ -58,7 +58,9 @@ def test_over_the_limit_is_refused_by_name(store: ArtifactStore) -> None:
         store.put("default", b"x" * 1001)
 
 
-@pytest.mark.parametrize("artifact_id", ["../other/x", "", "a/b", "..", str(uuid.uuid4()).upper(), "\0", "%2e%2e"])
+@pytest.mark.parametrize(
+    "artifact_id", ["../other/x", "", "a/b", "..", "7E1C02B4-5F6A-4D2B-9C3E-8A1D0F4B6E57", "\0", "%2e%2e"]
+)
 def test_ids_that_are_no_uuid_are_refused(store: ArtifactStore, artifact_id: str) -> None:
     with pytest.raises(InvalidRequest):
         store.get("default", artifact_id)

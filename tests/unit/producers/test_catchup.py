@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, cycle
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,16 +61,23 @@ def test_a_parked_follow_is_not_passed_over_what_it_left() -> None:
     assert parked.next(TP) == 9
 
 
-@given(st.lists(st.sampled_from([b"k", b"o"]), max_size=60), st.integers(1, 5), st.data())
+TURNS = st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=20)
+"""Whether a pass of its own reads on or the shared reader, and so many records far."""
+
+
+@given(st.lists(st.sampled_from([b"k", b"o"]), max_size=60), st.integers(1, 5), TURNS)
 def test_passes_and_the_shared_reader_together_give_each_record_once(
-    keys: list[bytes], limit: int, data: st.DataObject
+    keys: list[bytes], limit: int, turns: list[tuple[bool, int]]
 ) -> None:
     """A follow that is handed to and fro, parked and emptied at any moment, sees the records of its key in order."""
     log = [message(offset, key) for offset, key in enumerate(keys)]
     followed, got = follow(limit=limit), list[int]()
+    coming = chain(turns, cycle([(True, 12), (False, 12)]))
     while followed.next(TP) < len(log):
-        begin, goal = followed.next(TP), data.draw(st.integers(followed.next(TP), len(log)))
-        if data.draw(st.booleans()):
+        by_pass, far = next(coming)
+        begin = followed.next(TP)
+        goal = min(begin + far, len(log))
+        if by_pass:
             going = Pass(position=begin, goal=max(goal, begin + 1))
             going.join(followed)
             while going.follows and going.position < going.goal:

@@ -151,12 +151,12 @@ def test_a_conversation_decides_the_key_and_the_priority_the_topic() -> None:
 
 FORKING = """
 import os, socket, sys, threading
-from penstock.producers import Client, KafkaSettings, admin
+from penstock.producers import Client, KafkaSettings, admin, admin_clients
 from penstock.schemas.errors import BrokerUnavailable, InternalError
 
 settings = KafkaSettings(bootstrap_servers="127.0.0.1:1")
 client = Client(settings, timeout_s=1)
-before = admin.admin_client(settings)
+before = admin_clients.admin_client(settings)
 
 def resolve():
     # A lock of glibc's that is held in the moment of the fork stays held in the child, and its resolver hangs.
@@ -165,10 +165,10 @@ def resolve():
 
 for _ in range(4):
     threading.Thread(target=resolve, daemon=True).start()
-with admin._clients_lock:  # as another thread may, at that moment
+with admin_clients._clients_lock:  # as another thread may, at that moment
     child = os.fork()
 if child == 0:
-    assert admin.admin_client(settings) is not before
+    assert admin_clients.admin_client(settings) is not before
     try:
         admin.broker_count(settings, timeout_s=0.5)
     except BrokerUnavailable:
@@ -180,7 +180,7 @@ if child == 0:
     client.close()
     sys.exit(7)  # and not os._exit: what was inherited must not be waited for at the end either
 _, status = os.waitpid(child, 0)
-assert admin.admin_client(settings) is before
+assert admin_clients.admin_client(settings) is before
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 

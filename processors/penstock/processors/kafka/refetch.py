@@ -7,18 +7,16 @@ serves what stands alone. The dense one fetches more at once and reads ranges th
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock.processors.kafka.refetch_plan import Range, Wants
+from penstock.processors.kafka.refetch_parts import ActiveRange, Handle, KeptRecords, Outcome, RefetchStats
+from penstock.processors.kafka.refetch_plan import Wants
 from penstock.producers.reader import TP, RawMessage, make_consumer, raw_message
 from penstock.producers.settings import KafkaSettings
 
@@ -41,88 +39,7 @@ DENSE_AT = 8
 KEPT_BYTES = 8 << 20
 """Records that came along unasked for are kept within so many bytes, all partitions together."""
 
-MESSAGE_OVERHEAD_BYTES = 300
-
 _PARTITION_EOF = KafkaError._PARTITION_EOF  # pyright: ignore[reportPrivateUsage]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefetchStats:
-    """Sums since the start. `bytes_read` is what the brokers sent to both handles, protocol included, a second ago."""
-
-    fetched: int
-    gone: int
-    bytes_needed: int
-    bytes_read: int
-    repositions: int
-    wanted: int
-
-
-@dataclass(slots=True)
-class _Active:
-    """A range that is being read. What lies below `position` has come, or will not come."""
-
-    range: Range
-    position: int
-    resolved: int = 0
-    eof_since: float | None = None
-    positioned: bool = True
-
-    @property
-    def rest(self) -> tuple[int, ...]:
-        return self.range.offsets[self.resolved :]
-
-
-@dataclass(slots=True)
-class _Handle:
-    """One consumer and the partitions that it reads; `idle` are assigned without a range, since then."""
-
-    config: dict[str, Any]
-    consumer: Consumer | None = None
-    active: dict[TP, _Active] = field(default_factory=dict[TP, _Active])
-    idle: dict[TP, float] = field(default_factory=dict[TP, float])
-    heard_at: float = 0.0
-    bytes_read: int = 0
-    bytes_read_before: int = 0
-
-    def note_statistics(self, text: str) -> None:
-        brokers = cast("dict[str, dict[str, Any]]", json.loads(text).get("brokers", {}))
-        self.bytes_read = self.bytes_read_before + sum(int(broker["rxbytes"]) for broker in brokers.values())
-
-
-class _Kept:
-    """Records that came in the batches of others: Kafka would send the whole batch again. The oldest leave first."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._used_bytes = 0
-        self._messages: OrderedDict[tuple[TP, int], Message] = OrderedDict()
-
-    def put(self, tp: TP, offset: int, message: Message) -> None:
-        self.take(tp, offset)
-        self._messages[tp, offset] = message
-        self._used_bytes += len(message) + MESSAGE_OVERHEAD_BYTES
-        while self._used_bytes > self._limit_bytes:
-            _, oldest = self._messages.popitem(last=False)
-            self._used_bytes -= len(oldest) + MESSAGE_OVERHEAD_BYTES
-
-    def take(self, tp: TP, offset: int) -> Message | None:
-        message = self._messages.pop((tp, offset), None)
-        if message is not None:
-            self._used_bytes -= len(message) + MESSAGE_OVERHEAD_BYTES
-        return message
-
-    def forget(self, tp: TP) -> None:
-        for key in [key for key in self._messages if key[0] == tp]:
-            self.take(*key)
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What one pass of the thread found for a partition."""
-
-    fetched: list[RawMessage] = field(default_factory=list[RawMessage])
-    gone: list[int] = field(default_factory=list[int])
 
 
 class Refetcher:
@@ -143,18 +60,18 @@ class Refetcher:
         self._loop = loop
         self._on_fetched = on_fetched
         self._on_gone = on_gone
-        self._sparse = _Handle({"fetch.message.max.bytes": 1})
-        self._dense = _Handle({"fetch.message.max.bytes": DENSE_FETCH_BYTES})
+        self._sparse = Handle({"fetch.message.max.bytes": 1})
+        self._dense = Handle({"fetch.message.max.bytes": DENSE_FETCH_BYTES})
         self._wants: dict[TP, Wants] = {}
         self._reached: dict[TP, int] = {}
-        self._kept = _Kept(KEPT_BYTES)
+        self._kept = KeptRecords(KEPT_BYTES)
         self._refused: dict[TP, tuple[float, float]] = {}
         self._lives: dict[TP, int] = {}
         self._life_read: dict[TP, int] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
-        self._outcomes: dict[TP, _Outcome] = {}
+        self._outcomes: dict[TP, Outcome] = {}
         self._fetched = self._gone = self._bytes_needed = self._repositions = 0
         self._thread = threading.Thread(target=self._run, name="refetch", daemon=True)
 
@@ -195,7 +112,7 @@ class Refetcher:
             self._commands.append(command)
             self._wake.notify()
 
-    def _tell(self, life_and_outcomes: list[tuple[TP, int, _Outcome]]) -> None:
+    def _tell(self, life_and_outcomes: list[tuple[TP, int, Outcome]]) -> None:
         for tp, life, outcome in life_and_outcomes:
             if self._lives.get(tp) != life:
                 continue
@@ -302,22 +219,22 @@ class Refetcher:
             handle.heard_at = time.monotonic()
         idle = handle.idle.pop(tp, None) is not None
         if idle and ahead is not None and ahead <= (sizes.max_gap() if dense else sizes.batch_records):
-            handle.active[tp] = _Active(chosen, reached, positioned=False)  # it is read on from where it stands
+            handle.active[tp] = ActiveRange(chosen, reached, positioned=False)  # it is read on from where it stands
         else:
-            handle.active[tp] = _Active(chosen, chosen.start)
+            handle.active[tp] = ActiveRange(chosen, chosen.start)
             self._position(handle, tp, chosen.start, assigned=idle)
 
-    def _other(self, handle: _Handle) -> _Handle:
+    def _other(self, handle: Handle) -> Handle:
         return self._dense if handle is self._sparse else self._sparse
 
-    def _position(self, handle: _Handle, tp: TP, offset: int, *, assigned: bool) -> None:
+    def _position(self, handle: Handle, tp: TP, offset: int, *, assigned: bool) -> None:
         self._repositions += 1
         consumer = self._consumer(handle)
         if assigned:
             consumer.incremental_unassign([TopicPartition(*tp)])
         consumer.incremental_assign([TopicPartition(*tp, offset)])
 
-    def _unassign(self, handle: _Handle, tp: TP) -> None:
+    def _unassign(self, handle: Handle, tp: TP) -> None:
         handle.idle.pop(tp, None)
         if handle.consumer is None:
             return
@@ -326,7 +243,7 @@ class Refetcher:
         except KafkaException:  # it was not assigned
             logger.debug("refetch.not_assigned tp=%s", tp)
 
-    def _consumer(self, handle: _Handle) -> Consumer:
+    def _consumer(self, handle: Handle) -> Consumer:
         if handle.consumer is None:
             handle.consumer = make_consumer(
                 self._settings,
@@ -344,7 +261,7 @@ class Refetcher:
 
     # -- reading
 
-    def _read(self, handle: _Handle, timeout_s: float) -> None:
+    def _read(self, handle: Handle, timeout_s: float) -> None:
         consumer = self._consumer(handle)
         first = consumer.poll(timeout_s)
         now = time.monotonic()
@@ -362,7 +279,7 @@ class Refetcher:
             if active.eof_since is not None and now - active.eof_since > END_PATIENCE_S:
                 self._give_up(handle, tp, active)
 
-    def _take(self, handle: _Handle, tp: TP, messages: list[Message], now: float) -> None:
+    def _take(self, handle: Handle, tp: TP, messages: list[Message], now: float) -> None:
         active, wants = handle.active.get(tp), self._wants.get(tp)
         if active is None or wants is None:
             self._keep_prefetched(handle, tp, messages)
@@ -395,7 +312,7 @@ class Refetcher:
             handle.idle[tp] = now
             self._reached[tp] = active.position
 
-    def _keep_prefetched(self, handle: _Handle, tp: TP, messages: list[Message]) -> None:
+    def _keep_prefetched(self, handle: Handle, tp: TP, messages: list[Message]) -> None:
         """What came behind the last range: it is kept, and nothing more is prefetched."""
         if tp in handle.idle:
             for message in messages:
@@ -405,7 +322,7 @@ class Refetcher:
                     self._reached[tp] = offset + 1
             self._unassign(handle, tp)
 
-    def _take_record(self, tp: TP, active: _Active, wants: Wants, message: Message, offset: int) -> int:
+    def _take_record(self, tp: TP, active: ActiveRange, wants: Wants, message: Message, offset: int) -> int:
         """Its size in bytes."""
         self._pass_by(tp, active, wants, offset)
         active.position = offset + 1
@@ -419,7 +336,7 @@ class Refetcher:
             active.resolved += 1
         return size_bytes
 
-    def _pass_by(self, tp: TP, active: _Active, wants: Wants, offset: int) -> None:
+    def _pass_by(self, tp: TP, active: ActiveRange, wants: Wants, offset: int) -> None:
         """What the range has below `offset` did not come: it was deleted, compacted, or is a transaction's marker."""
         offsets = active.range.offsets
         while active.resolved < len(offsets) and offsets[active.resolved] < offset:
@@ -429,15 +346,15 @@ class Refetcher:
     def _say_fetched(self, tp: TP, message: Message) -> None:
         self._fetched += 1
         self._bytes_needed += len(message)
-        self._outcomes.setdefault(tp, _Outcome()).fetched.append(raw_message(message))
+        self._outcomes.setdefault(tp, Outcome()).fetched.append(raw_message(message))
 
     def _say_gone(self, tp: TP, wants: Wants, offset: int) -> None:
         if offset in wants:
             self._gone += 1
             wants.discard(offset)
-            self._outcomes.setdefault(tp, _Outcome()).gone.append(offset)
+            self._outcomes.setdefault(tp, Outcome()).gone.append(offset)
 
-    def _refuse(self, handle: _Handle, tp: TP, active: _Active, now: float) -> None:
+    def _refuse(self, handle: Handle, tp: TP, active: ActiveRange, now: float) -> None:
         """The position was behind the log's end, so librdkafka began again at the log's beginning: ask again later."""
         since, _ = self._refused.get(tp, (now, now))
         if now - since > END_PATIENCE_S:
@@ -448,7 +365,7 @@ class Refetcher:
             del handle.active[tp]
             self._unassign(handle, tp)
 
-    def _give_up(self, handle: _Handle, tp: TP, active: _Active) -> None:
+    def _give_up(self, handle: Handle, tp: TP, active: ActiveRange) -> None:
         """The rest of the range is not in the log."""
         for offset in active.rest:
             self._say_gone(tp, self._wants[tp], offset)
@@ -457,14 +374,14 @@ class Refetcher:
 
     # -- consumers that come and go
 
-    def _renew(self, handle: _Handle) -> None:
+    def _renew(self, handle: Handle) -> None:
         """A new consumer; the ranges are chosen anew."""
         self._close(handle)
         handle.active.clear()
         handle.idle.clear()
         self._reached.clear()
 
-    def _close(self, handle: _Handle) -> None:
+    def _close(self, handle: Handle) -> None:
         consumer, handle.consumer = handle.consumer, None
         handle.bytes_read_before = handle.bytes_read
         if consumer is not None:
