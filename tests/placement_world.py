@@ -161,7 +161,12 @@ class PlacementWorld:
                 self.replicas.append(new)
             case Drain():
                 one = self._replica(decision.model, decision.replica)
+                view = self.models[decision.model]
                 assert one.state == "ready"
+                assert not view.pinned or decision.reason == "surplus"
+                assert one.ready_at is not None
+                least_s = view.load_seconds if decision.reason != "turn" else self.settings.turn_s(view)
+                assert decision.reason == "desired" or self.now - one.ready_at >= least_s, "its turn was cut short"
                 one.state, one.for_model = "draining", decision.for_model
                 self.evictions.append((self.now, decision.model, decision.reason, decision.for_model))
             case Unload():

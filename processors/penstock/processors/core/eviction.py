@@ -1,7 +1,7 @@
 """Which replicas may be given up for a model that wants their room, and which of them cost least.
 
-*Idle* ones go by cost: what it takes to load them again, times the chance that somebody asks soon, times their
-priority, over the bytes that come back. *Busy* ones go only for more urgent work, or when their turn is over.
+They go by cost: what it takes to load them again, times the chance that somebody asks soon, times their priority, times
+those it holds up, over the bytes that come back. *Busy* ones go only for more urgent work, or when their turn is over.
 """
 
 from __future__ import annotations
@@ -95,9 +95,12 @@ class Evictions:
         key = (want.rank, want.aged)
         if key not in self._victims:
             self._victims[key] = list(self._candidates(want.rank, aged=want.aged))
+        victims = self._victims[key]
         if want.reason == "desired":  # it and another that is kept by order would take turns
-            return [one for one in self._victims[key] if self._models[one.replica.model].desired_loaded is None]
-        return self._victims[key]
+            return [one for one in victims if self._models[one.replica.model].desired_loaded is None]
+        if want.reason == "saturated":  # two saturated models would take each other's second replica
+            return [one for one in victims if not one.replica.busy]
+        return victims
 
     # -- who may go
 
@@ -131,7 +134,7 @@ class Evictions:
         if rank > own and not aged:
             return
         settings = self._settings
-        turn_s = settings.turn_s(view.load_seconds) * (settings.aged_share if rank > own else 1)
+        turn_s = settings.turn_s(view) * (settings.aged_share if rank > own else 1)
         since = self._now - (self._now if replica.ready_at is None else replica.ready_at)
         if since >= turn_s:
             patient = since < turn_s * settings.turn_patience and rank == own
@@ -161,7 +164,7 @@ class Evictions:
         if replica.last_used_at is None or replica.klass is None or rank < replica.rank:
             return True
         hold_s = view.load_seconds
-        share_s = self._settings.turn_s(view.load_seconds) * self._settings.aged_share
+        share_s = self._settings.turn_s(view) * self._settings.aged_share
         if not (aged and replica.ready_at is not None and self._now - replica.ready_at >= share_s):
             hold_s *= self._settings.class_patience ** (rank - replica.rank)
         return view.use_rate * 2 * hold_s < 1 or self._now - replica.last_used_at >= hold_s
@@ -170,7 +173,8 @@ class Evictions:
         self, view: ModelView, replica: ReplicaView, tier: int, reason: str, if_before: float = NEVER
     ) -> Victim:
         chance = max(LEAST_CHANCE, view.chance_of_use(self._settings.soon_s))
-        cost = view.load_seconds * chance * view.priority * (1 + replica.running)
+        held_up = 1 + replica.running + sum(view.demand.counts.values())
+        cost = view.load_seconds * chance * view.priority * held_up
         return Victim(replica, tier, cost, reason, if_before)
 
 

@@ -43,6 +43,7 @@ class ModelView:
     """A model as placement sees it.
 
     `needs`: by device ("cuda:1") or kind of device ("cuda"), the preferred first. `load_seconds`: what a load takes.
+    `run_seconds`: what a run takes, about; so long a drained replica goes on half empty.
     `priority`: weight of keeping it, 1 for an ordinary one. `preload`: it is to be loaded though nobody asks; the flow
     clears it once it was loaded, from then on `keep_alive_s` holds. `min_replicas`: so many while memory lies free,
     though nobody asks. `use_rate`: uses per second, see `UseRate`.
@@ -53,6 +54,7 @@ class ModelView:
     model: str
     needs: Mapping[str, Need]
     load_seconds: float
+    run_seconds: float = 0.0
     priority: float = 1.0
     pinned: bool = False
     preload: bool = False
@@ -168,7 +170,8 @@ Decision = Load | Drain | Unload | Reserve
 class PlacementSettings:
     """Times in seconds.
 
-    `turn_factor`: a model that others of its class wait for keeps its place for so many times its load time.
+    `turn_factor`: a model that others of its class wait for keeps its place for so many times what a change costs:
+    the time of its load and of a run.
     `turn_patience`: so many turns, while what waits for it arrived before what waits for the other.
     `lookahead_s`: among models whose oldest requests arrived this near to each other, the choice is placement's.
     `scale_after_s`: a model is saturated for so long, and for a load's time, before it gets a replica more.
@@ -189,8 +192,8 @@ class PlacementSettings:
     class_patience: float = 4.0
     soon_s: float = 60.0
 
-    def turn_s(self, load_seconds: float) -> float:
-        return max(self.min_turn_s, self.turn_factor * load_seconds)
+    def turn_s(self, view: ModelView) -> float:
+        return max(self.min_turn_s, self.turn_factor * (view.load_seconds + view.run_seconds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,11 @@ class _Device:
         return max(0, self.free_bytes - kept.bytes)
 
     def set_held(self, number: int, need_bytes: int) -> None:
+        """What is given back was measured too, most likely: it is no overrun of others until it is measured again."""
         self.overruns_bytes -= self._overrun(number)
-        self.reserved_bytes += need_bytes - self.held.pop(number, 0)
+        more = need_bytes - self.held.pop(number, 0)
+        self.reserved_bytes += more
+        self.by_holders_bytes = max(0, self.by_holders_bytes + min(0, more))
         if need_bytes:
             self.held[number] = need_bytes
         self.overruns_bytes += self._overrun(number)
@@ -202,10 +205,8 @@ class Ledger:
         grant = Grant(number=self._number, owner=owner, needs=dict(needs), granted_at=now)
         self._grants[grant.number] = grant
         for device, need in needs.items():
-            held = self._devices[device]
-            held.set_held(grant.number, need)
-            if held.reservation is not None and held.reservation.owner == owner:
-                held.reservation = None
+            self._devices[device].set_held(grant.number, need)
+        self.cancel_reservations(owner)
         return grant
 
     def resize(self, grant: Grant, device: str, need_bytes: int) -> bool:
@@ -253,7 +254,7 @@ class Ledger:
         return True
 
     def cancel_reservations(self, owner: str) -> None:
-        """It does not wait any more."""
+        """It does not wait any more, or has got its room somewhere."""
         for held in self._devices.values():
             if held.reservation is not None and held.reservation.owner == owner:
                 held.reservation = None

@@ -310,13 +310,13 @@ class _Round:
         return True
 
     def _contest(self, plan: Plan, want: Want) -> None:
+        """Room is being made here for it: it is its own, also when those who held it are gone and no view tells why."""
         self._claim(plan, want.view.model)
         self._contested.update(plan.devices)
-        if self._now - want.oldest >= self._settings.reserve_after_s:
-            self._decisions.extend(
-                Reserve(model=want.view.model, device=device, bytes=need, until=NEVER)
-                for device, need in plan.needs.items()
-            )
+        self._decisions.extend(
+            Reserve(model=want.view.model, device=device, bytes=need, until=NEVER)
+            for device, need in plan.needs.items()
+        )
 
     def _evict(self, want: Want, plans: Sequence[Plan]) -> bool:
         """Give up the cheapest that makes room for it, if those who hold the room may be given up now."""
@@ -337,12 +337,14 @@ class _Round:
         """
         if want.order >= want.rank and self._now - want.oldest >= self._settings.reserve_after_s:
             model = want.view.model
-            self._contest(min(plans, key=lambda plan: sum(self._shortages(plan, model).values())), want)
+            plan = min(plans, key=lambda plan: sum(self._shortages(plan, model).values()))
+            self._claim(plan, model)
+            self._contested.update(plan.devices)
 
     # -- more of what is saturated
 
     def _scale_out(self) -> None:
-        """All that is asked for is loaded: a saturated model gets one replica more, into memory that lies free."""
+        """All that is asked for is loaded: a saturated model gets one replica more, into memory that nobody uses."""
         for view in self._models.values():
             since = view.saturated_since
             if since is None or view.paused or view.desired_loaded is False or self._now < view.broken_until:
@@ -351,4 +353,6 @@ class _Round:
             if not 0 < len(replicas) < view.max_replicas or any(one.state == "loading" for one in replicas):
                 continue
             if self._now - since >= max(self._settings.scale_after_s, view.load_seconds):
-                self._place(Want(view, "saturated", NO_DEMAND, NEVER, NEVER))
+                want = Want(view, "saturated", NO_DEMAND, NEVER, NEVER)
+                if not self._place(want):
+                    self._make_room(want)

@@ -47,6 +47,9 @@ class LedgerMachine(RuleBasedStateMachine):
         for_others = 0 if kept is None or kept[0] == owner else kept[1]
         return max(0, LIMITS[device] - self.taken(device) - for_others)
 
+    def given_back(self, device: str, less: int) -> None:
+        self.ours[device] = max(0, self.ours[device] - max(0, less))
+
     def one(self, pick: int) -> tuple[Grant, dict[str, int], dict[str, int]] | None:
         return None if not self.held else list(self.held.values())[pick % len(self.held)]
 
@@ -63,8 +66,8 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         assert self.ledger.fits_ever(needs)
         self.held[grant.number] = (grant, dict(needs), {})
-        for device in needs:
-            assert self.taken(device) <= LIMITS[device]
+        for device, need in needs.items():
+            assert need == 0 or self.taken(device) <= LIMITS[device]
             kept = self.ledger.reservation(device, self.now)
             assert kept is None or kept[0] != owner, "what was reserved for it was granted"
 
@@ -80,6 +83,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.resize(grant, device, need) == fits
         if fits:
             needs[device] = need
+            self.given_back(device, before - need)
 
     @rule(pick=st.integers(0, 50))
     def release(self, pick: int) -> None:
@@ -87,6 +91,8 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         del self.held[one[0].number]
         self.ledger.release(one[0])
+        for device, need in one[1].items():
+            self.given_back(device, need)
         with pytest.raises(IllegalRelease):
             self.ledger.release(one[0])
         with pytest.raises(IllegalRelease):
