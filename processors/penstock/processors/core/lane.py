@@ -69,6 +69,8 @@ class Lane:
         self.uses = UseRate()
         self.load_s: float | None = None
         """How long its loads took, the newest counting most."""
+        self.run_s = 0.0
+        """How long its runs take, the newest counting most."""
         self.saturated_since: float | None = None
         self.run_want: RunWant | None = None
         self.load_span = (0.0, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from penstock.processors.core.fleet import HOST
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.memory import Memory
 from penstock.processors.core.replica import Replica, ReplicaState
@@ -85,6 +86,8 @@ class Loads(Memory):
     def _removed(self, lane: Lane, replica: Replica) -> None:
         """Its process has ended."""
         lane.remove(replica)
+        if replica.klass is not None and replica.device == HOST:
+            self._learn(lane, replica)
         self._release(replica)
         self._unset_alone(lane.name)
         self._mark_changed(lane)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
+from penstock.processors.core.estimates import EstimateKey
 from penstock.processors.core.fleet import HOST
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.ledger import DeviceCapacity
@@ -13,9 +13,6 @@ from penstock.processors.core.residents import Needs
 from penstock.processors.core.runs import Runs
 from penstock.schemas.errors import InsufficientCapacity, PenstockError
 from penstock.schemas.records import Requirements
-
-MARGIN = 1.1
-"""Of what was measured: runs differ, and allocators keep what they had."""
 
 
 class Memory(Runs):
@@ -35,11 +32,9 @@ class Memory(Runs):
             if device in known:
                 self.ledger.observe(device, used_bytes, by_ours_bytes)
         for (model, number), measured_bytes in (measured or {}).items():
-            lane = self.lane(model)
-            replica = lane.replicas.get(number)
-            if replica is None:
-                continue
-            self._measured(lane, replica, measured_bytes)
+            replica = self.lane(model).replicas.get(number)
+            if replica is not None:
+                self._measured(replica, measured_bytes)
         self._plan_soon()
 
     def sized(self, model: str, needs: Needs, now: float) -> None:
@@ -113,33 +108,55 @@ class Memory(Runs):
             self.ledger.release(grant)
         self._plan_soon()
 
-    def _measured(self, lane: Lane, replica: Replica, measured_bytes: int) -> None:
-        """What it holds was measured: that replaces the estimate, for this replica and for the next load."""
+    def _booked(self, lane: Lane) -> int:
+        """What one engine of the model is granted: its estimate with a margin, or what was measured of others."""
+        needs = lane.needs
+        assert needs is not None
+        if needs.exact or not needs.load_bytes:
+            return needs.load_bytes
+        devices = self._candidate_devices(lane)
+        booked = max(
+            (self.estimates.need(self._key(lane, one.kind), (), needs.load_bytes) for one in devices),
+            default=needs.load_bytes,
+        )
+        largest = max((one.limit_bytes for one in devices), default=0)
+        return min(booked, max(needs.load_bytes, largest - needs.run_bytes))  # the margin alone forbids nothing
+
+    @staticmethod
+    def _key(lane: Lane, kind: str) -> EstimateKey:
+        return EstimateKey(lane.name, kind, lane.spec.dtype)
+
+    def _measured(self, replica: Replica, measured_bytes: int) -> None:
+        """What it holds now. What it holds beyond its grant is booked too, or counts as taken where it does not fit."""
         replica.measured_bytes = measured_bytes
+        replica.peak_bytes = max(replica.peak_bytes, measured_bytes)
         grant, device = replica.grant, replica.device
         if grant is None or device is None:
             return
         self.ledger.measure(grant, device, measured_bytes)
-        needs = lane.needs
-        if needs is not None and measured_bytes > needs.load_bytes:
-            lane.needs = replace(needs, load_bytes=measured_bytes)
         if measured_bytes > replica.bytes:
-            self.ledger.resize(grant, device, measured_bytes)  # where it does not fit, it counts as taken all the same
+            self.ledger.resize(grant, device, measured_bytes)
             replica.bytes = measured_bytes
 
     def _warmed_up(self, lane: Lane, replica: Replica, measured_bytes: int) -> None:
-        """It is ready, and a run of the largest shape was tried: what it then held is what it needs, with a margin."""
-        self._measured(lane, replica, measured_bytes)
-        enough = round(measured_bytes * MARGIN)
-        if (
-            replica.grant is not None
-            and replica.device is not None
-            and enough < replica.bytes
-            and lane.needs is not None
-        ):
-            self.ledger.resize(replica.grant, replica.device, enough)
+        """It is ready. On a card it holds by now what it will hold: what was granted beyond that comes back.
+
+        Main memory is another matter: what an engine has reserved there it holds only once it has used it.
+        """
+        self._measured(replica, measured_bytes)
+        if replica.grant is None or replica.device in (None, HOST) or lane.needs is None:
+            return
+        self._learn(lane, replica)
+        enough = max(measured_bytes, self._booked(lane))
+        if enough < replica.bytes:
+            self.ledger.resize(replica.grant, replica.grant.device, enough)
             replica.bytes = enough
-            lane.needs = replace(lane.needs, load_bytes=enough)
+
+    def _learn(self, lane: Lane, replica: Replica) -> None:
+        """The peak of its life replaces the estimate for the next load."""
+        kinds = [one.kind for one in self.ledger.devices() if one.device == replica.device]
+        if kinds and replica.peak_bytes and lane.needs is not None:
+            self.estimates.learn(self._key(lane, kinds[0]), (), replica.peak_bytes, lane.needs.load_bytes)
 
     def _settled(self, replica: Replica) -> None:
         """It is loaded: the main memory that its weights passed through comes back."""

@@ -172,7 +172,7 @@ class Placing(Loads):
                 and not lane.ready
                 and not lane.loading
                 and now >= lane.not_before
-                and lane.needs.load_bytes
+                and self._booked(lane)
             )
 
     def _first_run_wants(self) -> list[Lane]:
@@ -283,7 +283,8 @@ class Placing(Loads):
         needs = lane.needs
         assert needs is not None
         spec = lane.spec
-        fits = self._fits_now(lane, needs.load_bytes, now)
+        booked = self._booked(lane)
+        fits = self._fits_now(lane, booked, now)
         up = sum(one.state in (ReplicaState.READY, ReplicaState.LOADING) for one in lane.replicas.values())
         desired = lane.desired is True or None
         runs_wait = lane.name in self._first_runs
@@ -292,12 +293,11 @@ class Placing(Loads):
         return plan.ModelView(
             model=lane.name,
             needs={
-                name: plan.Need(
-                    bytes=needs.load_bytes, host_bytes=0 if name == HOST else needs.host_bytes, devices=spec.count
-                )
+                name: plan.Need(bytes=booked, host_bytes=0 if name == HOST else needs.host_bytes, devices=spec.count)
                 for name in spec.devices
             },
             load_seconds=lane.load_seconds,
+            run_seconds=lane.run_s,
             priority=spec.priority,
             pinned=(lane.is_pinned or runs_wait) and lane.served,
             preload=fits and lane.wanted,  # it takes free memory, and nobody's place
@@ -366,7 +366,7 @@ class Placing(Loads):
         if want is not None and want.work is work:
             need_bytes, device = want.need_bytes, want.replica.device
         elif lane.short and lane.needs is not None:
-            need_bytes = lane.needs.load_bytes
+            need_bytes = self._booked(lane)
             devices = [one.device for one in self._candidate_devices(lane)]
             device = max(devices, key=self.ledger.free_bytes, default=None)
         return WaitingFacts(
@@ -414,7 +414,7 @@ class Placing(Loads):
             lane.name in self.scheduler.lanes()
             and not (lane.paused or lane.loading or lane.sizing)
             and now >= lane.not_before
-            and (bool(lane.ready) or lane.needs is None or self._fits_now(lane, lane.needs.load_bytes, now))
+            and (bool(lane.ready) or lane.needs is None or self._fits_now(lane, self._booked(lane), now))
             for lane in self.lanes.values()
         )
         if not fits:

@@ -45,6 +45,8 @@ class Replica:
         self.reason: str | None = None
         """Why it is drained or unloaded."""
         self.measured_bytes: int | None = None
+        self.peak_bytes = 0
+        """The most that was measured."""
         self.slots = 0
         self.tokens: int | None = None
         self.inline = False

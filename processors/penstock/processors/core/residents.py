@@ -16,6 +16,8 @@ class Needs:
     load_bytes: int = 0
     host_bytes: int = 0
     run_bytes: int = 0
+    exact: bool = False
+    """An operator said so: nothing is learned or put on top."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,3 +38,4 @@ class ModelSpec:
     pinned: bool = False
     preload: bool = False
     keep_alive_s: float | None = None
+    dtype: str = ""

@@ -74,6 +74,8 @@ class Runs(Endings):
             self.streams.flush(work, run)
         lane = self.lane(work.lane)
         lane.survived()
+        if run.run_at is not None:
+            lane.run_s += (now - run.run_at - lane.run_s) / 16
         replica = lane.replica_of(work)
         if replica is not None and work.line is not None:
             lane.remember_prefix(work.line, replica)
