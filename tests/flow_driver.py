@@ -11,7 +11,7 @@ from penstock.processors.core.arrivals import Poison, Taken
 from penstock.processors.core.flow import Flow, FlowSettings
 from penstock.processors.core.work import Body, Work
 from penstock.schemas.errors import ModelNotFound, PenstockError
-from penstock.schemas.records import ControlCommand, InferenceRequest, Origin
+from penstock.schemas.records import ControlCommand, InferenceRequest, Origin, Requirements
 
 HIGH, MEDIUM, LOW, EMBEDDING = "high", "medium", "low", "embedding"
 PRIORITY = {"high": 2, "medium": 5, "low": 8}
@@ -112,6 +112,7 @@ class World:
         error: PenstockError | None = None,
         belongs_on: int | None = None,
         execution_timeout_ms: int | None = None,
+        requirements: Requirements | None = None,
         settle: bool = True,
     ) -> Work | None:
         tp = (topic or klass, 0)
@@ -129,6 +130,7 @@ class World:
             created_at=self.wall_ms,
             max_attempts=max_attempts,
             execution_timeout_ms=execution_timeout_ms,
+            requirements=requirements,
         )
         read = Taken(
             request=request,

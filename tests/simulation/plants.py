@@ -11,8 +11,11 @@ from typing import Any
 
 from penstock.processors.core import donemap, starting
 from penstock.processors.core.effects import Ended, Terminal
+from penstock.processors.core.eviction import Evictions
+from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.gate import Arrival, CommitGate
+from penstock.processors.core.ledger import Ledger
 from penstock.processors.core.replica import Replica
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.span import Span
@@ -352,3 +355,41 @@ def journal_not_told() -> list[Patch]:
         return quiet
 
     return [_wrap(Flow, "_emit", make)]
+
+
+# -- memory
+
+
+@plant
+def leaked_grant() -> list[Patch]:
+    """A replica whose process died, or that was unloaded, keeps its memory in the books."""
+
+    def release(self: Flow, replica: Replica) -> None:
+        replica.grant = None
+
+    return [(_owner(Flow, "_release"), "_release", release)]
+
+
+@plant
+def evict_without_hysteresis() -> list[Patch]:
+    """Who waits for memory gets it at once from whoever holds it, however short that one's turn was."""
+    return [
+        (PlacementSettings, "turn_s", lambda self, view: 0.0),
+        (Evictions, "_resided", lambda self, view, replica: True),
+        (Evictions, "_idle_enough", lambda self, view, replica, rank, **named: True),
+    ]
+
+
+@plant
+def grant_before_observing() -> list[Patch]:
+    """A device that nobody has measured counts as empty."""
+
+    def make(init: Callable[..., None]) -> Callable[..., None]:
+        def known(self: Ledger, *args: Any, **named: Any) -> None:
+            init(self, *args, **named)
+            for capacity in self.devices():
+                self.observe(capacity.device, 0)
+
+        return known
+
+    return [_wrap(Ledger, "__init__", make)]

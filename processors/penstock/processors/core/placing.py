@@ -156,6 +156,7 @@ class Placing(Loads):
                 self._plan_weightless(lane, now)
         for owner, lane in wants.items():
             assert lane.run_want is not None
+            self._reserve_for_run(owner, lane.run_want, now)
             models.append(self._run_view(owner, lane, lane.run_want, now))
         replicas = [
             self._replica_view(replica)
@@ -186,6 +187,14 @@ class Placing(Loads):
             first.setdefault(lane.run_want.replica.device or "", lane)
         self._first_runs = {lane.name for lane in first.values()}
         return list(first.values())
+
+    def _reserve_for_run(self, owner: str, want: RunWant, now: float) -> None:
+        """Smaller runs pass one that needs much, until it has waited long: then what becomes free is kept for it."""
+        since, device = want.work.blocked_at, want.replica.device
+        if device is None or since is None or now - since < self._settings.placement.reserve_after_s:
+            return
+        if self.ledger.reserve(device, want.need_bytes, owner, float("inf"), now):
+            self._reserved_for.add(owner)
 
     def _undo_needless_drains(self) -> None:
         """Nobody waits for the room of what is being drained any more."""
