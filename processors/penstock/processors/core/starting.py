@@ -120,7 +120,11 @@ class Starter:
         """Who is granted next, and where; None when there is nobody now."""
         look = lane.look_due
         lane.run_want = None
-        able = [one for one in lane.ready if now >= one.busy_until and (look or one.free_slots > 0)]
+        able = lane.ready
+        for replica in able:
+            if now < replica.busy_until or (not look and len(replica.holders) >= replica.slots):
+                able = [one for one in able if now >= one.busy_until and (look or one.free_slots > 0)]
+                break
         if not able:
             return None
         lane.look_due = False
@@ -130,7 +134,9 @@ class Starter:
         self.alone = None  # it has left the queue, or another turn of its conversation is before it now
         rooms: list[_Room] = []
         for replica in able:
-            if replica.exclusive is None or not self._still_exclusive(lane, replica):
+            if replica.exclusive is None:
+                rooms.append(_room(replica))
+            elif not self._still_exclusive(lane, replica):
                 replica.exclusive = None
                 rooms.append(_room(replica))
             elif (work := self._among_suspects(lane, replica, now)) is not None:
@@ -141,7 +147,7 @@ class Starter:
 
     def _in_order(self, lane: Lane, rooms: list[_Room], now: float) -> Grant | None:
         seen: dict[str, int] = dict.fromkeys(CLASSES, 0)
-        look_ahead = sum(room.replica.look_ahead for room in rooms)
+        look_ahead = sum([room.replica.look_ahead for room in rooms]) if len(rooms) > 1 else rooms[0].replica.look_ahead
         for walked, work in enumerate(self._scheduler.candidates(lane.name, now)):
             if walked >= WALK:
                 return None
@@ -150,7 +156,7 @@ class Starter:
                 if walked == 0 and not _has_its_replica(lane, work):
                     return self._apart(lane, rooms, work, now)
                 continue
-            room = self._room_for(lane, work, rooms, now)
+            room = rooms[0] if work.run is None and len(lane.ready) == 1 else self._room_for(lane, work, rooms, now)
             if room is None:
                 continue
             first, ahead = seen[work.klass] == 1, seen[work.klass] <= look_ahead
@@ -254,7 +260,7 @@ class Starter:
         replica = room.replica
         if self._startable(replica, work):
             if room.fits(_need(work)):
-                if self._memory_fits(lane, replica, work, now):
+                if replica.device is None or self._memory_fits(lane, replica, work, now):
                     return True
             elif replica.tokens is None or _need(work) <= replica.tokens - replica.used_tokens:
                 return False
@@ -274,8 +280,9 @@ class Starter:
     def _memory_fits(self, lane: Lane, replica: Replica, work: Work, now: float) -> bool:
         """Whether the memory that its run takes, beyond what its replica holds, is free."""
         need = run_bytes(replica, work)
-        if not need or replica.device is None:
+        if not need:
             return True
+        assert replica.device is not None
         if self._ledger.free_bytes(replica.device, run_owner(lane.name), now) >= need:
             return True
         if lane.run_want is None:
@@ -326,11 +333,12 @@ class Starter:
         self._scheduler.start(work, now)
         work.holds_line = work.line is not None
         replica.take(work, run.need_tokens, now)
-        need = run_bytes(replica, work)
-        if need and replica.device is not None:
-            run.grant = self._ledger.grant(run_owner(lane.name), {replica.device: need}, now)
-            assert run.grant is not None, "it was free a moment ago"
-        lane.uses.used(now)
+        if replica.device is not None:
+            lane.uses.used(now)
+            need = run_bytes(replica, work)
+            if need:
+                run.grant = self._ledger.grant(run_owner(lane.name), {replica.device: need}, now)
+                assert run.grant is not None, "it was free a moment ago"
         self.on_lanes += 1
         run.granted_at = now
         work.blocked_at = work.held_off_at = None
