@@ -18,8 +18,11 @@ from common import Row, interleave, save
 from penstock.gateway.view.frames import ChunkFrame
 from penstock.gateway.view.hub import Hub
 from penstock.processors.core.arrivals import Taken
+from penstock.processors.core.estimates import EstimateKey, Estimates
+from penstock.processors.core.fleet import Demand, ModelView, Need, ReplicaView
 from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.ledger import DeviceCapacity, Ledger
+from penstock.processors.core.placement import decide
 from penstock.processors.core.scheduler import CLASSES, Scheduler
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import default_codec, schema_text
@@ -200,6 +203,87 @@ def scheduler(
     return work
 
 
+def ledger_operations() -> Work:
+    """A run's grant beside 64 others on a card, with host memory; a resize, and all of it back."""
+    ledger = Ledger(
+        [
+            DeviceCapacity(device="cuda:0", kind="cuda", total_bytes=80 << 30),
+            DeviceCapacity(device="cpu", kind="cpu", total_bytes=64 << 30),
+        ]
+    )
+    for device in ("cuda:0", "cpu"):
+        ledger.observe(device, 1 << 30)
+    for number in range(INFLIGHT):
+        assert ledger.grant(f"run-{number}", {"cuda:0": 1 << 28}, 0.0)
+
+    def operation() -> None:
+        grant = ledger.grant("run", {"cuda:0": 1 << 30, "cpu": 1 << 20}, 1.0)
+        assert grant is not None
+        ledger.resize(grant, "cpu", 0)
+        ledger.release(grant)
+
+    return repeated(operation)
+
+
+def placing(models: int, devices: int, *, loaded: int) -> Work:
+    """`decide` where every model has demand: `loaded` of them are, on full cards, and the others want their room."""
+    cards = [DeviceCapacity(device=f"cuda:{n}", kind="cuda", total_bytes=80 << 30) for n in range(devices)]
+    ledger = Ledger(cards)
+    for card in cards:
+        ledger.observe(card.device, 0)
+    need = devices * (80 << 30) // max(1, loaded) * 9 // 10
+    replicas: list[ReplicaView] = []
+    for number in range(loaded):
+        device = cards[number % devices].device
+        assert ledger.grant(f"m{number}", {device: need}, 0.0)
+        replicas.append(
+            ReplicaView(
+                model=f"m{number}",
+                replica=0,
+                device=device,
+                state="ready",
+                bytes={device: need},
+                ready_at=0.0,
+                last_used_at=90.0,
+                running=4,
+                klass="medium",
+            )
+        )
+    views = [
+        ModelView(
+            model=f"m{number}",
+            needs={"cuda": Need(bytes=need)},
+            load_seconds=10.0,
+            use_rate=0.1,
+            demand=Demand(counts={"medium": 5, "low": 3}, oldest={"medium": 90.0 - number, "low": 50.0}, weight=8.0),
+        )
+        for number in range(models)
+    ]
+
+    def work() -> int:
+        decide(100.0, views, replicas, ledger)
+        return 1
+
+    return work
+
+
+def learned_estimates() -> Work:
+    """What a batch is booked with, after a hundred shapes; one in ten was measured anew."""
+    estimates, key, chance = Estimates(), EstimateKey("m", "cuda", "float16"), random.Random(1)
+    shapes = [(float(n), float(n * chance.randint(16, 2048))) for n in (chance.randint(1, 64) for _ in range(100))]
+    for shape in shapes:
+        estimates.learn(key, shape, int(1e9 + 1e6 * sum(shape)), int(1e9))
+
+    def work() -> int:
+        for number, shape in enumerate(shapes):
+            if number % 10 == 0:
+                estimates.learn(key, shape, int(1e9 + 1e6 * sum(shape)), int(1e9))
+            estimates.need(key, shape, int(1e9))
+        return len(shapes)
+
+    return work
+
+
 def fold() -> Work:
     size = len(CHUNK.text or "")
     events = [replace(CHUNK, text_offset=size * at, first_token_index=at) for at in range(CHUNKS)]
@@ -267,6 +351,13 @@ def cases() -> dict[str, Callable[[], Work]]:
         "scheduler: the same, 10,000 turns of one conversation": partial(
             scheduler, 10_000, lanes=1, lines=1, classes=1
         ),
+        f"ledger: grant on two devices, resize, release, beside {INFLIGHT}": ledger_operations,
+        "placement: decide, 50 models, 8 devices, 16 loaded and full, all with demand": partial(
+            placing, 50, 8, loaded=16
+        ),
+        "placement: the same, 48 loaded": partial(placing, 50, 8, loaded=48),
+        "placement: the same, nothing loaded": partial(placing, 50, 8, loaded=0),
+        "estimates: need after 100 shapes, one in ten learned": learned_estimates,
         f"fold: a chunk of a stream of {CHUNKS:,}": fold,
         f"hub: a frame to {CLIENTS} clients": hub,
     }

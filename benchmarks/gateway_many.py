@@ -176,6 +176,7 @@ def main() -> None:
 
                 eventually(ready, 600, lambda: (whole.folder / "many.log").read_text()[-2_000:])
                 read_s = time.monotonic() - began
+                cpu = psutil.Process(process.pid).cpu_times()
                 reading = http.get("/healthz/loop").json()
                 eventually(lambda: http.get(f"/v1/requests/{ids[-1]}").json()["done"], 60, lambda: "not written")
                 http.get("/healthz/loop")
@@ -190,6 +191,7 @@ def main() -> None:
         "filled_s": round(filled_s, 1),
         "read_s": round(read_s, 1),
         "records_per_s": round(2 * count / read_s),
+        "cpu_us_per_record": round(1e6 * (cpu.user + cpu.system) / (2 * count)),
         "loop_while_reading": reading,
         "loop_while_asked": asking,
         "memory_mib": mib,

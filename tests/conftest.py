@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -94,3 +94,12 @@ def minilm() -> Path:
     """The folder of all-MiniLM-L6-v2, prepared once into the cache."""
     assets = pytest.importorskip("penstock.cli.assets")
     return assets.prepare_model("all-minilm-l6-v2", print)
+
+
+@pytest.fixture(scope="session")
+def llama_cpp() -> dict[str, Any]:
+    """A `[[models]]` entry that runs SmolLM2 on llama.cpp's own server."""
+    from penstock.cli import assets
+
+    model = "smollm2-135m-llamacpp"
+    return assets.ASSETS[model].model_table(assets.prepare_model(model, print))

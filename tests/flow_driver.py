@@ -111,6 +111,7 @@ class World:
         max_attempts: int = 3,
         error: PenstockError | None = None,
         belongs_on: int | None = None,
+        pool: str | None = None,
         execution_timeout_ms: int | None = None,
         requirements: Requirements | None = None,
         settle: bool = True,
@@ -143,6 +144,7 @@ class World:
             belongs_on=belongs_on,
             cost=cost,
             size_bytes=size,
+            pool=pool,
         )
         self.bodies[(*tp, offset)] = (read, Body(request, b"value", (), None, size))
         self.flow.delivered_range(tp, offset, offset + 1, [offset])

@@ -52,6 +52,7 @@ class ScriptedEngine:
         self.cancelled: list[str] = []
         self.on_died: Callable[[int], None] = lambda code: None
         self.on_busy: Callable[[float], None] = lambda seconds: None
+        self.on_limits: Callable[[Any], None] = lambda limits: None
 
     async def prepare(self, spec: RunSpec) -> Prepared:
         self.prepared.append(spec)

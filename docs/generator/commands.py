@@ -46,7 +46,9 @@ def describe(path: tuple[str, ...], command: Any) -> str:
     parts = [f"{'#' * (len(path) + 1)} penstock {' '.join(path)}", *prose]
     if hasattr(command, "commands"):
         names = [f"[{name}](#penstock-{path[0]}-{name})" for name in command.commands]
-        return "\n\n".join([*parts, "Commands: " + ", ".join(names)])
+        parts.append("Commands: " + ", ".join(names))
+        if not command.invoke_without_command:
+            return "\n\n".join(parts)
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden and p.name != "help"]
     usage = " ".join(["penstock", *path, *map(argument_text, arguments), *(["[options]"] if options else [])])
@@ -89,11 +91,12 @@ def value_text(param: Any) -> str:
         return "switch"
     words: dict[Any, str] = {str: "text", int: "integer", float: "number", Path: "path"}
     annotation: Any = param.type_descriptor.annotation
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return " or ".join(code(choice.value) for choice in annotation)
-    kind = words[get_args(annotation)[0] if get_origin(annotation) is list else annotation]
+    kind: Any = get_args(annotation)[0] if get_origin(annotation) is list else annotation
+    repeatable = ", repeatable" if param.multiple else ""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return " or ".join(code(choice.value) for choice in kind) + repeatable
     least = "" if param.min is None else f", at least {param.min:g}"
-    return kind + least + (", repeatable" if param.multiple else "")
+    return words[kind] + least + repeatable
 
 
 def option_meaning(param: Any) -> str:

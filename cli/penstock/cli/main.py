@@ -37,7 +37,7 @@ COMMANDS: dict[str, Command] = {
     "dlq": Command(module="penstock.cli.commands.dlq"),
     "keys": Command(module="penstock.cli.commands.keys"),
     "schemas": Command(module="penstock.cli.commands.schemas"),
-    "bench": Command(module="penstock.cli.commands.bench", function="bench"),
+    "bench": Command(module="penstock.cli.commands.bench"),
     "broker": Command(module="penstock.cli.broker", function="broker"),
     "topics": Command(module="penstock.cli.topics"),
     "worker": Command(module="penstock.cli.serve", function="worker"),

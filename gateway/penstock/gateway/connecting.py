@@ -9,6 +9,7 @@ import sqlite3
 from contextlib import AsyncExitStack
 
 from penstock.gateway.context import GatewayContext
+from penstock.gateway.memory import few_heaps, hold_the_collector, spare_the_collector
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
@@ -29,22 +30,6 @@ ARTIFACT_BYTES = 64 * 2**20
 ASK_S = 5.0
 RETRY_S = 1.0
 HELD_AT_MOST_S = 600.0
-
-
-def _hold_the_collector() -> None:
-    """While a view catches up nearly all that is made stays: the collector would walk over it again and again."""
-    gc.collect()
-    gc.disable()
-
-
-def _spare_the_collector() -> None:
-    """What has been made so far stays: the collector need not look at it every few requests.
-
-    It is not collected before: a walk over half a million requests holds the loop for seconds.
-    """
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-    gc.enable()
 
 
 class Connecting:
@@ -78,6 +63,7 @@ class Connecting:
 
     async def _connect(self) -> None:
         """Raises PenstockError, with nothing left open."""
+        few_heaps()
         settings, kafka, conf = self._settings, self._settings.kafka_settings(), self._settings.gateway
         names = kafka.names
         counts = await asyncio.to_thread(admin.partition_counts, kafka, None, ASK_S)
@@ -115,15 +101,15 @@ class Connecting:
                 horizon_ms=int(conf.horizon_h * 3_600_000),
                 rediscover_s=conf.rediscover_s,
                 threads=threads,
-                on_caught_up=_spare_the_collector,
+                on_caught_up=spare_the_collector,
                 on_failure=lambda reason: self._context.on_failure(reason),
             )
             artifacts = await asyncio.to_thread(ArtifactStore, settings.artifacts_location, max_bytes=ARTIFACT_BYTES)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
             service = GatewayService.compose(settings, sender, view, follower, hub, codecs.blocking, artifacts, threads)
-            _hold_the_collector()
+            hold_the_collector()
             # Should it never catch up: what outages leave behind must be collected some day.
-            asyncio.get_running_loop().call_later(HELD_AT_MOST_S, _spare_the_collector)
+            asyncio.get_running_loop().call_later(HELD_AT_MOST_S, spare_the_collector)
             await follower.start()
             stack.push_async_callback(follower.stop)
             self._stack = stack.pop_all()

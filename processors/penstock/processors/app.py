@@ -354,7 +354,8 @@ def verify_topics(settings: WorkerSettings) -> dict[str, int]:
         raise CannotStart(f"no Kafka at {kafka.bootstrap_servers}: {error}", EXIT_UNREACHABLE) from error
     missing = [topic for topic in (*requests, *others) if not counts.get(topic)]
     if missing:
-        raise CannotStart(f"missing topics: {', '.join(missing)}; create them with `penstock topics create`")
+        pool = "" if settings.worker.pool is None else f" --pool {settings.worker.pool}"
+        raise CannotStart(f"missing topics: {', '.join(missing)}; create them with `penstock topics create{pool}`")
     text = {topic: counts[topic] for topic in names.text_topics(settings.worker.pool)}
     if len(set(text.values())) > 1:
         raise CannotStart(f"the text topics must have equal partition counts, found {text}")

@@ -12,6 +12,7 @@ from penstock.processors.committing import Committer
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.turns import Turns
 from penstock.processors.core.flow import Flow, FlowSettings
+from penstock.processors.core.pools import Pools
 from penstock.processors.erasing import Erasing
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
@@ -22,6 +23,7 @@ from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.membership import GroupSettings, Membership
 from penstock.processors.kafka.outcomes import Outcomes
+from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
@@ -146,9 +148,16 @@ def assemble(
     worker.connect(
         Rooms(
             flow=flow,
-            intake=Intake(make_codec(settings, background=True), names, partitions),
+            intake=Intake(make_codec(settings, background=True), names, partitions, pools(settings)),
             execution=execution,
-            outcomes=Outcomes(publisher, codec, worker_id=settings.worker_id, engine_facts=lanes.engine_facts),
+            outcomes=Outcomes(
+                publisher,
+                codec,
+                names,
+                worker_id=settings.worker_id,
+                engine_facts=lanes.engine_facts,
+                pool_topics=PoolTopics(kafka),
+            ),
             publisher=publisher,
             refetcher=refetcher,
             lanes=lanes,
@@ -199,6 +208,11 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
         max_execution_s=conf.max_execution_s,
         retry_delay_s=conf.retry_delay_s,
     )
+
+
+def pools(settings: WorkerSettings) -> Pools:
+    """Which models other pools serve, as the configuration tells it: one file may describe all pools."""
+    return Pools.of(settings.worker.pool, ((model.pool, (model.id, *model.aliases)) for model in settings.models))
 
 
 def make_codec(settings: WorkerSettings, *, background: bool = False) -> Codec:

@@ -14,7 +14,16 @@ from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, Start
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.states import OVER, Stage
 from penstock.processors.core.work import Run, Work
-from penstock.processors.engines.base import Delta, Engine, EngineGone, Finished, Prepared, RunFailed, RunSpec
+from penstock.processors.engines.base import (
+    Delta,
+    Engine,
+    EngineGone,
+    Finished,
+    Prepared,
+    RunFailed,
+    RunSpec,
+    TurnedAway,
+)
 from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, size_of
@@ -242,7 +251,10 @@ class Execution:
         self._changed()
 
     def failed(self, work: Work, run_id: str, error: PenstockError, *, again: bool) -> None:
-        self._flow.failed(work, run_id, error, self._clock(), again=again)
+        if isinstance(error, TurnedAway):
+            self._flow.turned_away(work, run_id, self._clock())
+        else:
+            self._flow.failed(work, run_id, error, self._clock(), again=again)
         self._changed()
 
     # -- inside

@@ -10,7 +10,7 @@ from penstock.processors.core.effects import Load, Size, Unload
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.residents import Needs
 from penstock.processors.core.work import Work
-from penstock.processors.engines.base import Engine
+from penstock.processors.engines.base import Engine, Limits
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.serving import Serving
@@ -86,6 +86,7 @@ class Lanes:
 
     def up(self, model: str, replica: int, engine: Engine) -> None:
         engine.on_busy = lambda seconds: self._flow.replica_busy(model, replica, seconds, self._clock())
+        engine.on_limits = lambda limits: self._limits(model, replica, limits)
         limits, now = engine.limits(), self._clock()
         self._metrics.loads.labels(model).inc()
         seconds = now - self._loads.pop((model, replica), now)
@@ -100,6 +101,10 @@ class Lanes:
             measured_bytes=engine.measured_memory(),
         )
         self._changed()
+
+    def _limits(self, model: str, replica: int, limits: Limits) -> None:
+        self._flow.replica_limits(model, replica, limits.slots, self._clock())
+        self._wake()
 
     def load_failed(self, model: str, replica: int, error: PenstockError) -> None:
         logger.warning("replica.load_failed model=%s replica=%d error=%s", model, replica, error)

@@ -94,13 +94,18 @@ class ModelSection(Section):
     id: str
     """The name by which requests ask for the model."""
     source: str
-    """A folder, a .gguf file or a hub id (owner/name); for `remote` the server's URL; for `noop` anything."""
-    engine: Literal["text", "embedding", "remote", "noop"]
+    """A folder, a .gguf file or a hub id (owner/name); for `remote` the server's URL; for `managed` its command; for
+    `noop` anything."""
+    engine: Literal["text", "embedding", "remote", "managed", "noop"]
     """What runs it."""
     tasks: list[str] = Field(default_factory=lambda: ["text_generation"])
     """The tasks that it serves: text_generation, embedding."""
     aliases: list[str] = Field(default_factory=list[str])
     """Other names for it."""
+    pool: str | None = Field(default=None, pattern="^[A-Za-z0-9_-]{1,63}$")
+    """Only workers of this pool serve it; null: every worker that reads this entry."""
+    vram_bytes: int | None = Field(default=None, ge=1)
+    """Memory that one engine of it needs, in bytes; null: estimated from its files, then measured."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of its engine."""
 

@@ -335,6 +335,7 @@ class Worker:
         except BadAvro as error:
             self._cannot_move(effect.work, error)
 
+    @_breaking
     def _cannot_move(self, work: Work, error: PenstockError) -> None:
         self._rooms.flow.cannot_move(work, error)
         self.changed()

@@ -21,6 +21,7 @@ from penstock.producers.events import Event, EventFold
 from penstock.producers.follow import Follow
 from penstock.producers.follower import Follower
 from penstock.producers.kafka_errors import missing_topic
+from penstock.producers.model_pools import ModelPools
 from penstock.producers.outgoing import Outgoing, control_record, request_record
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import Delivery, Transport
@@ -111,6 +112,7 @@ class ClientCore:
         self.timeout_s = options.get("timeout_s", 10.0)
         self._names = settings.names
         self._codec = options.get("codec") or default_codec()
+        self._pools = ModelPools(settings, self._codec, self.timeout_s)
         self._artifacts = options.get("artifacts")
         self._max_follows = options.get("max_follows", 1000)
         self._lock = threading.Lock()
@@ -133,7 +135,10 @@ class ClientCore:
         return parse_request(body, tenant=self.tenant, now_ms=now_ms())
 
     def outgoing(self, request: InferenceRequest, traceparent: str | None) -> Outgoing:
-        """The record of a request, on a topic that exists. Raises NotFound, BrokerUnavailable."""
+        """The record of a request, on a topic that exists: of its pool, else of its model's. Raises NotFound,
+        BrokerUnavailable."""
+        if request.pool is None and request.model is not None:
+            request = replace(request, pool=self._pools.of(request.task, request.model))
         record = request_record(
             request, self._names, self._codec, source=self.settings.client_id, traceparent=traceparent
         )

@@ -115,7 +115,8 @@ class PartitionReader:
     `topics` may instead map (topic, partition) to the offset to begin at. `on_batch` runs on the reader's thread with
     up to `batch_size` records. When it raises, reading ends and `failure` says why. Without `tells_ends` it costs less,
     and `wait_until_caught_up` takes longer when no record stands before a partition's end. Records of topics in
-    `without_headers` come without them, which costs less too.
+    `without_headers` come without them, which costs less too. `on_idle` runs on the same thread when `poll_s` brought
+    nothing.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class PartitionReader:
         poll_s: float = 0.1,
         tells_ends: bool = True,
         without_headers: Container[str] = (),
+        on_idle: Callable[[], None] = lambda: None,
         name: str = "penstock-reader",
     ) -> None:
         self._without_headers = without_headers
@@ -138,6 +140,7 @@ class PartitionReader:
         self._topics = topics
         self._start: Start = start
         self._on_batch = on_batch
+        self._on_idle = on_idle
         self._offsets = dict(offsets or {})
         self._batch_size = batch_size
         self._poll_s = poll_s
@@ -186,6 +189,16 @@ class PartitionReader:
             self._consumer.incremental_unassign([TopicPartition(*tp)])
             with self._lock:
                 del self._positions[tp]
+
+    def pause(self, partitions: Iterable[TP]) -> None:
+        """Read these no further for now. Only on the reader's thread: inside `call`, `on_batch` or `on_idle`."""
+        if read := [TopicPartition(*tp) for tp in partitions if tp in self._positions]:
+            self._consumer.pause(read)
+
+    def resume(self, partitions: Iterable[TP]) -> None:
+        """Read these on from where they were paused. Only on the reader's thread, as `pause`."""
+        if read := [TopicPartition(*tp) for tp in partitions if tp in self._positions]:
+            self._consumer.resume(read)
 
     def positions(self) -> dict[TP, int]:
         """The offset after the last record that `on_batch` has finished with, for each partition."""
@@ -287,6 +300,7 @@ class PartitionReader:
         # consume() alone would wait until its whole batch is full or the time is over.
         first = self._consumer.poll(self._poll_s)
         if first is None:
+            self._on_idle()
             return
         batch: list[RawMessage] = []
         reached: dict[TP, int] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,11 +12,16 @@ from confluent_kafka.admin import NewPartitions
 from penstock.gateway.view import follower as follower_module
 from penstock.gateway.view import unwritten as unwritten_module
 from penstock.gateway.view.store import Store
+from penstock.gateway.view.view import View
 from penstock.producers import admin
 from penstock.producers.admin_clients import admin_client
-from penstock.producers.reader import read_to_end
+from penstock.producers.clock import now_ms
+from penstock.producers.reader import RawMessage, read_to_end
+from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.ids import new_request_id
 from penstock.schemas.records import ConversationMessage, conversation_message_key
+from penstock.schemas.requests import parse_request
 from registry_server import Registry, foreign
 from support import wait_until
 
@@ -60,6 +65,36 @@ def test_partitions_that_are_added_are_read(own_place: Any, monkeypatch: pytest.
     for one in (job, before):
         one.end("x")
         assert gateway.get(f"/v1/requests/{one.id}", params={"wait": 10}).json()["result"]["text"] == "x"
+
+
+def test_an_empty_view_reads_the_topics_in_the_order_of_their_times(
+    own_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small requests are read much faster than large outcomes: nearly all that ended long ago would be live at once."""
+    count, scribe = 3_000, own_place.scribe
+    outcome_text = "x" * 8_000
+    for _ in range(count):
+        request = parse_request(
+            {"task": "text_generation", "payload": {"prompt": "p"}}, request_id=new_request_id(), now_ms=now_ms()
+        )
+        topic, key = scribe.names.request(request.task, request.priority), request.request_id.encode()
+        scribe.transport.send(topic, default_codec().encode(request), key=key)
+        job = scribe.job(request.request_id)
+        scribe.transport.send(scribe.names.result, default_codec().encode(job.result_event(outcome_text)), key=key)
+    scribe.transport.flush(30)
+    most = 0
+
+    class Watched(View):
+        def apply(self, messages: Sequence[RawMessage]) -> None:
+            nonlocal most
+            super().apply(messages)
+            most = max(most, self.live_count)
+
+    monkeypatch.setattr("penstock.gateway.connecting.View", Watched)
+    gateway = own_place.gateway()
+    seen = gateway.get("/v1/requests", params={"limit": 100, "status": "completed"}).json()["data"]
+    assert len(seen) == 100
+    assert most < count / 4
 
 
 def test_a_disk_that_is_full_from_the_start_is_told(own_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:

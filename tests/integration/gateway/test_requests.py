@@ -272,7 +272,21 @@ def test_refused(gateway: Any, body: dict[str, Any], param: str | None) -> None:
         assert answer.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b"[" * 100_000, b"\xff\xfe"])
+DEEP_EXTRA = b'{"task": "text_generation", "payload": {"prompt": "p"}, "extra": {"a": %s}}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"nonsense",
+        b"[]",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        DEEP_EXTRA % (b"[" * 500 + b"]" * 500),
+        DEEP_EXTRA % (b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
+    ],
+)
 def test_bodies_that_are_no_request(gateway: Any, body: bytes) -> None:
     answer = gateway.http.post("/v1/requests", content=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid")

@@ -86,7 +86,8 @@ def problem_of(root: Any, words: list[str], *, whole: bool) -> str | None:
     unknown = [word for word in rest if re.match(r"--?[a-zA-Z]", word) and word.partition("=")[0] not in known]
     if unknown:
         return f"`{path}` has no option {unknown[0]}"
-    if not whole or hasattr(command, "commands") or {"--help", "-h"} & set(rest):
+    only_a_group = hasattr(command, "commands") and not command.invoke_without_command
+    if not whole or only_a_group or {"--help", "-h"} & set(rest):
         return None
     try:
         command.make_context(path, rest)  # parses, and calls nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -265,6 +266,9 @@ async def test_what_a_stop_cuts_is_503_with_a_time_to_come_again() -> None:
     sent = await task
     assert status(sent) == 503
     assert (b"retry-after", b"1") in sent[0]["headers"]
+    error = json.loads(sent[1]["body"])["error"]
+    assert "may be accepted" in error["message"], "its record may stand on the topic"
+    assert "Idempotency-Key" in error["message"]
     assert open_streams(app) == 0
 
 

@@ -392,6 +392,35 @@ def test_small_vectors_count_as_what_they_take(gateway: Gateway, monkeypatch: py
     assert gateway.found(("default", "e0")).kept_bytes == counted
 
 
+def test_metadata_counts_whichever_is_read_first_and_is_taken_off_again(gateway: Gateway) -> None:
+    """The request's, which may come when its entry is among the ended ones already."""
+    metadata = {f"name {number}": "x" * 900 for number in range(10)}
+    gateway.recent_bytes = 100_000
+    gateway.restart()
+    for number in range(40):
+        origin = replace(ORIGIN, offset=number)
+        gateway.read(RESULTS, replace(TERMINAL, request_id=f"e{number}", origin=origin))
+        message = gateway.message(REQUESTS, replace(REQUEST, request_id=f"e{number}", metadata=metadata))
+        gateway.view.apply([replace(message, offset=number, timestamp_ms=origin.append_time_ms)])
+    assert gateway.found(("default", "e39")).kept_bytes > 9_000
+    counted = gateway.found(("default", "e39")).kept_bytes
+    assert 80_000 < gateway.view.recent_bytes <= 100_000
+    gateway.flush()
+    gateway.restart()
+    assert gateway.found(("default", "e39")).kept_bytes == counted, "the same when it is read from the disk again"
+
+
+def test_a_batch_of_large_outcomes_is_due_before_it_has_many_entries(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unwritten_module, "HAND_OVER_BYTES", 10_000)
+    gateway.view.catching_up(True)
+    gateway.read(RESULTS, replace(TERMINAL, request_id="small"))
+    assert not gateway.view.is_due
+    gateway.read(RESULTS, *(replace(TERMINAL, request_id=f"{n}", metadata={"x": "y" * 4_000}) for n in range(3)))
+    assert gateway.view.is_due
+
+
 def test_memory_of_unwritten_outcomes_is_bounded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unwritten_module, "MAX_BYTES", 10_000)
     assert not gateway.view.is_full

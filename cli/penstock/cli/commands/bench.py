@@ -1,4 +1,7 @@
-"""`penstock bench`: a load generator against a running gateway: rate or concurrency, priorities, table, plot."""
+"""`penstock bench`: a load generator against a running gateway: rate or concurrency, priorities, table, plot.
+
+`penstock bench schedule`, which needs nothing that runs, stands in `schedule.py`.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,14 @@ from penstock.cli.commands.common import (
     print_json,
     print_table,
 )
+from penstock.cli.commands.schedule import schedule
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.schemas.topics import priority_class
 
 CLASSES = ("high", "medium", "low")
+
+app = typer.Typer()
+app.command("schedule")(schedule)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +185,9 @@ def plot(samples: Sequence[Sample], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+@app.callback(invoke_without_command=True)
 def bench(
+    context: typer.Context,
     rate: Annotated[
         float | None, typer.Option(help="Requests per second, open loop; without it --concurrency.")
     ] = None,
@@ -199,6 +208,8 @@ def bench(
 
     Example: penstock bench --rate 20 --duration 30 --priorities 1:10,5:60,9:30 --plot latencies.png
     """
+    if context.invoked_subcommand is not None:
+        return
     load = Load(
         task=task,
         model=model,

@@ -104,8 +104,7 @@ class Edge:
         except asyncio.CancelledError:
             # The time that open exchanges have at a stop is over: the server would say a bare 500.
             if not answer.started:
-                restarts = Overloaded("the gateway restarts; come again, at any other at once", retry_after_s=1)
-                await error_response(restarts)(scope, receive, answer)
+                await error_response(_restarts(scope))(scope, receive, answer)
             raise
         except (PenstockError, EdgeRefusal) as raised:
             error = raised.error if isinstance(raised, EdgeRefusal) else raised
@@ -246,6 +245,14 @@ class Edge:
         with _slot(self._allowances.open_socket(caller)), self._parts.connections.of(caller) as revoked:
             scope["state"]["revoked"] = revoked
             await self._app(scope, receive, send)
+
+
+def _restarts(scope: Scope) -> Overloaded:
+    """What a stop cuts: of a submission nobody can say whether its record was acknowledged."""
+    reason = "the gateway restarts; come again, at any other at once"
+    if scope["method"] == "POST" and needed_scope("POST", scope["path"]) == "submit":
+        reason += ": the request may be accepted already, which the same Idempotency-Key finds out"
+    return Overloaded(reason, retry_after_s=1)
 
 
 def waits_for_an_outcome(scope: Scope) -> bool:

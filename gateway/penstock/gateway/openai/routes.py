@@ -125,6 +125,7 @@ class Exchange:
     async def begin(cls, request: Request, asked: InferenceRequest, words: shapes.Words | None = None) -> Exchange:
         """Submit. Raises ModelNotFound and what `check_abilities` raises before, and what `Submitter.submit` raises."""
         service = service_of(request)
+        asked = service.facts.routed(asked)
         models = service.facts.models()
         model = find_model(models, asked.task, asked.model, asked.pool)
         try:

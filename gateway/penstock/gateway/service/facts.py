@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.gateway.limits.tenants import TenantWork
@@ -12,9 +13,14 @@ from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.liveness import Liveness, judge
 from penstock.gateway.view.view import View
 from penstock.producers.clock import now_ms
-from penstock.schemas.records import STATUS_RANKS, ModelInfo
+from penstock.producers.model_pools import pool_of
+from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.records import STATUS_RANKS, InferenceRequest, ModelInfo
 
 RUNNING_RANK = STATUS_RANKS["running"]
+
+_ANYWHERE = "*"
+"""No pool's name: a conversation of which nothing is known yet."""
 
 STOPPED = "stopped"
 """A worker's state in its last word."""
@@ -33,6 +39,24 @@ class Facts:
     def models(self) -> list[ModelInfo]:
         """The models that workers have told of."""
         return list(self._view.models.values())
+
+    def routed(self, request: InferenceRequest) -> InferenceRequest:
+        """The request with the pool it goes to: its own, else its conversation's, else that of the model it names.
+
+        Raises InvalidRequest for a conversation that is in another pool: its turns would run in no order.
+        """
+        home = _ANYWHERE
+        if request.conversation_id is not None:
+            home = self._view.pool_of_conversation(request.tenant, request.conversation_id, _ANYWHERE)
+        if home is _ANYWHERE:
+            if request.pool is not None or request.model is None:
+                return request
+            pool = pool_of(self._view.models.values(), request.task, request.model)
+            return request if pool is None else replace(request, pool=pool)
+        if request.pool is not None and request.pool != home:
+            where = f"the pool {home}" if home is not None else "the common pool"
+            raise InvalidRequest(f"the conversation {request.conversation_id} is in {where}", param="pool")
+        return request if request.pool == home else replace(request, pool=home)
 
     def readiness(self) -> Readiness:
         return self._follower.readiness()

@@ -42,7 +42,8 @@ class GuardedSubmitter:
     async def submit(
         self, request: InferenceRequest, *, idempotency_key: str | None = None, traceparent: str | None = None
     ) -> Accepted:
-        """Raises Forbidden and TenantLimit beside what the submitter raises."""
+        """Raises Forbidden, TenantLimit and what `Facts.routed` raises, beside what the submitter raises."""
+        request = self._service.facts.routed(request)
         self._allowances.check(self._caller, request, lambda: self._model(request))
         with self._allowances.outstanding(self._caller):
             return await self._submitter.submit(

@@ -11,8 +11,8 @@ from penstock.schemas.records import InferenceRequest, ModelInfo
 
 NAMED_MODELS = 10
 """So many models are named to a caller who asked for another one."""
-REMOTE = "remote"
-"""The kind of engine that passes on whatever OpenAI's protocol has."""
+REMOTE = frozenset({"remote", "managed"})
+"""The kinds of engines that pass on whatever OpenAI's protocol has."""
 LEAST_WINDOW = 512
 """No model has a smaller one; most answers are shorter, and nothing is looked for."""
 
@@ -68,7 +68,7 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
     ]
     if not serving:
         return
-    if remote is not None and all(model.engine != REMOTE for model in serving):
+    if remote is not None and all(model.engine not in REMOTE for model in serving):
         names = ", ".join(sorted({model.model for model in serving})[:NAMED_MODELS])
         raise UnsupportedParameter(
             f"{remote} is not supported by {names}: only models that a remote server runs know it", param=remote

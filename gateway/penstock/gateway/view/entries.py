@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -112,6 +114,7 @@ class Entry:
         self.task, self.priority, self.pool = request.task, request.priority, request.pool
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream
+        self.kept_bytes += metadata_bytes(request.metadata) - metadata_bytes(self.metadata)
         self.metadata = request.metadata
         # Only an Idempotency-Key ever asks for the content, and only its requests have ids of version 5.
         self.content = content_hash(request) if is_derived_id(request.request_id) else NOT_HASHED
@@ -327,6 +330,11 @@ class Entry:
         if self.large is not None:
             public |= {"result": self.large.result()} if whole else {"result_omitted": True}
         return public
+
+
+def metadata_bytes(metadata: Mapping[str, str]) -> int:
+    """About the memory that it takes decoded."""
+    return sum(sys.getsizeof(name) + sys.getsizeof(text) for name, text in metadata.items())
 
 
 def rfc3339(time_ms: int) -> str | None:

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.gateway.threads import Threads
+from penstock.gateway.view.ordered_reading import OrderedReading
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.topics_read import UnknownTopics, always_read, discover, partitions_of, where_to_begin
 from penstock.gateway.view.view import View
@@ -23,6 +24,8 @@ from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError, 
 logger = logging.getLogger(__name__)
 
 FLUSH_S, CATCHING_UP_FLUSH_S = 0.2, 2.0
+CROWDED = 50_000
+"""While so many requests are live and outcomes are behind, a view that catches up reads outcomes alone."""
 CATCH_UP_S = 2.0
 BEHIND_S = 30.0
 DISCOVERY_S = 1.0
@@ -86,6 +89,7 @@ class Follower:
         self._threads = threads or Threads()
         self._loop = asyncio.get_running_loop()
         self._queue = BatchQueue(self._loop)
+        self._reading: OrderedReading | None = None
         self._reader: PartitionReader | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._waiters: list[tuple[Mapping[TP, int], asyncio.Future[None]]] = []
@@ -115,17 +119,18 @@ class Follower:
         begin = await self._threads.metadata.run(
             where_to_begin, self._settings, topics, self._store.offsets(), since_ms
         )
-        reader = PartitionReader(
+        ends = await self._threads.metadata.run(admin.end_offsets, self._settings, self._told_of_requests(begin))
+        self._reading = OrderedReading(
             self._settings,
             begin,
-            "beginning",
+            ends,
             self._queue.put,
-            tells_ends=False,
+            is_crowded=lambda: self._view.live_count >= CROWDED,
             without_headers=frozenset(always_read(self._settings.names)),
             name="gateway-follower",
         )
-        await asyncio.to_thread(reader.start)
-        self._reader = reader
+        self._reader = self._reading.reader
+        await asyncio.to_thread(self._reader.start)
         self._view.catching_up(True)
         self._topics = topics
         self._discovered_at = time.monotonic()
@@ -297,6 +302,8 @@ class Follower:
                     await asyncio.sleep(0.02)
                 self._view.catching_up(False)
                 self._caught_up = True
+                if self._reading is not None:
+                    self._reading.finish()
                 self._on_caught_up()
                 logger.info("follower.caught_up live=%d", self._view.live_count)
             except PenstockError as error:
@@ -403,9 +410,7 @@ class Follower:
                     await self._rediscover()
             except TimeoutError as error:
                 raise BrokerUnavailable("the broker does not answer; try again", retry_after_s=1) from error
-        names = self._settings.names
-        quiet = {names.model, names.worker}
-        partitions = [tp for tp in self._view.offsets() if tp[0] not in quiet]
+        partitions = self._told_of_requests(self._view.offsets())
         try:
             ends = await self._threads.ends.run(admin.end_offsets, self._settings, partitions, min(deadline_s, 10))
         except NotFound as error:  # a broker that has just started may not know its topics yet
@@ -422,6 +427,11 @@ class Follower:
                 await self._pass_empty_ends({tp: end for tp, end in ends.items() if self._stands_at(tp, before)})
                 next_look = now + LOOK_S
         raise BrokerUnavailable("the gateway is behind the topics; try again", retry_after_s=1)
+
+    def _told_of_requests(self, partitions: Iterable[TP]) -> list[TP]:
+        """Those whose records say something of requests."""
+        quiet = {self._settings.names.model, self._settings.names.worker}
+        return [tp for tp in partitions if tp[0] not in quiet]
 
     def _stands_at(self, tp: TP, before: Mapping[TP, int]) -> bool:
         return self._view.offsets().get(tp) == before.get(tp)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.entries import Entry, metadata_bytes
 from penstock.gateway.view.outputs import LargeOutput, held_bytes
 from penstock.schemas.records import Origin, Record, ResultEvent, StatusEvent, fields_of
 
@@ -121,6 +121,7 @@ def restored(
     entry = Entry(tenant, request_id, partition)
     for name, value in zip(_FACTS, plain, strict=True):
         setattr(entry, name, value)
+    entry.kept_bytes += metadata_bytes(entry.metadata)
     entry.accepted_ms, entry.erased, entry.terminal_offset = accepted_ms, erased, terminal_offset
     entry.origin = _origin(origin)
     if status is not None:

@@ -12,10 +12,10 @@ from penstock.gateway.view.store import TP, Batch, Store
 
 MAX_ENTRIES, MAX_BYTES = 5_000, 64 * 2**20
 """Entries that were not handed to the writer, and the bytes of their outcomes: at more nothing should be read."""
-HAND_OVER = 1_000
-"""With so many a batch is handed over at once: copying them is done on the event loop."""
-MAX_CATCHING_UP = 20_000
-"""In place of both, while what is old is read: most of it ends a few records later, and is written once then."""
+HAND_OVER, HAND_OVER_BYTES = 1_000, 8 * 2**20
+"""With so many a batch is handed over at once: copying them is done on the event loop, and the writer has several."""
+HAND_OVER_CATCHING_UP = 4_000
+"""While what is old is read: most of it ends a few records later, and is written once then."""
 
 
 class Unwritten:
@@ -35,13 +35,13 @@ class Unwritten:
     @property
     def is_full(self) -> bool:
         """Whether so much waits that nothing more should be read."""
-        limit = MAX_CATCHING_UP if self.catching_up else MAX_ENTRIES
-        return len(self._changed) > limit or self._bytes > MAX_BYTES
+        return len(self._changed) > MAX_ENTRIES or self._bytes > MAX_BYTES
 
     @property
     def is_due(self) -> bool:
         """Whether enough waits for a batch."""
-        return len(self._changed) >= (MAX_CATCHING_UP if self.catching_up else HAND_OVER)
+        limit = HAND_OVER_CATCHING_UP if self.catching_up else HAND_OVER
+        return len(self._changed) >= limit or self._bytes > HAND_OVER_BYTES
 
     def add(self, entry: Entry) -> None:
         self._changed[entry.key] = entry
@@ -78,19 +78,19 @@ class Recent:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._entries: OrderedDict[Key, tuple[Entry, int]] = OrderedDict()
+        """With what each counted when it came: its request may be read later, and it takes more then."""
         self.size_bytes = 0
         """What they take, about."""
 
     def get(self, key: Key) -> Entry | None:
-        return self._entries.get(key)
+        held = self._entries.get(key)
+        return None if held is None else held[0]
 
     def add(self, entry: Entry) -> None:
-        before = self._entries.pop(entry.key, None)
-        if before is not None:
-            self.size_bytes -= before.kept_bytes
-        self._entries[entry.key] = entry
-        self.size_bytes += entry.kept_bytes
+        _, counted = self._entries.pop(entry.key, (entry, 0))
+        self._entries[entry.key] = (entry, entry.kept_bytes)
+        self.size_bytes += entry.kept_bytes - counted
         while self.size_bytes > self._limit:
-            _, oldest = self._entries.popitem(last=False)
-            self.size_bytes -= oldest.kept_bytes
+            _, (_, oldest) = self._entries.popitem(last=False)
+            self.size_bytes -= oldest

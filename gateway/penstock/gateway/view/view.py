@@ -40,6 +40,8 @@ from penstock.schemas.topics import HEADER_ORIGIN, TopicNames, partition_for
 logger = logging.getLogger(__name__)
 
 RECENT_BYTES = 64 * 2**20
+CONVERSATION_POOLS = 100_000
+"""Conversations of pools other than the common one that are remembered here while nothing of them is under way."""
 """Memory for ended requests, so that their last readers need no disk."""
 
 
@@ -95,6 +97,7 @@ class View:
         self._offsets: dict[TP, int] = {}
         self._moved: set[TP] = set()
         self.models: dict[tuple[str, str], ModelInfo] = {}
+        self._pools: dict[tuple[str, str], str] = {}
         self.workers: dict[str, WorkerState] = {}
         self.outcomes: dict[str, int] = {}
         self.arrivals, self.endings = Rate(), Rate()
@@ -237,6 +240,8 @@ class View:
         if before is not None and before != request.conversation_id and entry.counts(origin):
             self.census.forget(entry)  # it is counted again below, under its own conversation
         entry.on_request(request, origin)
+        if entry.conversation_id is not None and entry.pool is not None:
+            self._note_pool((entry.tenant, entry.conversation_id), entry.pool)
         if not known:
             self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms)
         self._touch(entry)
@@ -245,6 +250,19 @@ class View:
             conversation = ("conversation", entry.tenant, entry.conversation_id)
             if self._hub.listens(conversation):
                 self._hub.publish_except(conversation, ("request", *entry.key), entry.opening(None))
+
+    def _note_pool(self, conversation: tuple[str, str], pool: str) -> None:
+        """A conversation stays in the pool of its first request that names one."""
+        self._pools.setdefault(conversation, pool)
+        if len(self._pools) > CONVERSATION_POOLS:
+            del self._pools[next(iter(self._pools))]
+
+    def pool_of_conversation(self, tenant: str, conversation_id: str, unknown: str) -> str | None:
+        """The pool that its turns go to (None: the common one); `unknown` while it may begin in any."""
+        if (noted := self._pools.get((tenant, conversation_id))) is not None:
+            return noted
+        live = self.census.of_conversation(tenant, conversation_id)
+        return live[0].pool if live else unknown
 
     def _result(self, message: RawMessage) -> None:
         record = message.value or b""

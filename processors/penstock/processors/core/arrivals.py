@@ -23,6 +23,8 @@ class Taken:
     """Estimated tokens, at least 1."""
     size_bytes: int
     """Of key, value and headers."""
+    pool: str | None = None
+    """The other pool whose workers it is for; None when it is for this worker's own."""
 
 
 @record

@@ -51,9 +51,9 @@ class Arriving(Placing):
             return self._poison(key, read, value, headers, record_key, now)
         body = Body(read.request, value, headers, record_key, read.size_bytes)
         work = self._hold(key, read, body, now, wall_ms)
-        if read.belongs_on is not None:
+        if read.belongs_on is not None or read.pool is not None:
             self._transition(work, "arrive_elsewhere", Stage.MOVING)
-            self._emit(Republish(work, read.belongs_on, read.origin))
+            self._emit(Republish(work, read.belongs_on, read.origin, read.pool))
             return work
         self._subjects[(work.tenant, work.request_id)] = work
         error = read.error or self._unfit(work, read, wall_ms)
@@ -210,6 +210,6 @@ def _gate_id(read: Taken | Poison, key: WorkKey) -> str:
     """What names the work in the gate: the same request at a second offset is held back, except on its way home."""
     if isinstance(read, Poison):
         return f"poison {key}"
-    if read.belongs_on is not None:
+    if read.belongs_on is not None or read.pool is not None:
         return f"moved {key}"
     return f"{read.request.tenant}/{read.request.request_id}"

@@ -119,11 +119,15 @@ class Letter:
 
 @dataclass(slots=True, frozen=True)
 class Republish:
-    """Put the record on the partition of its conversation, with its id and origin. → moved, or poison"""
+    """Put the record where it belongs, with its id and origin. → moved, cannot_move
+
+    That is the partition of its conversation, or the topic of another pool.
+    """
 
     work: Work
-    partition: int
+    partition: int | None
     origin: Origin
+    pool: str | None = None
 
 
 @dataclass(slots=True, frozen=True)

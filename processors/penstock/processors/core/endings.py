@@ -10,7 +10,7 @@ from penstock.processors.core.effects import CancelRun, Ended, Fetch, Keep, Lett
 from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.suspects import clear_suspicion
 from penstock.processors.core.work import Work
-from penstock.schemas.errors import InternalError, PenstockError
+from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 from penstock.schemas.topics import CLASSES
 
 
@@ -48,8 +48,12 @@ class Endings(Board):
             self._complete(work)
 
     def cannot_move(self, work: Work, error: PenstockError) -> None:
-        """Its record cannot be written again."""
-        if work.stage is Stage.MOVING:
+        """Its record cannot be written again; it fails when its caller is to blame, who named an unknown pool."""
+        if work.stage is not Stage.MOVING:
+            return
+        if isinstance(error, InvalidRequest):
+            self._settle(work, "unmovable", self.now, error=error)
+        else:
             self._letter(work, "unmovable", error)
 
     def lettered(self, work: Work, now: float) -> None:

@@ -24,6 +24,8 @@ FEW = 1.1
 """And so much more than the worst ratio seen, while too little was measured for a line."""
 AFTER_OOM = 1.25
 OOM_FORGOTTEN_AFTER = 8
+GROWN = 1.2
+"""Lines are fitted anew when there are so many times more samples, or when one lies above them."""
 BAD_FIT = 0.10
 """A line that is off by more than this is no better than a peak that was measured at about this shape."""
 
@@ -73,6 +75,8 @@ class _Learned:
     samples: dict[Shape, Sample] = field(default_factory=dict[Shape, Sample])  # by bucket, the newest last
     floors: list[Floor] = field(default_factory=list[Floor])
     lines: list[Line] | None = None
+    fitted: int = 0
+    """Samples when the lines were fitted."""
 
 
 class Estimates:
@@ -93,7 +97,10 @@ class Estimates:
         for floor in learned.floors:
             floor.survived += _covers(shape, floor.shape) and peak_bytes < floor.bytes
         learned.floors = [floor for floor in learned.floors if floor.survived < OOM_FORGOTTEN_AFTER]
-        learned.lines = None
+        best = learned.lines[0] if learned.lines else None
+        bound = 0.0 if best is None else best.at(shape, max(1, estimate_bytes)) * (1 + best.deviation)
+        if peak_bytes > bound or len(learned.samples) > GROWN * learned.fitted:
+            learned.lines = None  # else they hold for it too
 
     def need(self, key: EstimateKey, shape: Shape, estimate_bytes: int, floor_bytes: int = 0) -> int:
         """Bytes to book for a batch of this shape. `floor_bytes`: what its requests ask for themselves, at least."""
@@ -129,7 +136,7 @@ class Estimates:
         if not samples:
             return UNSEEN * estimate_bytes
         if learned.lines is None:
-            learned.lines = _lines(samples)
+            learned.lines, learned.fitted = _lines(samples), len(samples)
         by_ratio = FEW * estimate_bytes * max(one.peak_bytes / one.estimate_bytes for one in samples)
         if not learned.lines:
             return by_ratio

@@ -181,7 +181,7 @@ class PlacementSettings:
     `soon_s`: the time in which the chance of use counts for the cost of an eviction.
     """
 
-    turn_factor: float = 10.0
+    turn_factor: float = 15.0
     min_turn_s: float = 1.0
     turn_patience: float = 3.0
     lookahead_s: float = 5.0

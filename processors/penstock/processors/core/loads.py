@@ -92,6 +92,14 @@ class Loads(Memory):
         self._unset_alone(lane.name)
         self._mark_changed(lane)
 
+    def replica_limits(self, model: str, number: int, slots: int, now: float) -> None:
+        """A replica's engine runs so many at once from now on. What is on it in excess may end."""
+        lane = self.lane(model)
+        replica = lane.replicas.get(number)
+        if replica is not None:
+            replica.slots = slots
+            self._mark_changed(lane)
+
     def replica_busy(self, model: str, number: int, seconds: float, now: float) -> None:
         """A replica's engine takes nothing new for so long."""
         replica = self.lane(model).replicas.get(number)

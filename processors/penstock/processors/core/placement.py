@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from penstock.processors.core.eviction import Evictions
 from penstock.processors.core.fleet import (
@@ -49,6 +50,28 @@ def decide(
     return _Round(now, models, replicas, ledger, settings).decide()
 
 
+PLANS: WeakKeyDictionary[Ledger, dict[tuple[str, Need], list[Plan]]] = WeakKeyDictionary()
+"""Made once for each ledger: they depend on its devices alone, which never change."""
+
+
+def _plans_of_one(ledger: Ledger, name: str, need: Need) -> list[Plan]:
+    """A plan for each single device of this name or kind that could ever hold it."""
+    known = PLANS.setdefault(ledger, {})
+    plans = known.get((name, need))
+    if plans is None:
+        devices = [one.device for one in ledger.devices() if name in (one.device, one.kind)]
+        plans = [Plan((device,), _needs(ledger, (device,), need)) for device in devices]
+        plans = known[name, need] = [plan for plan in plans if ledger.fits_ever(plan.needs)]
+    return plans
+
+
+def _needs(ledger: Ledger, devices: Sequence[str], need: Need) -> dict[str, int]:
+    needs = dict.fromkeys(devices, need.bytes)
+    if need.host_bytes and HOST not in needs and any(one.device == HOST for one in ledger.devices()):
+        needs[HOST] = need.host_bytes
+    return needs
+
+
 class _Round:
     """One call of `decide`. `room`: what is free by device, less what this round has given to somebody."""
 
@@ -67,7 +90,10 @@ class _Round:
         self._replicas = replicas
         self._of_model: dict[str, list[ReplicaView]] = {view.model: [] for view in models}
         self._capacities = ledger.devices()
-        self._room = {one.device: ledger.free_bytes(one.device) for one in self._capacities}
+        self._unknown = {one.device for one in self._capacities if not ledger.observed(one.device)}
+        self._room = {
+            one.device: -1 if one.device in self._unknown else ledger.free_bytes(one.device) for one in self._capacities
+        }
         self._kept = {one.device: ledger.reservation(one.device, now) for one in self._capacities}
         self._coming = dict.fromkeys(self._room, 0)
         self._runs = dict.fromkeys(self._room, 0)
@@ -221,9 +247,10 @@ class _Round:
         return self._room[device] - (0 if kept is None or kept[0] == model else kept[1])
 
     def _fits(self, plan: Plan, model: str) -> bool:
-        return all(
-            self._ledger.observed(device) and need <= self._free(device, model) for device, need in plan.needs.items()
-        )
+        for device, need in plan.needs.items():
+            if need > self._room[device] or need > self._free(device, model):
+                return False
+        return True
 
     def _load(self, view: ModelView, plan: Plan, reason: str) -> None:
         taken = {replica.replica for replica in self._of_model[view.model]}
@@ -250,24 +277,15 @@ class _Round:
     def _plans(self, view: ModelView) -> Iterator[list[Plan]]:
         """The ways to place a model that could ever fit, by its needs in their order."""
         for name, need in view.needs.items():
-            devices = [
-                one.device
-                for one in self._capacities
-                if name in (one.device, one.kind) and need.bytes <= one.limit_bytes
-            ]
+            plans = _plans_of_one(self._ledger, name, need)
             if need.devices > 1:
-                devices.sort(key=lambda device: -(self._free(device, view.model) + self._coming[device]))
-                groups = [tuple(devices[: need.devices])] if len(devices) >= need.devices else []
-            else:
-                groups = [(device,) for device in devices]
-            plans = [Plan(group, self._needs(group, need)) for group in groups]
-            yield [plan for plan in plans if self._ledger.fits_ever(plan.needs)]
-
-    def _needs(self, devices: tuple[str, ...], need: Need) -> dict[str, int]:
-        needs = dict.fromkeys(devices, need.bytes)
-        if need.host_bytes and HOST in self._room and HOST not in needs:
-            needs[HOST] = need.host_bytes
-        return needs
+                devices = sorted(
+                    (plan.devices[0] for plan in plans),
+                    key=lambda device: -(self._free(device, view.model) + self._coming[device]),
+                )[: need.devices]
+                plan = Plan(tuple(devices), _needs(self._ledger, devices, need))
+                plans = [plan] if len(devices) == need.devices else []
+            yield plans
 
     # -- by giving others up
 
@@ -282,11 +300,11 @@ class _Round:
     def _open_plans(self, want: Want) -> list[Plan]:
         """Its plans, by its first kind of device that could hold it, on devices that nobody before it waits for."""
         plans = next((plans for plans in self._plans(want.view) if plans), [])
-        return [
-            plan
-            for plan in plans
-            if self._contested.isdisjoint(plan.devices) and all(map(self._ledger.observed, plan.needs))
-        ]
+        if self._contested:
+            plans = [plan for plan in plans if self._contested.isdisjoint(plan.devices)]
+        if self._unknown:
+            plans = [plan for plan in plans if self._unknown.isdisjoint(plan.needs)]
+        return plans
 
     def _shortages(self, plan: Plan, model: str) -> dict[str, int]:
         """Bytes that are missing by device, once all that is ending has ended."""

@@ -88,6 +88,11 @@ class Runs(Endings):
         if self._current(work, run_id, Stage.RUNNING) is not None:
             self._failed(work, "failed", error, now, again=again)
 
+    def turned_away(self, work: Work, run_id: str, now: float) -> None:
+        """The server behind its engine did not take it: back to its place in the queue, without an attempt spent."""
+        if self._current(work, run_id, Stage.RUNNING) is not None:
+            self._requeue(work, "replica_down", now)
+
     def not_started(self, work: Work, run_id: str, now: float) -> None:
         """Its engine had gone when it was to start; `replica_down` follows, and it is not to blame for that."""
         if self._current(work, run_id, Stage.RUNNING) is not None:

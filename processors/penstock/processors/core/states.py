@@ -115,7 +115,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.SETTLING: {"delivered": (_S.DONE,), "drop": (_S.DROPPED,)},
     _S.MOVING: {
         "moved": (_S.DONE,),
-        "unmovable": (_S.LETTERING,),  # it cannot be written again
+        "unmovable": (_S.LETTERING, _S.SETTLING),  # it cannot be written again, or there is no such pool
         "drop": (_S.DROPPED,),
     },
     _S.DONE: {},

@@ -33,6 +33,10 @@ class EngineGone(EngineFailed):
     """The engine died or was stopped while it prepared this: the request is not at fault, and spends no attempt."""
 
 
+class TurnedAway(EngineGone):
+    """The server behind the engine did not take it: it goes back to the queue, and spends no attempt."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
     """One run: a request's work in one attempt. `run_id` is unique per attempt, so that engines never see a repeat."""
@@ -130,6 +134,8 @@ class Engine(Protocol):
     """Told the exit code, once, when the engine's process, if it has one, has ended unasked after it was ready."""
     on_busy: Callable[[float], None]
     """Told for how many seconds the engine should get no new runs."""
+    on_limits: Callable[[Limits], None]
+    """Told its limits when they have changed since `start`."""
 
     @property
     def state(self) -> EngineState: ...

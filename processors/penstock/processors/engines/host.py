@@ -55,6 +55,7 @@ class ChildEngine:
         self.model = model
         self.on_died: Callable[[int], None] = lambda code: None
         self.on_busy: Callable[[float], None] = lambda seconds: None
+        self.on_limits: Callable[[Limits], None] = lambda limits: None
         self._backend, self._source, self._options = backend, source, dict(options)
         self._limits = limits
         self._load_timeout_s = load_timeout_s

@@ -48,6 +48,7 @@ class NoopEngine:
         self._first_delay_s = float(options.get("first_delay_ms", 0)) / 1000
         self.on_died: Callable[[int], None] = lambda code: None
         self.on_busy: Callable[[float], None] = lambda seconds: None
+        self.on_limits: Callable[[Limits], None] = lambda limits: None
         self._slots = int(options.get("slots", 256))
         self._echo = bool(options.get("echo", False))
         self._chars = int(options.get("chars", 0))

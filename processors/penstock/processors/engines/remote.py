@@ -1,11 +1,14 @@
 """The remote engine: an OpenAI-compatible server behind the same admission, with a count of slots in place of memory.
 
-Options: slots (8), api_key_env (name of the variable that holds the key), remote_model (its name there; default: our
-id), timeout_s (600), window, patience_s (60). It needs no torch.
+Options: slots (8), tokens_per_minute (no limit), headers (names and texts, or `{env = "NAME"}`), api_key_env (name of
+the variable that holds the key), remote_model (its name there; default: our id), timeout_s (600), window, patience_s
+(60). It needs no torch.
 
-A server that is busy (429, 503) or cannot be reached has not begun the run: it is asked again after the time it names,
-for patience_s in all, and `on_busy` says for how long the engine should get no other runs. What breaks later fails the
-attempt. What a server says may be of any shape: texts are made encodable, and whatever is wrong fails the run.
+How many requests the server gets at once follows what it answers, up to `slots` (core/concurrency.py). What it turns
+away (429, 503) or what cannot reach it has not begun: it goes back to the queue as `TurnedAway`, and `on_busy` says for
+how long the engine should get none, so that the most urgent is sent when there is room again. Once it has turned all
+away for patience_s, the attempt fails with its words. What breaks later fails the attempt. What a server says may be of
+any shape: texts are made encodable, and whatever is wrong fails the run.
 """
 
 from __future__ import annotations
@@ -13,15 +16,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
 
+from penstock.processors.core.concurrency import RemoteGate
 from penstock.processors.core.context import build_context
 from penstock.processors.engines.base import (
     Delta,
@@ -34,7 +35,9 @@ from penstock.processors.engines.base import (
     RunFailed,
     RunSpec,
     Sink,
+    TurnedAway,
 )
+from penstock.processors.engines.remote_http import lines_of, message_of, request_headers, typed
 from penstock.processors.engines.remote_wire import (
     Answer,
     as_event,
@@ -44,25 +47,18 @@ from penstock.processors.engines.remote_wire import (
     text_body,
 )
 from penstock.processors.engines.sinks import GuardedSink
-from penstock.processors.engines.texts import encodable
-from penstock.schemas.errors import (
-    ContextLengthExceeded,
-    EngineFailed,
-    InternalError,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    PenstockError,
-)
-from penstock.schemas.sse import DONE, SseLines, field_value
+from penstock.schemas.errors import EngineFailed, InternalError, InvalidRequest, Overloaded, PenstockError
+from penstock.schemas.sse import DONE, field_value
 from penstock.schemas.texts import shortened
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = 1_000_000
-FIRST_DELAY_S = 0.25
 CHARS_PER_TOKEN = 4
-"""Only for fitting a conversation, the server's tokenizer being unknown; `window` should leave room for its error."""
+"""Only for fitting a conversation and for the budget, the server's tokenizer being unknown; `window` should leave room
+for its error."""
+ANSWER_TOKENS = 256
+"""What an answer whose length nobody bounded costs of the budget, until it has ended."""
 
 
 class RemoteEngine:
@@ -86,10 +82,17 @@ class RemoteEngine:
         self._window = int(options.get("window", DEFAULT_WINDOW))
         self.on_died: Callable[[int], None] = lambda code: None
         self.on_busy: Callable[[float], None] = lambda seconds: None
+        self.on_limits: Callable[[Limits], None] = lambda limits: None
         self._slots = int(options.get("slots", 8))
         self._timeout_s = float(options.get("timeout_s", 600))
-        self._patience_s = float(options.get("patience_s", 60))
-        self._key_name = options.get("api_key_env")
+        budget = options.get("tokens_per_minute")
+        self._gate = RemoteGate(
+            self._slots,
+            patience_s=float(options.get("patience_s", 60)),
+            tokens_per_minute=None if budget is None else float(budget),
+        )
+        self._told_limit = self._slots
+        self._options = options
         self._transport = transport
         self._http: httpx.AsyncClient | None = None
         self._tasks: dict[str, tuple[asyncio.Task[None], GuardedSink]] = {}
@@ -100,10 +103,7 @@ class RemoteEngine:
         return self._state
 
     async def start(self) -> None:
-        key = os.environ.get(str(self._key_name), "") if self._key_name else ""
-        if self._key_name and not key:
-            raise InvalidRequest(f"{self.model}: the variable {self._key_name}, which should hold the key, is not set")
-        headers = {"authorization": f"Bearer {key}"} if key else {}
+        headers = request_headers(self.model, self._options)
         timeout = httpx.Timeout(self._timeout_s, connect=10)
         limits = httpx.Limits(max_connections=self._slots + 4)
         self._http = httpx.AsyncClient(
@@ -141,12 +141,26 @@ class RemoteEngine:
             error = EngineGone(f"the engine of {self.model} is {self._state}")
             guarded.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=True))
             return
-        task = asyncio.get_running_loop().create_task(self._run(spec, prepared, guarded), name=f"run {spec.run_id}")
+        now = asyncio.get_running_loop().time()
+        if (wait_s := self._gate.wait_s(now)) > 0:
+            self.on_busy(wait_s)
+            error = TurnedAway(f"the tokens of {self.model} are used up for now", retry_after_s=wait_s)
+            guarded.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=True))
+            return
+        tokens = _estimated_tokens(spec, prepared)
+        self._gate.began(tokens, now)
+        if (wait_s := self._gate.wait_s(now)) > 0:
+            self.on_busy(wait_s)
+        task = asyncio.get_running_loop().create_task(
+            self._run(spec, prepared, guarded, tokens), name=f"run {spec.run_id}"
+        )
         self._tasks[spec.run_id] = (task, guarded)
 
-    async def _run(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink) -> None:
+    async def _run(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink, tokens: int) -> None:
+        used = 0
         try:
             finished = await self._ask(spec, prepared, sink)
+            used = (finished.usage or {}).get("total_tokens", 0) or tokens
         except PenstockError as error:
             again = error.retryable or isinstance(error, EngineFailed)
             sink.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=again))
@@ -154,37 +168,60 @@ class RemoteEngine:
             error = InvalidRequest("the text holds half of a surrogate pair, which is no character", param="payload")
             sink.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=False))
         except Exception as error:  # broken connections, and answers of any shape
+            used = tokens
             logger.warning("remote.run_failed model=%s error=%s", self.model, type(error).__name__)
             failure = EngineFailed(f"the server of {self.model} failed: {type(error).__name__}")
             sink.failed(RunFailed(run_id=spec.run_id, error=failure, retryable_here=True))
+        except asyncio.CancelledError:
+            used = tokens
+            raise
         else:
             sink.finished(finished)
         finally:
             self._tasks.pop(spec.run_id, None)
+            self._gate.ended(tokens, used)
 
     async def _ask(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink) -> Finished:
-        """Once the server has begun, once only; until then again and again within the patience."""
+        """One try, and what it says of the server. Raises TurnedAway for what the server has not begun."""
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._patience_s
-        delay_s = FIRST_DELAY_S
-        while True:
-            try:
-                if spec.task == "embedding":
-                    return await self._embed(spec)
-                return await self._generate(spec, prepared, sink)
-            except Overloaded as error:
-                wait_s = max(delay_s, error.retry_after_s or 0.0)
-                if loop.time() + wait_s > give_up:
-                    raise
-            except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-                wait_s = delay_s
-                if loop.time() + wait_s > give_up:
-                    reason = shortened(f"the server of {self.model} cannot be reached: {error}", 300)
-                    raise EngineFailed(reason) from error
-            self.on_busy(wait_s)
-            # Runs that were turned away together do not come back together.
-            await asyncio.sleep(wait_s * (1 + 0.2 * random.random()))
-            delay_s = min(2 * delay_s, 10.0)
+        sent_at = loop.time()
+        try:
+            if spec.task == "embedding":
+                finished = await self._embed(spec)
+            else:
+                finished = await self._generate(spec, prepared, sink)
+        except Overloaded as error:
+            raise self._turned_away(sent_at, error) from error
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            reason = shortened(f"the server of {self.model} cannot be reached: {error}", 300)
+            raise self._turned_away(sent_at, EngineFailed(reason)) from error
+        except httpx.TimeoutException:
+            self._gate.timed_out(sent_at, loop.time())
+            raise
+        except PenstockError:
+            self._gate.answered(len(self._tasks))
+            raise
+        else:
+            self._gate.answered(len(self._tasks))
+            return finished
+        finally:
+            self._tell_limit()
+
+    def _turned_away(self, sent_at: float, error: PenstockError) -> PenstockError:
+        wait_s = self._gate.turned_away(sent_at, asyncio.get_running_loop().time(), error.retry_after_s)
+        if wait_s is None:
+            return error
+        # Workers that were turned away together do not come back together.
+        wait_s *= 1 + 0.2 * random.random()
+        self.on_busy(wait_s)
+        return TurnedAway(str(error), retry_after_s=wait_s)
+
+    def _tell_limit(self) -> None:
+        limit = self._gate.limit
+        if limit != self._told_limit:
+            logger.info("remote.limit model=%s slots=%d of=%d", self.model, limit, self._slots)
+            self._told_limit = limit
+            self.on_limits(self.limits())
 
     async def _generate(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink) -> Finished:
         path, body = text_body(spec, prepared, self._name)
@@ -211,12 +248,12 @@ class RemoteEngine:
         async with self._http.stream("POST", self._url + path, json=body) as answer:
             if answer.is_error:
                 await answer.aread()
-                raise _typed(answer)
+                raise typed(answer)
             if answer.headers.get("content-type", "").startswith("application/json"):
                 await answer.aread()  # a server that does not stream
                 yield as_event(answer.json())
                 return
-            async for line in _lines(answer):
+            async for line in lines_of(answer):
                 data = field_value(line, b"data")
                 if data is None:
                     continue
@@ -224,14 +261,14 @@ class RemoteEngine:
                     return
                 event = json.loads(data.decode(errors="replace"))
                 if event.get("error"):
-                    raise EngineFailed(f"the server of {self.model} broke off: {_message(event)}")
+                    raise EngineFailed(f"the server of {self.model} broke off: {message_of(event)}")
                 yield event
 
     async def _embed(self, spec: RunSpec) -> Finished:
         assert self._http is not None
         answer = await self._http.post(self._url + "/embeddings", json=embedding_body(spec, self._name))
         if answer.is_error:
-            raise _typed(answer)
+            raise typed(answer)
         found = answer.json()
         items = sorted(found["data"], key=lambda item: item["index"])
         vectors = [[float(value) for value in item["embedding"]] for item in items]
@@ -252,7 +289,7 @@ class RemoteEngine:
             task.cancel()
 
     def limits(self) -> Limits:
-        return Limits(slots=self._slots)
+        return Limits(slots=self._gate.limit)
 
     async def stop(self) -> None:
         self._state = EngineState.STOPPED
@@ -286,50 +323,10 @@ class _Shown:
             raise InternalError("what the engine gave could not be taken")  # the sink knows; this closes the stream
 
 
-async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
-    lines = SseLines()
-    async for piece in answer.aiter_bytes():
-        for line in lines.feed(piece):
-            yield line
-    yield lines.rest()
-
-
-def _message(body: Any) -> str:
-    error = body.get("error") if isinstance(body, dict) else None
-    text = error.get("message") if isinstance(error, dict) else error
-    return encodable(shortened(str(text or "no reason given"), 300))
-
-
-def _typed(answer: httpx.Response) -> PenstockError:
-    """The typed error of a refusal."""
-    try:
-        body: Any = answer.json()
-    except ValueError:
-        body = {}
-    if answer.status_code in (401, 403):  # some servers quote a part of the key
-        return EngineFailed(f"the remote server refused our credentials ({answer.status_code})")
-    message = f"the remote server said {answer.status_code}: {_message(body)}"
-    error: Any = body.get("error") if isinstance(body, dict) else None
-    code = error.get("code") if isinstance(error, dict) else None
-    if answer.status_code in (429, 503):
-        return Overloaded(message, retry_after_s=_retry_after(answer))
-    if code == "context_length_exceeded":
-        return ContextLengthExceeded(message)
-    if answer.status_code == 404:
-        return ModelNotFound(message, param="model")
-    if 400 <= answer.status_code < 500 and answer.status_code != 408:
-        return InvalidRequest(message)
-    return EngineFailed(message)
-
-
-def _retry_after(answer: httpx.Response) -> float | None:
-    """Seconds, from either form of the header; at most a minute. None when it says nothing."""
-    value = answer.headers.get("retry-after", "")
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError):
-            return None
-    return max(0.0, min(60.0, seconds))
+def _estimated_tokens(spec: RunSpec, prepared: Prepared) -> int:
+    """Of a prompt and its answer, before the server has counted them."""
+    texts = [str(message.get("content") or "") for message in prepared.messages or []] + (spec.inputs or [])
+    prompt = sum(map(len, [*texts, spec.prompt or ""])) // CHARS_PER_TOKEN
+    if spec.task == "embedding":
+        return max(1, prompt)
+    return prompt + int(spec.params.get("max_tokens") or ANSWER_TOKENS) * int(spec.params.get("n") or 1)

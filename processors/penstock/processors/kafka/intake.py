@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from penstock.processors.core.arrivals import Poison, Taken
+from penstock.processors.core.pools import Pools
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
     DecodeError,
@@ -59,8 +60,16 @@ IMAGE_TOKENS = 1_000
 class Intake:
     """Reads records; raises RegistryUnavailable, which is no poison: the caller pauses and offers the record again."""
 
-    def __init__(self, codec: Codec, names: TopicNames, partitions: Mapping[str, int], limits: Limits = DEFAULT_LIMITS):
+    def __init__(
+        self,
+        codec: Codec,
+        names: TopicNames,
+        partitions: Mapping[str, int],
+        pools: Pools | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
         self._codec = codec
+        self._pools = pools
         self._partitions = partitions
         self._limits = limits
         prepare_validation()  # not at the first record that needs it
@@ -127,10 +136,11 @@ class Intake:
         size: int,
     ) -> Taken:
         line = belongs_on = None
+        pool = None if self._pools is None or error is not None else self._pools.other_pool(request)
         if request.conversation_id is not None and error is None:
             line = conversation_key(request.tenant, request.conversation_id)
             wanted = partition_for(line.encode(), self._partitions.get(place.topic, 1))
-            belongs_on = None if wanted == place.partition else wanted
+            belongs_on = None if wanted == place.partition or pool is not None else wanted
         ttl_ms = request.ttl_ms if request.ttl_ms is not None else self._limits.default_ttl_ms
         return Taken(
             request=request,
@@ -143,6 +153,7 @@ class Intake:
             belongs_on=belongs_on,
             cost=1 if error is not None else estimated_cost(request),
             size_bytes=size,
+            pool=pool,
         )
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from penstock.processors.core.effects import Chunk, Letter, Republish, Status, Terminal
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.intake import origin_header
+from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Headers, Publisher
 from penstock.producers.clock import now_ms
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BadAvro, PenstockError, TooLarge, to_error_record
+from penstock.schemas.errors import BadAvro, InvalidRequest, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import STATUS_RANKS, DeadLetter, ResultEvent, StatusEvent, Usage
-from penstock.schemas.topics import HEADER_TRACEPARENT
+from penstock.schemas.topics import HEADER_TRACEPARENT, TopicNames
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +39,19 @@ def trace_of(work: Work) -> Headers | None:
 class Outcomes:
     """Builds the events of effects and hands them to the publisher."""
 
-    def __init__(self, publisher: Publisher, codec: Codec, *, worker_id: str, engine_facts: EngineFacts) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        codec: Codec,
+        names: TopicNames,
+        *,
+        worker_id: str,
+        engine_facts: EngineFacts,
+        pool_topics: PoolTopics | None = None,
+    ) -> None:
+        self._pool_topics = pool_topics
         self._publisher = publisher
+        self._names = names
         self._codec = codec
         self._worker_id = worker_id
         self._engine_facts = engine_facts
@@ -151,23 +165,34 @@ class Outcomes:
         self._publisher.dead_letter(letter, done)
 
     def republish(self, effect: Republish, done: Callable[[], None], refused: Callable[[PenstockError], None]) -> None:
-        """Put a conversation's record on the partition of its line, with its id and origin. Raises BadAvro.
+        """Put a record where it belongs, with its id and origin. Raises BadAvro.
 
-        `refused` is told when it is too large, as one at the limit can become by its origin.
+        `refused` is told when it is too large, as one at the limit can become by its origin, or when there is no such
+        pool.
         """
         work, body = effect.work, effect.work.body
         assert body is not None
+        request, topic = body.request, work.key[0]
+        if effect.pool is not None:
+            request = replace(request, pool=effect.pool)
+            topic = self._names.request(request.task, request.priority, effect.pool)
         name, value = origin_header(effect.origin)
         kept = [(header, content or b"") for header, content in body.headers if header != name]
-        self._publisher.republish(
-            work.key[0],
-            self._codec.encode(body.request),
-            key=(work.line or "").encode(),
+        publish = partial(
+            self._publisher.republish,
+            topic,
+            self._codec.encode(request),
+            key=(work.line or work.request_id).encode(),
             headers=[*kept, (name, value)],
             partition=effect.partition,
             done=done,
             refused=refused,
         )
+        if effect.pool is None or self._pool_topics is None:
+            publish()
+        else:
+            no_pool = InvalidRequest(f"there is no pool {effect.pool}", param="pool")
+            self._pool_topics.look(topic, publish, lambda: refused(no_pool))
 
 
 def usage_of(finished: Finished) -> Usage:

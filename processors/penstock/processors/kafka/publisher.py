@@ -179,11 +179,11 @@ class Publisher:
         *,
         key: bytes | None,
         headers: Headers,
-        partition: int,
+        partition: int | None,
         done: Done,
         refused: Refused,
     ) -> None:
-        """Put a request's original bytes on the partition where it belongs; `refused` when it is too large for that."""
+        """Put a request where it belongs; `refused` when it is too large for that."""
         self._send(
             _Outgoing(topic, value, key, must=True, done=done, headers=headers, partition=partition, refused=refused)
         )

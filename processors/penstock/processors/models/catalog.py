@@ -20,6 +20,7 @@ class ModelConfig:
     tasks: tuple[str, ...] = ("text_generation",)
     aliases: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    pool: str | None = None
     device: str | None = None
     """None: wherever memory lies free."""
     min_replicas: int = 1
@@ -34,8 +35,8 @@ class ModelConfig:
 
     @property
     def local(self) -> bool:
-        """Whether it runs in a process on this machine, with memory to be granted."""
-        return self.engine in BACKENDS
+        """Whether it runs in processes on this machine, with memory to be granted."""
+        return self.engine in BACKENDS or self.engine == "managed"
 
 
 class Catalog:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.processors.core.fleet import HOST
@@ -15,6 +16,7 @@ from penstock.processors.engines.base import Engine, EngineInfo
 from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.hardware import cpu, nvml
 from penstock.processors.models.catalog import Catalog, ModelConfig
+from penstock.processors.models.factory import make_engine
 from penstock.processors.models.manager import ModelManager, Reports
 from penstock.processors.models.sizing import Estimate, estimate
 from penstock.processors.settings import WorkerSettings
@@ -58,10 +60,14 @@ class Serving:
                 tasks=tuple(model.tasks),
                 aliases=tuple(model.aliases),
                 options=dict(model.options),
+                pool=model.pool,
+                vram_bytes=model.vram_bytes,
             )
             for model in settings.models
+            if model.pool is None or model.pool == settings.worker.pool
         )
-        self.manager = ModelManager(self.catalog, reports)
+        make = partial(make_engine, logs=settings.worker.data_dir / "logs")
+        self.manager = ModelManager(self.catalog, reports, make=make)
         self._used: dict[str, int] = {}
         self._flow: Flow
 

@@ -34,7 +34,7 @@ LOGITS_COPIES = 4
 BYTES_PER_TOKEN = 4
 """Of text, before a tokenizer is there to count."""
 DEFAULT_MAX_TOKENS = 512
-SLOTS = {"text": 64, "embedding": 256, "noop": 256, "remote": 8}
+SLOTS = {"text": 64, "embedding": 256, "noop": 256, "remote": 8, "managed": 8}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,11 +80,23 @@ async def size_model(config: ModelConfig) -> ModelSize:
 
     Raises InvalidRequest with the cure, OSError.
     """
+    if config.engine == "managed":
+        return _managed_size(config)
     if not config.local:
         return ModelSize(source=config.source)
     path = local_path(config.source) or await fetch(config.source)
     need = await in_daemon_thread(memory_need, path, config.engine, config.options)
     return ModelSize(source=str(path), need_bytes=need)
+
+
+def _managed_size(config: ModelConfig) -> ModelSize:
+    """What its server may take of each device: nobody but who wrote its command knows. Raises InvalidRequest."""
+    if config.vram_bytes is None:
+        raise InvalidRequest(
+            f"{config.id}: a managed model needs vram_bytes, the memory that its server may take of each device",
+            param="models",
+        )
+    return ModelSize(source=config.source, need_bytes=config.vram_bytes)
 
 
 def local_path(source: str) -> Path | None:

@@ -80,9 +80,9 @@ def _utilisation(trace: Trace, jobs: Sequence[Job], makespan_s: float) -> float:
 def bound(trace: Trace) -> Row:
     """No policy ends sooner, loads less, waits less.
 
-    A model must be resident for as long as its requests take with all slots full, and as its loading takes. Memory times
-    time is limited, so the sum of these areas over the fleet's memory is a bound (a model beside which no other fits
-    counts with the whole of the device); so is the work of each model by itself, and the last arrival.
+    A model must be resident for as long as its requests take with all slots full, and as its loading takes. Memory
+    times time is limited, so the sum of these areas over the fleet's memory is a bound (a model beside which no other
+    fits counts with the whole of the device); so is the work of each model by itself, and the last arrival.
     """
     models = {one.model: one for one in trace.models if any(r.model == one.model for r in trace.requests)}
     first = min((one.at_s for one in trace.requests), default=0.0)

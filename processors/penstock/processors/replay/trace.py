@@ -111,9 +111,7 @@ def checked(trace: Trace) -> Trace:
             raise InvalidRequest(f"{trace.name}: no device could ever hold {one.model}", param="trace")
     for one in trace.requests:
         if one.model not in models:
-            raise InvalidRequest(
-                f"{trace.name}: a request names {one.model}, which the first line has not", param="trace"
-            )
+            raise InvalidRequest(f"{trace.name}: no model {one.model} in the first line", param="trace")
     for one in trace.foreign:
         if one.device not in devices:
             raise InvalidRequest(f"{trace.name}: no device {one.device} in the first line", param="trace")

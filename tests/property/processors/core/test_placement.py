@@ -27,8 +27,8 @@ MODELS = (
 NAMES = st.sampled_from([one.model for one in MODELS])
 CLASSES = st.sampled_from(("high", "medium", "low"))
 LONGEST_RUN_S = 8.0
-ENOUGH_S = 4000.0
-"""An upper bound for serving all that can wait here: with aged shares a low class waits for eight turns of 60 s."""
+ENOUGH_S = 6000.0
+"""An upper bound for serving all that can wait here: with aged shares a low class waits for eight turns of 90 s."""
 
 
 class PlacementMachine(RuleBasedStateMachine):

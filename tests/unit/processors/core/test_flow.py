@@ -610,3 +610,43 @@ def test_what_lost_its_engine_before_its_status_was_due_is_not_said_to_run() -> 
     world.pass_time(1.0)
     assert work.stage is Stage.QUEUED
     assert "running" not in [effect.status for effect in world.seen if isinstance(effect, ask.Status)]
+
+
+def test_another_pools_request_is_moved_and_committed_without_running() -> None:
+    world = World()
+    world.up()
+    work = world.submit("r", pool="other")
+    assert work is not None
+    moves = [effect for effect in world.seen if isinstance(effect, ask.Republish)]
+    assert [(move.pool, move.partition, move.origin) for move in moves] == [("other", None, work.origin)]
+    assert (world.started, world.ended, world.letters, world.committed()) == ([], [], [], 1)
+
+
+def test_a_request_for_a_pool_that_there_is_not_fails_clearly() -> None:
+    world = World()
+    world.up()
+    world.hold_answers = {ask.Republish}
+    work = world.submit("r", pool="nowhere")
+    assert work is not None
+    world.flow.cannot_move(work, InvalidRequest("there is no pool nowhere", param="pool"))
+    world.settle()
+    assert (world.ended, world.letters, world.committed()) == ([("r", "failed")], [], 1)
+
+
+def test_what_a_server_turned_away_goes_behind_what_is_more_urgent_and_spends_no_attempt() -> None:
+    world = World()
+    world.up(slots=2, inline=True)
+    low = world.submit("low", LOW)
+    assert low is not None
+    assert low.run is not None
+    world.flow.replica_limits("m", 0, 1, world.now)
+    world.submit("high", HIGH)
+    assert list(world.running) == ["low"]  # the limit is one now
+    del world.running["low"]
+    world.flow.turned_away(low, low.run.run_id, world.now)
+    world.settle()
+    assert list(world.running) == ["high"]
+    assert (low.stage, low.spent) == (Stage.QUEUED, 1)
+    world.flow.replica_limits("m", 0, 2, world.now)
+    world.settle()
+    assert sorted(world.running) == ["high", "low"]

@@ -23,6 +23,8 @@ from penstock.processors.core.placement import decide
 from placement_world import PlacementWorld
 
 GB = 1 << 30
+TEN = PlacementSettings(turn_factor=10)
+"""A turn of a model that loads in 5 s lasts 50 s."""
 
 
 def card(number: int = 0, total: int = 80) -> DeviceCapacity:
@@ -153,7 +155,7 @@ def test_busy_ones_of_the_same_class_go_when_their_turn_is_over() -> None:
     early = [model("b", demand=waits(since=90)), model("a", demand=waits(since=101))]
 
     def gone(now: float, models: list[ModelView]) -> bool:
-        return any(isinstance(one, Drain) for one in decide(now, models, held, ledger))
+        return any(isinstance(one, Drain) for one in decide(now, models, held, ledger, TEN))
 
     assert not gone(149, late)
     assert gone(151, late)
@@ -165,8 +167,8 @@ def test_low_work_that_has_waited_long_gets_a_part_of_the_turns() -> None:
     ledger = books()
     held = [replica("b", ledger, ready_at=100.0, running=1, klass="high")]
     models = [model("b", demand=waits("high", 399)), model("a", demand=waits("low", 101))]
-    assert not any(isinstance(one, Drain) for one in decide(400.0, models, held, ledger))
-    assert decide(501.0, models, held, ledger)[0] == Drain(model="b", replica=0, for_model="a", reason="turn")
+    assert not any(isinstance(one, Drain) for one in decide(400.0, models, held, ledger, TEN))
+    assert decide(501.0, models, held, ledger, TEN)[0] == Drain(model="b", replica=0, for_model="a", reason="turn")
 
 
 def test_who_gave_up_its_room_does_not_take_it_back() -> None:
@@ -252,7 +254,7 @@ def test_look_ahead_chooses_among_what_came_together() -> None:
 
 
 def test_two_models_on_a_card_for_one_take_long_turns() -> None:
-    world = PlacementWorld([card()], [model("a"), model("b")])
+    world = PlacementWorld([card()], [model("a"), model("b")], TEN)
     for _ in range(1200):
         world.add("a", run_s=0.5)
         world.add("b", run_s=0.5)
@@ -263,7 +265,7 @@ def test_two_models_on_a_card_for_one_take_long_turns() -> None:
 
 
 def test_a_stream_of_urgent_requests_for_one_model_does_not_make_the_other_livelock() -> None:
-    world = PlacementWorld([card()], [model("urgent"), model("bulk")])
+    world = PlacementWorld([card()], [model("urgent"), model("bulk")], TEN)
     world.add("bulk", "low", run_s=0.5, times=2000)
     for _ in range(60):
         world.add("urgent", "high", run_s=0.2)

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.processors.engines import remote
-from penstock.processors.engines.base import Delta, Finished, RunFailed, RunSpec, refuse_unsupported
+from penstock.processors.engines.base import Delta, Finished, RunFailed, RunSpec, TurnedAway, refuse_unsupported
 from penstock.processors.engines.remote import RemoteEngine
+from penstock.processors.engines.remote_http import retry_after
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from penstock.schemas.records import Origin, ResultEvent
@@ -314,35 +314,52 @@ async def test_completion_and_embeddings() -> None:
     assert vectors.output == {"embeddings": [[1.0, 0.0], [0.0, 1.0]], "dimensions": 2}
 
 
-@pytest.mark.parametrize("retry_after", ["0.01", None])
-async def test_a_busy_server_is_asked_again_within_the_attempt(
-    retry_after: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
-    answers = iter([429, 503, 200])
-
-    def handler(_: httpx.Request) -> httpx.Response:
-        status = next(answers)
-        headers = {"retry-after": retry_after} if retry_after else {}
-        return chat_answer("ok") if status == 200 else httpx.Response(status, headers=headers)
-
-    async with serving(handler) as engine:
-        sink, found = await run(engine, spec())
-    assert isinstance(found, Finished)
-    assert "".join(delta.text for delta in sink.deltas) == "ok"
+# -- a server that is busy, or away
 
 
-async def test_a_busy_server_says_for_how_long_it_should_get_no_other_runs() -> None:
-    async with serving(lambda _: httpx.Response(429, headers={"retry-after": "30"})) as engine:
+async def turned_away(engine: RemoteEngine, number: int = 1) -> TurnedAway:
+    """The error of a run that the server did not take."""
+    _, found = await run(engine, spec(number))
+    assert isinstance(found, RunFailed)
+    assert found.retryable_here
+    assert isinstance(found.error, TurnedAway), found.error
+    return found.error
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_what_a_busy_server_turns_away_goes_back_and_nothing_is_sent_for_as_long_as_it_says(status: int) -> None:
+    async with serving(lambda _: httpx.Response(status, headers={"retry-after": "30"})) as engine:
         busy: list[float] = []
         engine.on_busy = busy.append
-        asked, sink = spec(), Sink()
-        engine.run(asked, await engine.prepare(asked), sink)
-        async with asyncio.timeout(5):
-            while not busy:
-                await asyncio.sleep(0.001)
-        assert busy == [30.0]
-        assert not sink.done.done()
+        error = await turned_away(engine)
+        assert 30 <= busy[0] <= 36
+        assert error.retry_after_s == busy[0]
+
+
+async def test_refusals_shrink_the_limit_and_answers_let_it_grow_again() -> None:
+    answers = iter([429, *[200] * 40])
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        return chat_answer("ok") if (status := next(answers)) == 200 else httpx.Response(status)
+
+    async with serving(handler, slots=2) as engine:
+        told: list[int] = []
+        engine.on_limits = lambda limits: told.append(limits.slots)
+        await turned_away(engine)
+        assert (told, engine.limits().slots) == ([1], 1)
+        for number in range(2, 6):
+            await run(engine, spec(number))
+        assert (told, engine.limits().slots) == ([1, 2], 2)
+
+
+async def test_a_server_that_does_not_answer_in_time_gets_less() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("slow", request=request)
+
+    async with serving(handler, slots=8) as engine:
+        _, found = await run(engine, spec())
+        assert isinstance(found, RunFailed)
+        assert (found.error.code, found.retryable_here, engine.limits().slots) == ("engine_failed", True, 5)
 
 
 async def test_patience_ends_with_the_server_s_own_words() -> None:
@@ -355,20 +372,53 @@ async def test_patience_ends_with_the_server_s_own_words() -> None:
     assert "quota used up" in found.error.message
 
 
-async def test_a_server_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "FIRST_DELAY_S", 0.01)
-    calls = 0
-
+async def test_a_server_that_is_away_has_taken_nothing() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
-        nonlocal calls
-        calls += 1
-        if calls < 3:
-            raise httpx.ConnectError("refused", request=request)
-        return chat_answer("back")
+        raise httpx.ConnectError("refused", request=request)
 
     async with serving(handler) as engine:
+        await turned_away(engine)
+    async with serving(handler, patience_s=0.1) as engine:
         _, found = await run(engine, spec())
-    assert isinstance(found, Finished)
+    assert isinstance(found, RunFailed)
+    assert not isinstance(found.error, TurnedAway)
+    assert "cannot be reached" in found.error.message
+
+
+async def test_the_budget_holds_runs_back_and_is_settled_by_what_they_used() -> None:
+    async with serving(lambda _: chat_answer("ok"), tokens_per_minute=600) as engine:
+        busy: list[float] = []
+        engine.on_busy = busy.append
+        await run(engine, spec(1, params={"max_tokens": 10_000}))  # of which the answer used 9
+        assert len(busy) == 1  # while it ran, it counted with all that it might use
+        await run(engine, spec(2, params={"max_tokens": 10_000}))
+        sink, asked = Sink(), spec(3, params={"max_tokens": 10_000})
+        engine.run(asked, await engine.prepare(asked), sink)
+        await turned_away(engine, 4)  # the third runs
+        assert isinstance(await asyncio.wait_for(sink.done, 10), Finished)
+        assert 60 < busy[-1] < 10_000 / 10
+
+
+async def test_headers_are_sent_and_those_of_the_environment_are_secrets(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(500)
+
+    monkeypatch.setenv("TEST_TENANT_TOKEN", "s3cret")
+    headers = {"x-gateway-inference-objective": "batch", "X-Tenant": {"env": "TEST_TENANT_TOKEN"}}
+    with caplog.at_level("DEBUG"):
+        async with serving(handler, headers=headers) as engine:
+            _, found = await run(engine, spec())
+    assert seen[0].headers["x-gateway-inference-objective"] == "batch"
+    assert seen[0].headers["x-tenant"] == "s3cret"
+    assert isinstance(found, RunFailed)
+    assert "s3cret" not in caplog.text + str(found.error)
+    with pytest.raises(InvalidRequest, match="TEST_NO_TOKEN"):
+        await RemoteEngine("m", "http://server", {"headers": {"x-a": {"env": "TEST_NO_TOKEN"}}}).start()
 
 
 @pytest.mark.parametrize(
@@ -481,7 +531,7 @@ async def test_a_key_that_is_not_set_is_said_at_the_start() -> None:
 
 def test_retry_after_in_both_forms() -> None:
     def seconds(value: str) -> float | None:
-        return remote._retry_after(httpx.Response(429, headers={"retry-after": value}))
+        return retry_after(httpx.Response(429, headers={"retry-after": value}))
 
     assert seconds("7") == 7.0
     assert seconds("86400") == 60.0

@@ -1,0 +1,78 @@
+"""On a reader's thread: while a view catches up, what is read goes to it in the order of times; then as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.gateway.view.time_order import TimeOrder
+from penstock.producers.reader import PartitionReader, RawMessage
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.topics import TP
+
+DELIVERED_AT_ONCE = 500
+
+
+class OrderedReading:
+    """Reads partitions from `begin`, those in `ends` in order until these offsets. See `TimeOrder`.
+
+    `deliver` runs on the reader's thread. `is_crowded` is asked there too.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        begin: Mapping[TP, int],
+        ends: Mapping[TP, int],
+        deliver: Callable[[Sequence[RawMessage]], None],
+        *,
+        is_crowded: Callable[[], bool],
+        without_headers: frozenset[str],
+        name: str,
+    ) -> None:
+        self._order: TimeOrder | None = TimeOrder(begin, ends, settings.names.result, time.monotonic())
+        self._deliver = deliver
+        self._is_crowded = is_crowded
+        self.reader = PartitionReader(
+            settings,
+            begin,
+            "beginning",
+            self._on_batch,
+            tells_ends=False,
+            without_headers=without_headers,
+            on_idle=self._on_idle,
+            name=name,
+        )
+
+    def finish(self) -> None:
+        """The view stands at the ends, of which some have no record before them."""
+
+        def pass_all_on() -> None:
+            if self._order is not None:
+                self._order.finish()
+                self._pass_on(self._order)
+
+        self.reader.call(pass_all_on)
+
+    def _on_batch(self, batch: Sequence[RawMessage]) -> None:
+        if self._order is None:
+            self._deliver(batch)
+            return
+        self._order.add(batch, time.monotonic())
+        self._pass_on(self._order)
+
+    def _on_idle(self) -> None:
+        if self._order is not None:
+            self._pass_on(self._order)
+
+    def _pass_on(self, order: TimeOrder) -> None:
+        order.look_for_silence(time.monotonic())
+        taken = order.take(crowded=self._is_crowded())
+        for at in range(0, len(taken), DELIVERED_AT_ONCE):
+            self._deliver(taken[at : at + DELIVERED_AT_ONCE])
+        if taken:
+            order.was_held_up(time.monotonic())  # delivering waits for the view
+        self.reader.pause(order.to_pause())
+        self.reader.resume(order.to_resume())
+        if order.done:
+            self._order = None

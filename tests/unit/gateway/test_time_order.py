@@ -1,0 +1,119 @@
+"""The order in which a view that catches up folds: by time across partitions, each partition in its own order."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.view.time_order import RECORD_BYTES, SHARE_BYTES, TimeOrder
+from penstock.producers.reader import RawMessage
+from penstock.schemas.topics import TP
+
+REQUESTS, RESULTS, OTHERS = ("requests", 0), ("results", 0), ("models", 0)
+
+
+def record(tp: TP, offset: int, time_ms: int, size: int = 10) -> RawMessage:
+    return RawMessage(*tp, offset, time_ms, None, bytes(size))
+
+
+def places(messages: list[RawMessage]) -> list[tuple[str, int]]:
+    return [(message.topic, message.offset) for message in messages]
+
+
+logs = st.dictionaries(
+    st.tuples(st.sampled_from(["requests", "results", "statuses"]), st.integers(0, 2)),
+    st.lists(st.integers(0, 30), max_size=30),
+    min_size=1,
+)
+
+
+@given(logs, st.booleans(), st.data())
+def test_all_is_taken_once_and_as_near_to_the_order_of_times_as_each_log_allows(
+    logs: dict[TP, list[int]], crowded: bool, data: st.DataObject
+) -> None:
+    """However the partitions' records come: one by one or in batches, those of one far ahead of another's."""
+    order = TimeOrder(dict.fromkeys(logs, 0), {tp: len(times) for tp, times in logs.items()}, "results", 0.0)
+    left = {tp: [record(tp, offset, at) for offset, at in enumerate(times)] for tp, times in logs.items() if times}
+    taken: list[RawMessage] = []
+    while left:
+        tp = data.draw(st.sampled_from(sorted(left)))
+        count = data.draw(st.integers(1, len(left[tp])))
+        order.add(left[tp][:count], 0.0)
+        left[tp] = left[tp][count:]
+        if not left[tp]:
+            del left[tp]
+        taken += order.take(crowded=crowded)
+    taken += order.take(crowded=crowded)
+    assert order.done
+    latest = {tp: list(itertools.accumulate(times, max)) for tp, times in logs.items()}
+    for tp, times in logs.items():
+        assert [m.offset for m in taken if (m.topic, m.partition) == tp] == list(range(len(times)))
+    among = [m for m in taken if not crowded or m.topic == "results"]
+    reached = [latest[m.topic, m.partition][m.offset] for m in among]
+    assert reached == sorted(reached)
+
+
+def test_requests_wait_for_outcomes_of_their_time() -> None:
+    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 4, RESULTS: 2}, "results", 0.0)
+    order.add([record(REQUESTS, offset, 10 * offset) for offset in range(4)], 0.0)
+    assert places(order.take()) == [], "of the outcomes nothing is known"
+    order.add([record(RESULTS, 0, 10)], 0.0)
+    assert places(order.take()) == [("requests", 0), ("requests", 1), ("results", 0)]
+    order.add([record(RESULTS, 1, 15)], 0.0)
+    assert places(order.take()) == [("results", 1), ("requests", 2), ("requests", 3)], "and nothing more is behind"
+    assert order.done
+
+
+def test_while_too_many_are_live_only_outcomes_go_on() -> None:
+    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 2, RESULTS: 2}, "results", 0.0)
+    order.add([record(REQUESTS, 0, 0), record(REQUESTS, 1, 1), record(RESULTS, 0, 7)], 0.0)
+    assert places(order.take(crowded=True)) == [("results", 0)]
+    order.add([record(RESULTS, 1, 8)], 0.0)
+    expected = [("requests", 0), ("requests", 1), ("results", 1)]
+    assert places(order.take(crowded=True)) == expected, "all outcomes are read"
+
+
+def test_what_is_read_far_ahead_is_paused_until_it_is_needed() -> None:
+    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 100, RESULTS: 2}, "results", 0.0, buffer_bytes=1)
+    some = SHARE_BYTES // (1_000 + RECORD_BYTES) + 1
+    order.add([record(REQUESTS, offset, offset, 1_000) for offset in range(some)], 0.0)
+    order.take()
+    assert order.to_pause() == [REQUESTS]
+    assert order.to_pause() == []
+    assert order.to_resume() == []
+    order.add([record(RESULTS, 0, some - 3)], 0.0)
+    order.take()
+    assert order.to_resume() == [REQUESTS]
+
+
+def test_a_partition_that_gives_nothing_is_not_waited_for() -> None:
+    """A transaction's marker may stand before the goal, or nothing at all where compaction was."""
+    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 2, RESULTS: 2}, "results", 0.0)
+    order.add([record(REQUESTS, 0, 5)], 0.0)
+    assert order.take() == []
+    order.look_for_silence(0.4)
+    assert order.take() == []
+    order.look_for_silence(0.6)
+    assert places(order.take()) == [("requests", 0)]
+    order.add([record(RESULTS, 0, 6), record(REQUESTS, 1, 7)], 0.0)
+    assert places(order.take()) == [("results", 0)], "it gives something again: it is waited for again"
+    order.finish()
+    assert places(order.take()) == [("requests", 1)]
+    assert order.done
+
+
+def test_partitions_without_a_goal_go_on_at_once() -> None:
+    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 1, RESULTS: 1}, "results", 0.0)
+    order.add([record(OTHERS, 3, 10**12)], 0.0)
+    assert places(order.take()) == [("models", 3)]
+
+
+def test_what_is_new_elsewhere_does_not_hide_a_silence() -> None:
+    """Workers report and requests come all the time: a marker at a partition's end must not hold them for ever."""
+    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 1, RESULTS: 1}, "results", 0.0)
+    for number in range(10):
+        order.add([record(REQUESTS, number, number)], number / 10)
+        order.look_for_silence(number / 10)
+    assert len(order.take()) == 10
