@@ -145,6 +145,7 @@ class World:
             cost=cost,
             size_bytes=size,
             pool=pool,
+            names_deadline=ttl_ms is not None,
         )
         self.bodies[(*tp, offset)] = (read, Body(request, b"value", (), None, size))
         self.flow.delivered_range(tp, offset, offset + 1, [offset])

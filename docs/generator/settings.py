@@ -27,6 +27,7 @@ ORDER = (
     "kafka",
     "topics",
     "worker",
+    "scheduler",
     "conversations",
     "memory",
     "models",

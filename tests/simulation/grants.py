@@ -41,10 +41,10 @@ class Grants:
             grant(lane, work, replica, now)
             self._passed_over[lane.name] = passed_over
 
-        def started(work: Work, now: float) -> None:
+        def started(work: Work, now: float, tokens: int = 0) -> None:
             # A turn whose prompt was refused keeps its conversation by being started: that may use up the aged share.
             self._passed_over[work.lane] = 0
-            scheduler_start(work, now)
+            scheduler_start(work, now, tokens)
 
         starter._grant = watched
         life.flow.scheduler.start = started

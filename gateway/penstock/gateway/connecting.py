@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.memory import few_heaps, hold_the_collector, spare_the_collector
+from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
@@ -22,6 +23,7 @@ from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.clock import now_ms
 from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.records import ResultEvent
 from penstock.schemas.registry import registry_codecs
 
 logger = logging.getLogger(__name__)
@@ -80,13 +82,19 @@ class Connecting:
             transport = Transport(kafka, delivery_timeout_s=10)
             stack.push_async_callback(asyncio.to_thread, transport.close, 5)
             hub = Hub(client_frames=conf.client_queue_frames)
+            run_times = RunTimes()
+
+            def on_outcome(event: ResultEvent) -> None:
+                self._context.metrics.on_outcome(event)
+                run_times.on_outcome(event)
+
             view = await asyncio.to_thread(
                 View,
                 store,
                 hub,
                 names,
                 counts[names.result],
-                on_outcome=self._context.metrics.on_outcome,
+                on_outcome=on_outcome,
                 on_status=self._context.metrics.on_status,
                 codec=codecs.prompt,
                 blocking=codecs.blocking,
@@ -106,7 +114,9 @@ class Connecting:
             )
             artifacts = await asyncio.to_thread(ArtifactStore, settings.artifacts_location, max_bytes=ARTIFACT_BYTES)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
-            service = GatewayService.compose(settings, sender, view, follower, hub, codecs.blocking, artifacts, threads)
+            service = GatewayService.compose(
+                settings, sender, view, follower, hub, codecs.blocking, artifacts, threads, run_times
+            )
             hold_the_collector()
             # Should it never catch up: what outages leave behind must be collected some day.
             asyncio.get_running_loop().call_later(HELD_AT_MOST_S, spare_the_collector)

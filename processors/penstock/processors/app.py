@@ -24,7 +24,7 @@ from penstock.producers import admin
 from penstock.producers.clock import now_ms
 from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
 from penstock.schemas.logs import log_to_stderr
-from penstock.schemas.records import WorkerState
+from penstock.schemas.records import WAITING_REASONS, WorkerState
 from penstock.schemas.topics import CLASSES, TopicNames
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class WorkerApp:
             completed_total=self._metrics.completed_total,
             failed_total=self._metrics.failed_total,
             paused=parts.flow.paused(),
-            waiting=parts.flow.waiting_counts(time.monotonic()),
+            waiting=parts.flow.explainer.reasons(),
             reason="; ".join(self._not_ready()) or None,
             evictions_total=parts.flow.evictions,
         )
@@ -277,6 +277,10 @@ class WorkerApp:
         lanes = parts.flow.lanes.values()
         for lane in lanes:
             metrics.batch.labels(lane.name).set(lane.running())
+            metrics.utilisation.labels(lane.name).set(parts.flow.scheduler.slack.of(lane.name).utilisation)
+        reasons = parts.flow.explainer.reasons()
+        for reason in WAITING_REASONS:
+            metrics.waiting.labels(reason).set(reasons.get(reason, 0))
         for klass in CLASSES:
             metrics.parked.labels(klass).set(sum(lane.parked[klass] for lane in lanes))
         metrics.intake.set(parts.flow.budget.used_bytes)
@@ -285,9 +289,16 @@ class WorkerApp:
             sum(max(0, (one.highwater or 0) - one.position) for one in self._seen.values() if one.paused)
         )
         for device in parts.serving.device_states():
-            metrics.memory.labels(device.device, "total").set(device.total_bytes)
-            metrics.memory.labels(device.device, "reserved").set(device.reserved_bytes)
-            metrics.memory.labels(device.device, "used").set(device.used_bytes)
+            limit, measured = device.limit_bytes, device.measured_bytes
+            sizes = {
+                "limit": device.total_bytes if limit is None else limit,
+                "reserved": device.reserved_bytes,
+                "measured": device.used_bytes if measured is None else measured,
+                "foreign": device.foreign_bytes,
+            }
+            for kind, size in sizes.items():
+                if size is not None:
+                    metrics.memory.labels(device.device, kind).set(size)
 
     # -- stopping
 

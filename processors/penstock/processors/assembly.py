@@ -12,7 +12,9 @@ from penstock.processors.committing import Committer
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.turns import Turns
 from penstock.processors.core.flow import Flow, FlowSettings
+from penstock.processors.core.lifetimes import LifetimeSettings
 from penstock.processors.core.pools import Pools
+from penstock.processors.core.slack import SlackSettings
 from penstock.processors.erasing import Erasing
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
@@ -109,7 +111,14 @@ def assemble(
         clock_ms=now_ms,
         clock=clock,
     )
-    flow = Flow(flow_settings(settings), lanes, book, deaths=journal.deaths, devices=serving.capacities)
+    flow = Flow(
+        flow_settings(settings),
+        lanes,
+        book,
+        deaths=journal.deaths,
+        devices=serving.capacities,
+        estimate_error=metrics.estimate_error,
+    )
     urgencies = {topic: CLASSES.index(names.class_of_topic(topic) or "medium") for topic in partitions}
 
     def urgency(topic: str) -> int:
@@ -197,7 +206,7 @@ def assemble(
 
 def flow_settings(settings: WorkerSettings) -> FlowSettings:
     """The flow's part of the settings, in seconds."""
-    conf = settings.worker
+    conf, scheduler = settings.worker, settings.scheduler
     return FlowSettings(
         aging_s=conf.aging_s,
         aged_share=conf.aged_share,
@@ -207,6 +216,10 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
         status_linger_s=conf.status_linger_ms / 1000,
         max_execution_s=conf.max_execution_s,
         retry_delay_s=conf.retry_delay_s,
+        slack=SlackSettings(share=conf.slack_share) if conf.slack else None,
+        lifetimes=LifetimeSettings(floor_s=scheduler.ttl_floor_s, factor=scheduler.ttl_factor)
+        if scheduler.dynamic_ttl
+        else None,
     )
 
 

@@ -90,6 +90,7 @@ class Lanes:
         limits, now = engine.limits(), self._clock()
         self._metrics.loads.labels(model).inc()
         seconds = now - self._loads.pop((model, replica), now)
+        self._metrics.load_seconds.labels(model).observe(seconds)
         logger.info("replica.loaded model=%s replica=%d seconds=%.1f", model, replica, seconds)
         self._flow.replica_up(
             model,

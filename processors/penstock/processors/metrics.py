@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 # Gauges of the times at which counters began: nobody reads them, and they double the series.
 disable_created_metrics()
 
+_ERRORS = (-300, -60, -30, -10, -5, -2, -1, -0.5, -0.1, 0, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
 
@@ -42,6 +43,24 @@ class Metrics:
         self.batch = Gauge("penstock_batch_size", "Requests running on one engine", ["model"], registry=registry)
         self.loads = Counter("penstock_model_loads", "Models loaded", ["model"], registry=registry)
         self.unloads = Counter("penstock_model_unloads", "Models unloaded or died", ["model"], registry=registry)
+        self.load_seconds = Histogram(
+            "penstock_model_load_seconds", "Length of a load", ["model"], registry=registry, buckets=_SECONDS
+        )
+        self.evictions = Counter(
+            "penstock_model_evictions", "Models unloaded for others", ["model", "reason"], registry=registry
+        )
+        self.waiting = Gauge("penstock_waiting", "Requests near the front, by reason", ["reason"], registry=registry)
+        self.utilisation = Gauge(
+            "penstock_engine_utilisation", "Slots and tokens in use of late, 0 to 1", ["model"], registry=registry
+        )
+        self.errors = Histogram(
+            "penstock_estimate_error_seconds",
+            "What came, less what was estimated: of the start of a request, of the length of a run",
+            ["kind"],
+            registry=registry,
+            buckets=_ERRORS,
+        )
+        self._errors = {kind: self.errors.labels(kind) for kind in ("start", "run")}
         self.dead_letters = Counter("penstock_dlq", "Dead letters by reason", ["reason"], registry=registry)
         self.retries = Counter("penstock_retries", "Attempts after the first", registry=registry)
         self.rebalances = Gauge("penstock_rebalances", "Assignments seen by this worker", registry=registry)
@@ -67,6 +86,10 @@ class Metrics:
             self.completed_total += 1
         else:
             self.failed_total += 1
+
+    def estimate_error(self, kind: str, seconds: float) -> None:
+        """What came, less what was estimated; `kind` is start or run."""
+        self._errors[kind].observe(seconds)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

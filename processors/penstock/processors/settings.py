@@ -48,6 +48,11 @@ class WorkerSection(Section):
     aged_share: int = Field(default=8, ge=2)
     """Of this many starts on a model, one goes to aged work of a lower class, if there is any."""
 
+    slack: bool = False
+    """Low work leaves as much of each model's engines free as more urgent work has needed of late."""
+    slack_share: float = Field(default=0.125, gt=0, le=1)
+    """With `slack`: the share of a model's engines that low work may use in any case while nothing urgent waits."""
+
     chunk_linger_ms: int = Field(default=30, ge=0, le=50)
     """Milliseconds for which new text of a stream is collected before it is published."""
     status_linger_ms: int = Field(default=25, ge=0)
@@ -75,6 +80,18 @@ class WorkerSection(Section):
     """Control commands older than so many seconds are not applied."""
     control_remembered: int = Field(default=100_000, ge=1)
     """Control commands of each kind that are remembered."""
+
+
+class SchedulerSection(Section):
+    """How long requests may wait."""
+
+    dynamic_ttl: bool = False
+    """A request that names no deadline lives for max(ttl_floor_s, ttl_factor × the 95th percentile of the waits of its
+    class), in place of the default; its status says `ttl_ms`."""
+    ttl_floor_s: float = Field(default=60.0, gt=0)
+    """With `dynamic_ttl`: the shortest time to live, in seconds."""
+    ttl_factor: float = Field(default=3.0, ge=1)
+    """With `dynamic_ttl`: how many times the 95th percentile of the waits of its class."""
 
 
 class ConversationsSection(Section):
@@ -132,6 +149,7 @@ class WorkerSettings(ProcessSettings):
     kafka: KafkaSection = Field(default_factory=KafkaSection)
     topics: TopicsSection = Field(default_factory=TopicsSection)
     worker: WorkerSection = Field(default_factory=WorkerSection)
+    scheduler: SchedulerSection = Field(default_factory=SchedulerSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
     memory: MemorySection = Field(default_factory=MemorySection)
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)

@@ -36,7 +36,7 @@ def test_the_memory_of_workers_that_stopped_is_not_counted(view: View) -> None:
     view.workers = {
         name: worker(name, state) for name, state in (("a", "running"), ("b", "stopped"), ("c", "stopping"))
     }
-    assert facts.gauges().device_memory[("cuda:0", "total")] == 200
+    assert facts.gauges().device_memory[("cuda:0", "limit")] == 200
 
 
 def test_no_gauge_tells_when_a_counter_began() -> None:

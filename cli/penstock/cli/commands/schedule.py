@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -89,12 +88,6 @@ def schedule(
     ]
     print_table(figures.COLUMNS, cells, "no trace")
     typer.echo("\n" + figures.plot(rows))
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {number:g}" for name, number in value.items())
-    return value
 
 
 def _traces(files: list[Path], names: list[BuiltIn] | None, seed: int | None, scale: float) -> list[traces.Trace]:

@@ -60,7 +60,9 @@ _STREAMED = "The answer, or with `stream: true` its events."
 
 ROUTES: dict[tuple[str, str], Documented] = {
     ("POST", "/v1/requests"): Documented(
-        responses=_json(answers.Accepted, 202), body=_REQUEST, errors=(*ANY_ROUTE, 404, 410, 413, 422)
+        responses={**_json(answers.Accepted, 202), **_json(answers.RequestPlan)},
+        body=_REQUEST,
+        errors=(*ANY_ROUTE, 404, 410, 413, 422),
     ),
     ("GET", "/v1/requests"): Documented(responses=_json(Page[answers.RequestObject])),
     ("GET", "/v1/requests/{request_id}"): Documented(responses=_json(answers.RequestObject), errors=(*OF_ONE, 410)),

@@ -47,6 +47,40 @@ class Accepted(Answer):
     events_url: str
 
 
+class WaitingFor(Answer):
+    """What a request waits for. Estimates are made of what was measured; they are not promises."""
+
+    reason: Annotated[
+        str,
+        Field(
+            description="class, tenant_share, model_loading, memory, conversation, slack, paused or no_worker; "
+            "show one that you do not know as it is."
+        ),
+    ]
+    position: Annotated[int | None, Field(description="Place in its worker's queue, 0 the next.")]
+    need_bytes: Annotated[int | None, Field(description="Memory that it waits for.")]
+    free_bytes: Annotated[int | None, Field(description="Memory free on the device that has the most.")]
+    estimated_start_at: Time | None
+
+
+class RequestPlan(Answer):
+    """What would become of a request, by what workers last told; estimates, made of what was measured."""
+
+    object: Literal["request.plan"]
+    task: str
+    pool: str | None
+    model: Annotated[str | None, Field(description="Null when it is left to the worker.")]
+    model_reason: Annotated[str, Field(description="Why this model, for people.")]
+    class_: Annotated[Literal["high", "medium", "low"], Field(alias="class", description="Of its priority.")]
+    worker_id: str | None
+    device: str | None
+    need_bytes: Annotated[int | None, Field(description="Memory of its model; what the request requires at least.")]
+    free_bytes: Annotated[int | None, Field(description="What is free on that device now.")]
+    waiting_for: Annotated[WaitingFor | None, Field(description="Null when it would start at once.")]
+    estimated_wait_ms: int | None
+    estimated_run_ms: int | None
+
+
 class ErrorFacts(Answer):
     """Why it did not work."""
 
@@ -130,16 +164,6 @@ class Timings(Answer):
     first_token_ms: int | None
 
 
-class WaitingFor(Answer):
-    """What a request waits for."""
-
-    reason: str
-    position: int | None
-    need_bytes: int | None
-    free_bytes: int | None
-    estimated_start_at: Time | None
-
-
 class RequestObject(Answer):
     """A request and where it stands. A status that you do not know is one that is not done."""
 
@@ -155,7 +179,13 @@ class RequestObject(Answer):
     conversation_id: str | None
     position: int | None
     detail: str | None
-    waiting_for: WaitingFor | None = None
+    waiting_for: Annotated[WaitingFor | None, Field(description="While it waits, as of its latest status.")] = None
+    model_reason: Annotated[
+        str | None, Field(description="Why this model was chosen for a request that named none.")
+    ] = None
+    ttl_ms: Annotated[
+        int | None, Field(description="Its time to live when the system chose one, from its acceptance on.")
+    ] = None
     created_at: Time | None
     finished_at: Time | None
     timings: Timings | None

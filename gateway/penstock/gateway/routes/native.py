@@ -61,13 +61,21 @@ def accepted_json(request_id: str) -> dict[str, Any]:
 
 @router.post("/requests", status_code=202, summary="Submit a request of any task")
 async def submit(
-    request: Request, idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key")] = None
+    request: Request,
+    idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key")] = None,
+    dry_run: Annotated[
+        bool, Query(description="Submit nothing: say what would become of it, or refuse it as it would be refused.")
+    ] = False,
 ) -> Response:
-    """202 once the request stands on its topic, acknowledged by all in-sync replicas."""
+    """202 once the request stands on its topic, acknowledged by all in-sync replicas. A dry run answers 200."""
     caller = caller_of(request)
     caller.require("submit")
     asked = native_request(await read_json(request), caller)
-    accepted = await service_of(request).submitting.submit(asked, idempotency_key=idempotency_key)
+    service = service_of(request)
+    if dry_run:
+        await service.submitting.check(asked)
+        return JSONResponse(service.facts.plan(asked))
+    accepted = await service.submitting.submit(asked, idempotency_key=idempotency_key)
     headers = {"location": f"/v1/requests/{accepted.request_id}", "x-request-id": accepted.request_id}
     if accepted.replayed:
         headers["idempotency-replayed"] = "true"
@@ -94,7 +102,8 @@ async def list_requests(
         status=status,
         conversation_id=conversation_id,
     )
-    return Page([entry.to_json() for entry in found[:limit]], len(found) > limit, "request_id").to_json()
+    data = service_of(request).facts.requests(found[:limit])
+    return Page(data, len(found) > limit, "request_id").to_json()
 
 
 @router.get("/requests/{request_id}", summary="One request; with `wait` until it is done")

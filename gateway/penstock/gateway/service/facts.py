@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from penstock.gateway.limits.tenants import TenantWork
 from penstock.gateway.metrics import Gauges
-from penstock.gateway.view.entries import Entry, rfc3339
+from penstock.gateway.service.planning import plan
+from penstock.gateway.service.run_times import RunTimes
+from penstock.gateway.view.entries import Entry, rfc3339, waiting_json
 from penstock.gateway.view.follower import Follower, Readiness
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.liveness import Liveness, judge
@@ -15,13 +18,14 @@ from penstock.gateway.view.view import View
 from penstock.producers.clock import now_ms
 from penstock.producers.model_pools import pool_of
 from penstock.schemas.errors import InvalidRequest
-from penstock.schemas.records import STATUS_RANKS, InferenceRequest, ModelInfo
+from penstock.schemas.records import STATUS_RANKS, DeviceState, InferenceRequest, ModelInfo, WaitingFor, WorkerState
 
 RUNNING_RANK = STATUS_RANKS["running"]
 
 _ANYWHERE = "*"
 """No pool's name: a conversation of which nothing is known yet."""
 
+SERVING = "running"
 STOPPED = "stopped"
 """A worker's state in its last word."""
 
@@ -29,11 +33,14 @@ STOPPED = "stopped"
 class Facts:
     """Reads the view; changes nothing but the count of open sockets."""
 
-    def __init__(self, view: View, follower: Follower, hub: Hub, worker_late_s: float = 20.0) -> None:
+    def __init__(
+        self, view: View, follower: Follower, hub: Hub, worker_late_s: float = 20.0, run_times: RunTimes | None = None
+    ) -> None:
         self._worker_late_ms = int(worker_late_s * 1000)
         self._view = view
         self._follower = follower
         self._hub = hub
+        self._run_times = run_times or RunTimes()
         self.sockets = 0
 
     def models(self) -> list[ModelInfo]:
@@ -65,16 +72,48 @@ class Facts:
         """Which models no live worker moves, as of now."""
         return judge(self._view.workers.values(), self.models(), now_ms(), self._worker_late_ms)
 
-    def waits_for_worker(self, entry: Entry) -> dict[str, Any]:
-        """Fields of a request that waits for want of a live worker; nothing for any other."""
+    def waits_for_worker(self, entry: Entry, liveness: Liveness | None = None) -> dict[str, Any]:
+        """Fields of a request that waits for want of a live worker, in place of its own; nothing for any other.
+
+        A worker says what a request waits for. That no worker is there only others can say.
+        """
         if entry.done or entry.erased or (entry.status is not None and entry.status.rank >= RUNNING_RANK):
             return {}
-        reason = self.liveness().awaits_worker(entry.task, entry.model, entry.pool)
+        reason = (liveness or self.liveness()).awaits_worker(entry.task, entry.model, entry.pool)
         if reason is None:
             return {}
         position = None if entry.status is None else entry.status.position
-        sizes = {"need_bytes": None, "free_bytes": None, "estimated_start_at": None}
-        return {"detail": reason, "waiting_for": {"reason": "no_worker", "position": position, **sizes}}
+        return {"detail": reason, "waiting_for": waiting_json(WaitingFor(reason="no_worker", position=position))}
+
+    def requests(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
+        """Requests as callers see them, judged at one moment."""
+        liveness = self.liveness()
+        return [{**entry.to_json(), **self.waits_for_worker(entry, liveness)} for entry in entries]
+
+    def plan(self, request: InferenceRequest) -> dict[str, Any]:
+        """What would become of the request, as callers see it. Raises ModelNotFound, InsufficientCapacity."""
+        at_ms = now_ms()
+        workers = [
+            worker
+            for worker in self._view.workers.values()
+            if worker.state == SERVING and at_ms - worker.updated_at <= self._worker_late_ms
+        ]
+        found = plan(request, self.models(), workers, self._run_times.run_ms, at_ms)
+        return {
+            "object": "request.plan",
+            "task": request.task,
+            "pool": request.pool,
+            "model": found.model,
+            "model_reason": found.model_reason,
+            "class": found.klass,
+            "worker_id": found.worker_id,
+            "device": found.device,
+            "need_bytes": found.need_bytes,
+            "free_bytes": found.free_bytes,
+            "waiting_for": waiting_json(found.waiting_for),
+            "estimated_wait_ms": found.estimated_wait_ms,
+            "estimated_run_ms": found.estimated_run_ms,
+        }
 
     def gauges(self) -> Gauges:
         depths, ages = self._view.queue_depths(now_ms())
@@ -83,9 +122,10 @@ class Facts:
             if worker.state == STOPPED:
                 continue  # its last word; its devices are others' now
             for device in worker.devices:
-                sizes = {"total": device.total_bytes, "reserved": device.reserved_bytes, "used": device.used_bytes}
-                for kind, size in sizes.items():
-                    memory[(device.device, kind)] = memory.get((device.device, kind), 0) + size
+                for name, size in _sizes(device).items():
+                    if size is not None:
+                        kind = name.removesuffix("_bytes")
+                        memory[(device.device, kind)] = memory.get((device.device, kind), 0) + size
         return Gauges(
             queue_depth=depths,
             oldest_age_s=ages,
@@ -112,24 +152,19 @@ class Facts:
 
     def devices(self) -> list[dict[str, Any]]:
         """Each device of each worker, as its last report has it, in bytes; null is what it does not tell."""
-        devices: list[dict[str, Any]] = []
-        for worker in sorted(self._view.workers.values(), key=lambda state: state.worker_id):
-            holders = [{"model": one.model, "bytes": one.memory_bytes} for one in worker.models if one.memory_bytes]
-            devices += [
-                {
-                    "worker_id": worker.worker_id,
-                    "device": device.device,
-                    "kind": device.kind,
-                    "limit_bytes": device.total_bytes,
-                    "reserved_bytes": device.reserved_bytes,
-                    "measured_bytes": device.used_bytes,
-                    "foreign_bytes": None,
-                    # A worker does not tell which of several devices a model is on.
-                    "holders": holders if len(worker.devices) == 1 else None,
-                }
-                for device in worker.devices
-            ]
-        return devices
+        workers = sorted(self._view.workers.values(), key=lambda state: state.worker_id)
+        return [
+            {
+                "worker_id": worker.worker_id,
+                "device": device.device,
+                "kind": device.kind,
+                **_sizes(device),
+                "holders": _holders(worker, device),
+            }
+            for worker in workers
+            if worker.state != STOPPED
+            for device in worker.devices
+        ]
 
     def stats(self) -> dict[str, Any]:
         """What operators look at first, of all tenants. Rates are means over the last minute."""
@@ -153,6 +188,25 @@ class Facts:
             "workers": [_with_times(worker.to_dict()) for worker in workers],
             "models": [_with_times(model.to_dict()) for model in self.models()],
         }
+
+
+def _sizes(device: DeviceState) -> dict[str, int | None]:
+    """A worker of an earlier release tells neither its limit nor whose the memory is."""
+    measured, limit = device.measured_bytes, device.limit_bytes
+    return {
+        "limit_bytes": device.total_bytes if limit is None else limit,
+        "reserved_bytes": device.reserved_bytes,
+        "measured_bytes": device.used_bytes if measured is None else measured,
+        "foreign_bytes": device.foreign_bytes,
+    }
+
+
+def _holders(worker: WorkerState, device: DeviceState) -> list[dict[str, Any]] | None:
+    if device.holders or device.limit_bytes is not None:
+        return [{"model": one.model, "bytes": one.bytes} for one in device.holders]
+    if len(worker.devices) > 1:
+        return None  # such a worker does not tell which of several devices a model is on
+    return [{"model": one.model, "bytes": one.memory_bytes} for one in worker.models if one.memory_bytes]
 
 
 def _with_times(facts: dict[str, Any]) -> dict[str, Any]:

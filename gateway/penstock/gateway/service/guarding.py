@@ -50,6 +50,12 @@ class GuardedSubmitter:
                 request, idempotency_key=idempotency_key, traceparent=traceparent or self._traceparent
             )
 
+    async def check(self, request: InferenceRequest) -> None:
+        """Refuse what `submit` would refuse now. Nothing is counted."""
+        self._allowances.check(self._caller, request, lambda: self._model(request))
+        with self._allowances.outstanding(self._caller):
+            await self._submitter.check(request)
+
     @property
     def _submitter(self) -> Submits:
         return self._service.submitting

@@ -9,6 +9,7 @@ from typing import Protocol
 from penstock.gateway.service.control import Control
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.lookups import Lookups
+from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.submitting import Accepted, Submitter
 from penstock.gateway.service.subscriptions import Subscriptions
 from penstock.gateway.settings import GatewaySettings
@@ -30,6 +31,7 @@ class Submits(Protocol):
     async def submit(
         self, request: InferenceRequest, *, idempotency_key: str | None = None, traceparent: str | None = None
     ) -> Accepted: ...
+    async def check(self, request: InferenceRequest) -> None: ...
 
 
 class Controls(Protocol):
@@ -68,9 +70,10 @@ class GatewayService:
         codec: Codec,
         artifacts: ArtifactStore,
         threads: Threads,
+        run_times: RunTimes,
     ) -> GatewayService:
         kafka = settings.kafka_settings()
-        facts = Facts(view, follower, hub, settings.gateway.worker_late_s)
+        facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times)
         lookups = Lookups(view, follower, hub, threads)
         return cls(
             settings=settings,
@@ -80,7 +83,7 @@ class GatewayService:
             facts=facts,
             submitting=Submitter(settings, transport, view, follower, codec, facts.models),
             lookups=lookups,
-            subscriptions=Subscriptions(view, follower, hub, kafka.names),
+            subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
             control=Control(transport, view, follower, lookups, codec, kafka.names, artifacts),
             threads=threads,
         )

@@ -12,7 +12,7 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.view import View
 from penstock.producers.outgoing import request_record, valid_traceparent
-from penstock.producers.transport import AsyncTransport, Delivery
+from penstock.producers.transport import AsyncTransport, Delivery, record_bytes, too_large
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, IdempotencyKeyReused, InvalidRequest, NotFound, Overloaded
 from penstock.schemas.errors import Gone as GoneError
@@ -46,7 +46,9 @@ class Submitter:
         models: Callable[[], Iterable[ModelInfo]],
     ) -> None:
         self._limits = settings.gateway
-        self._names: TopicNames = settings.kafka_settings().names
+        kafka = settings.kafka_settings()
+        self._names: TopicNames = kafka.names
+        self._max_record_bytes = kafka.max_record_bytes
         self._transport = transport
         self._view = view
         self._follower = follower
@@ -64,14 +66,31 @@ class Submitter:
         Raises Overloaded, BrokerUnavailable, TooLarge, ModelNotFound, InvalidRequest (unknown pool),
         IdempotencyKeyReused, and what `check_abilities` raises.
         """
-        await self._check_pool(request)
-        models = list(self._models())
-        find_model(models, request.task, request.model, request.pool)
-        check_abilities(models, request)
+        await self._check_asked(request)
         if idempotency_key is not None:
             return await self._submit_once(request, idempotency_key, traceparent)
         await self._produce(request, traceparent)
         return Accepted(request.request_id)
+
+    async def check(self, request: InferenceRequest) -> None:
+        """Refuse what `submit` would refuse now, and send nothing. Raises as `submit`."""
+        await self._check_asked(request)
+        self._check_room()
+        record = request_record(request, self._names, self._codec, source=SOURCE)
+        size_bytes = record_bytes(record.value, record.key, record.headers)
+        if size_bytes > self._max_record_bytes:
+            raise too_large(record.topic, size_bytes, self._max_record_bytes)
+
+    async def _check_asked(self, request: InferenceRequest) -> None:
+        await self._check_pool(request)
+        models = list(self._models())
+        find_model(models, request.task, request.model, request.pool)
+        check_abilities(models, request)
+
+    def _check_room(self) -> None:
+        conf = self._limits
+        if self._pending >= conf.max_pending_submits or self._view.live_count >= conf.max_live:
+            raise Overloaded("the gateway holds as many requests as it may; try again", retry_after_s=1)
 
     async def _submit_once(self, request: InferenceRequest, key: str, traceparent: str | None) -> Accepted:
         """A repeat of a key is the same request, at every gateway, while the horizon lasts."""
@@ -119,9 +138,7 @@ class Submitter:
             raise InvalidRequest(f"there is no pool {request.pool}", param="pool")
 
     async def _produce(self, request: InferenceRequest, traceparent: str | None) -> None:
-        conf = self._limits
-        if self._pending >= conf.max_pending_submits or self._view.live_count >= conf.max_live:
-            raise Overloaded("the gateway holds as many requests as it may; try again", retry_after_s=1)
+        self._check_room()
         record = request_record(
             request, self._names, self._codec, source=SOURCE, traceparent=valid_traceparent(traceparent)
         )

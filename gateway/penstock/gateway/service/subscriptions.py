@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, cast
 
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
-from penstock.gateway.view.frames import Frame, ResultFrame
+from penstock.gateway.view.frames import Frame, ResultFrame, StatusFrame
 from penstock.gateway.view.hub import Client, Gone, Hub
 from penstock.gateway.view.view import View
 from penstock.schemas.cursor import Cursor
@@ -108,10 +110,19 @@ class Subscription:
 class Subscriptions:
     """Subscribes clients of the hub to requests and conversations of one tenant at a time."""
 
-    def __init__(self, view: View, follower: Follower, hub: Hub, names: TopicNames) -> None:
+    def __init__(
+        self,
+        view: View,
+        follower: Follower,
+        hub: Hub,
+        names: TopicNames,
+        waits_for_worker: Callable[[Entry], dict[str, Any]] = lambda entry: {},
+    ) -> None:
+        """`waits_for_worker`: fields of the status of a request that waits for want of a live worker."""
         self._view = view
         self._follower = follower
         self._names = names
+        self._waits_for_worker = waits_for_worker
         self.hub = hub
 
     def open(self) -> Subscription:
@@ -133,7 +144,14 @@ class Subscriptions:
             raise GoneError("this request was erased")
         entry.check_cursor(after)
         self.hub.subscribe(subscription.client, ("request", tenant, request_id))
-        subscription.push(entry.opening(after))
+        subscription.push(self._opening(entry, after))
+
+    def _opening(self, entry: Entry, after: Cursor | None = None) -> list[Frame]:
+        """What a new subscriber is told first, with what only the gateway can know: that nobody is there to run it."""
+        frames = entry.opening(after)
+        if frames and isinstance(status := frames[0], StatusFrame) and (known := self._waits_for_worker(entry)):
+            frames[0] = replace(status, **known, _encoded=None)
+        return frames
 
     def follow_new(self, subscription: Subscription, tenant: str, request_id: str) -> None:
         """Add a request that was just submitted. Who follows its conversation was told its beginning already."""
@@ -151,7 +169,7 @@ class Subscriptions:
         self.hub.subscribe(subscription.client, ("conversation", tenant, conversation_id))
         for entry in self._view.census.of_conversation(tenant, conversation_id):
             if ("request", *entry.key) not in subscription.client.subjects:
-                subscription.push(entry.opening(None))
+                subscription.push(self._opening(entry))
 
     def unfollow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
         self.hub.unsubscribe(subscription.client, ("conversation", tenant, conversation_id))

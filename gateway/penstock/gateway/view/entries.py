@@ -14,7 +14,7 @@ from penstock.schemas.cursor import Cursor, encode_cursor
 from penstock.schemas.errors import InvalidCursor
 from penstock.schemas.fold import IGNORED, Chunk, FoldStep, ResultFold, StatusFold, same_origin
 from penstock.schemas.ids import is_derived_id
-from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
+from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent, WaitingFor
 from penstock.schemas.requests import content_hash
 
 Key = tuple[str, str]
@@ -200,7 +200,7 @@ class Entry:
             return []
         before, self.status = self.status, event
         self.model = event.model or self.model
-        same = before is not None and (before.status, before.position) == (event.status, event.position)
+        same = before is not None and _told(before) == _told(event)
         return [] if same or not listened else [self.status_frame()]
 
     # -- frames
@@ -235,6 +235,10 @@ class Entry:
             done=False,
             detail=event.detail,
             position=event.position,
+            waiting_for=waiting_json(event.waiting_for),
+            ttl_ms=event.ttl_ms,
+            model=event.model,
+            model_reason=event.model_reason,
         )
 
     def chunk_frame(self, text: str, offset: int) -> ChunkFrame:
@@ -320,6 +324,9 @@ class Entry:
             "conversation_id": self.conversation_id,
             "position": None if event is not None or status is None else status.position,
             "detail": None if event is not None or status is None else status.detail,
+            "waiting_for": None if event is not None or status is None else waiting_json(status.waiting_for),
+            "model_reason": None if status is None else status.model_reason,
+            "ttl_ms": None if status is None else status.ttl_ms,
             "created_at": rfc3339(self.accepted_ms),
             "finished_at": None if event is None else rfc3339(event.created_at),
             "timings": None if event is None or event.timings is None else event.timings.to_dict(),
@@ -335,6 +342,25 @@ class Entry:
 def metadata_bytes(metadata: Mapping[str, str]) -> int:
     """About the memory that it takes decoded."""
     return sum(sys.getsizeof(name) + sys.getsizeof(text) for name, text in metadata.items())
+
+
+def _told(event: StatusEvent) -> tuple[str, int | None, str | None]:
+    """What readers hear of a status: a later one that says the same is no news."""
+    return event.status, event.position, None if event.waiting_for is None else event.waiting_for.reason
+
+
+def waiting_json(waiting: WaitingFor | None) -> dict[str, Any] | None:
+    """What a request waits for, as callers see it."""
+    if waiting is None:
+        return None
+    at_ms = waiting.estimated_start_at
+    return {
+        "reason": waiting.reason,
+        "position": waiting.position,
+        "need_bytes": waiting.need_bytes,
+        "free_bytes": waiting.free_bytes,
+        "estimated_start_at": None if at_ms is None else rfc3339(at_ms),
+    }
 
 
 def rfc3339(time_ms: int) -> str | None:

@@ -45,9 +45,22 @@ class StatusFrame(Frame):
     done: bool
     detail: str | None = None
     position: int | None = None
+    waiting_for: dict[str, Any] | None = None
+    ttl_ms: int | None = None
+    model: str | None = None
+    model_reason: str | None = None
 
     def body(self) -> dict[str, Any]:
-        return {"status": self.status, "done": self.done, "detail": self.detail, "position": self.position}
+        return {
+            "status": self.status,
+            "done": self.done,
+            "detail": self.detail,
+            "position": self.position,
+            "waiting_for": self.waiting_for,
+            "ttl_ms": self.ttl_ms,
+            "model": self.model,
+            "model_reason": self.model_reason,
+        }
 
 
 @dataclass(kw_only=True, slots=True)

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from penstock.gateway.view.entries import Entry, metadata_bytes
 from penstock.gateway.view.outputs import LargeOutput, held_bytes
-from penstock.schemas.records import Origin, Record, ResultEvent, StatusEvent, fields_of
+from penstock.schemas.records import Origin, Record, ResultEvent, StatusEvent, WaitingFor, fields_of
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ORIGIN = tuple(fields_of(Origin))
 _STATUS = tuple(name for name in fields_of(StatusEvent) if name != "origin")
+_WAITING = tuple(fields_of(WaitingFor))
 _FACTS = ("task", "priority", "model", "pool", "conversation_id", "stream", "metadata", "content")
 
 
@@ -90,7 +91,7 @@ def facts_text(copy: Snapshot) -> str:
             copy.facts,
             _values(copy.origin, _ORIGIN),
             _values(copy.results_origin, _ORIGIN),
-            _values(copy.status, _STATUS),
+            _status_values(copy.status),
             None if copy.status is None else _values(copy.status.origin, _ORIGIN),
         ]
     )
@@ -98,6 +99,22 @@ def facts_text(copy: Snapshot) -> str:
 
 def _values(record: Record | None, names: tuple[str, ...]) -> list[Any] | None:
     return None if record is None else [getattr(record, name) for name in names]
+
+
+def _status_values(status: StatusEvent | None) -> list[Any] | None:
+    values = _values(status, _STATUS)
+    if values is not None and status is not None:
+        values[_STATUS.index("waiting_for")] = _values(status.waiting_for, _WAITING)
+    return values
+
+
+def _status(values: list[Any], origin: Origin) -> StatusEvent:
+    """Files of earlier releases have fewer values: fields are only ever added at the end."""
+    fields = dict(zip(_STATUS, values, strict=False))
+    waiting = fields.get("waiting_for")
+    if waiting is not None:
+        fields["waiting_for"] = WaitingFor(**dict(zip(_WAITING, waiting, strict=False)))
+    return StatusEvent(**fields, origin=origin)
 
 
 def _origin(values: list[Any] | None) -> Origin | None:
@@ -127,7 +144,7 @@ def restored(
     if status is not None:
         event_origin = _origin(status_origin)
         assert event_origin is not None
-        entry.status = StatusEvent(**dict(zip(_STATUS, status, strict=True)), origin=event_origin)
+        entry.status = _status(status, event_origin)
         entry.statuses.apply(entry.status)
     epoch, attempt, offset, tokens = fold
     entry.fold.restore(origin=_origin(results_origin), epoch=epoch, attempt=attempt, text=text, token_count=tokens)

@@ -25,6 +25,8 @@ class Taken:
     """Of key, value and headers."""
     pool: str | None = None
     """The other pool whose workers it is for; None when it is for this worker's own."""
+    names_deadline: bool = True
+    """False: nobody named one, `deadline_ms` is the default."""
 
 
 @record

@@ -118,7 +118,10 @@ class Arriving(Placing):
 
     def _hold(self, key: WorkKey, read: Taken, body: Body, now: float, wall_ms: int) -> Work:
         request = read.request
-        deadline = None if read.deadline_ms is None else now + (read.deadline_ms - wall_ms) / 1000
+        self.explainer.clock(now, wall_ms)
+        ttl_ms = None if read.names_deadline else self.lifetimes.choose_ms(read.klass)
+        deadline_ms = read.deadline_ms if ttl_ms is None else read.origin.append_time_ms + ttl_ms
+        deadline = None if deadline_ms is None else now + (deadline_ms - wall_ms) / 1000
         work = Work(
             key=key,
             request_id=request.request_id,
@@ -128,7 +131,7 @@ class Arriving(Placing):
             priority=request.priority,
             lane="",
             line=read.line,
-            deadline_ms=read.deadline_ms,
+            deadline_ms=deadline_ms,
             deadline=deadline,
             arrived_at=now,
             cost=read.cost,
@@ -141,6 +144,7 @@ class Arriving(Placing):
             body=body,
             size_bytes=read.size_bytes,
         )
+        work.ttl_ms = ttl_ms
         self.works[key] = work
         return work
 

@@ -16,11 +16,15 @@ from penstock.processors.core import states
 from penstock.processors.core.budget import Budget
 from penstock.processors.core.effects import Effect
 from penstock.processors.core.estimates import Estimates
+from penstock.processors.core.explaining import Explainer, LaneFacts
 from penstock.processors.core.fleet import PlacementSettings
+from penstock.processors.core.forecast import Forecast
 from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.ledger import DeviceCapacity, Ledger
+from penstock.processors.core.lifetimes import Lifetimes, LifetimeSettings
 from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.slack import SlackSettings
 from penstock.processors.core.starting import Starter
 from penstock.processors.core.states import ENDING, Stage
 from penstock.processors.core.statuses import Statuses
@@ -64,6 +68,10 @@ class FlowSettings:
     longest_reservation_s: float = 30.0
     """So long room is kept from small requests for one that needs much, at first."""
     placement: PlacementSettings = field(default_factory=PlacementSettings)
+    slack: SlackSettings | None = None
+    """None: low work is held back by nothing but the order."""
+    lifetimes: LifetimeSettings | None = None
+    """None: a request that names no deadline has the default one."""
 
 
 class Board:
@@ -77,6 +85,7 @@ class Board:
         *,
         deaths: Callable[[WorkKey, str], int] = lambda key, request_id: 0,
         devices: Sequence[DeviceCapacity] = (),
+        estimate_error: Callable[[str, float], None] | None = None,
     ) -> None:
         self.ledger = Ledger(devices, longest_reservation_s=settings.longest_reservation_s)
         self.estimates = Estimates()
@@ -95,10 +104,18 @@ class Board:
         self._deaths = deaths
         self._effects: list[Effect] = []
         self.gate = CommitGate(commit_span=settings.commit_span)
-        self.scheduler: Scheduler[Work] = Scheduler(aging_s=settings.aging_s, aged_share=settings.aged_share)
+        self.forecast = Forecast(estimate_error)
+        self.scheduler: Scheduler[Work] = Scheduler(
+            aging_s=settings.aging_s,
+            aged_share=settings.aged_share,
+            slack=settings.slack,
+            run_s=lambda lane: self.forecast.run_s(lane),
+        )
         self.budget = Budget(settings.intake_bytes)
         self.streams = Streams(self._emit, settings.chunk_linger_s)
-        self.statuses = Statuses(self._emit, settings.status_linger_s)
+        self.lifetimes = Lifetimes(settings.lifetimes)
+        self.explainer = Explainer(self.scheduler, self.forecast, self._lane_facts)
+        self.statuses = Statuses(self._emit, settings.status_linger_s, self.explainer, self._on_run)
         self.starter = Starter(
             self.scheduler,
             self.budget,
@@ -159,6 +176,23 @@ class Board:
             lane = self.lanes[name] = Lane(name)
             self.budget.register(name)
         return lane
+
+    def _lane_facts(self, work: Work) -> LaneFacts:
+        """What is known of the request's lane; told by the layer that places models."""
+        raise NotImplementedError
+
+    def _on_run(self, work: Work, now: float) -> None:
+        """The work goes to its engine: its wait is measured, and the estimate of it held against that."""
+        if not work.counted_wait:
+            self.forecast.started(work.told_start_at, now)
+        self._measure_wait(work, now)
+
+    def _measure_wait(self, work: Work, now: float) -> None:
+        """From its append time on: what waited in the log while no worker lived has waited too."""
+        if not work.counted_wait:
+            work.counted_wait = True
+            waited_ms = self.explainer.wall_ms(now) - work.first_place.append_time_ms
+            self.lifetimes.waited(work.klass, waited_ms / 1000, now)
 
     def _mark_changed(self, lane: Lane) -> None:
         """Something changed on the lane: the next `step` looks at it."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.processors.core.work import Work, WorkKey
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.records import ControlCommand, Origin
+from penstock.schemas.records import ControlCommand, Origin, WaitingFor
 from penstock.schemas.topics import TP
 
 
@@ -73,6 +73,7 @@ class Status:
     epoch: int
     detail: str | None = None
     done: bool = False
+    waiting: WaitingFor | None = None
 
 
 @dataclass(slots=True, frozen=True)

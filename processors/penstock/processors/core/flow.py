@@ -114,12 +114,14 @@ class Flow(Arriving):
         self.now = now
         if not self.taking:
             self._hand_back_waiting()  # a run may have failed or lost its engine since
+        self.explainer.clock(now, wall_ms)
         self.statuses.tick(now)
         self.streams.tick(now)
         if not self.taking:
             return
         self._retry_due(now)
         for work in self.scheduler.expired(now, EXPIRED_AT_ONCE):
+            self._measure_wait(work, now)
             self._end_waiting(work, "expire", Expired("its deadline passed while it waited"), now)
         self._look_at_fleet(now)
         self._all_dirty()
@@ -134,16 +136,19 @@ class Flow(Arriving):
                     self._end_running(work, "timeout", ExecutionTimeout(f"the run took longer than {took:.1f} s"), now)
 
     def next_due(self) -> float | None:
-        """When the next status, chunk or retry is due."""
-        times = [self.statuses.next_due(), self.streams.next_due(), self._retries[0][0] if self._retries else None]
+        """When the next status, chunk, retry or paced start is due."""
+        times = [self.statuses.next_due(), self.streams.next_due(), self.scheduler.slack.next_due()]
+        times.append(self._retries[0][0] if self._retries else None)
         return min((at for at in times if at is not None), default=None)
 
     def tell_positions(self, count: int) -> None:
-        """Who is near the front and waits for long hears how the queue moves."""
+        """Who is near the front and waits for long hears how the queue moves, and what it waits for."""
+        ahead: dict[str, tuple[int, int]] = {}
         for position, work in enumerate(self.scheduler.front(count)):
-            if work.position != position:
-                work.position = position
-                self.statuses.moved_up(work)
+            work.position = position
+            requests, tokens = ahead.get(work.lane, (0, 0))
+            self.statuses.near_front(work, self.now, (requests, tokens))
+            ahead[work.lane] = requests + 1, tokens + work.cost
 
     # -- what the consumer should do
 

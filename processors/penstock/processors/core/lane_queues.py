@@ -8,6 +8,7 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from penstock.processors.core.fairqueue import Entry, FairQueue
+from penstock.processors.core.slack import EngineSlack
 
 CLASSES: tuple[str, ...] = ("high", "medium", "low")
 
@@ -105,9 +106,10 @@ class ByTime(Generic[ItemT]):
 class LaneQueues(Generic[ItemT]):
     """What is queued for one engine."""
 
-    __slots__ = ("aged", "arrivals", "depths", "queues", "since_aged")
+    __slots__ = ("aged", "arrivals", "depths", "queues", "since_aged", "slack")
 
-    def __init__(self, queued_items: Mapping[int, QueuedItem[ItemT]]) -> None:
+    def __init__(self, queued_items: Mapping[int, QueuedItem[ItemT]], slack: EngineSlack) -> None:
+        self.slack = slack
         self.queues: dict[str, FairQueue[QueuedItem[ItemT]]] = {klass: FairQueue() for klass in CLASSES}
         self.aged: dict[str, FairQueue[QueuedItem[ItemT]]] = {klass: FairQueue() for klass in CLASSES[1:]}
         self.arrivals: dict[str, ByTime[ItemT]] = {

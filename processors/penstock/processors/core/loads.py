@@ -43,6 +43,8 @@ class Loads(Memory):
         if replica.state not in (ReplicaState.LOADING, ReplicaState.READY):
             return  # its end was asked for meanwhile
         replica.run_bytes = 0 if lane.needs is None or replica.grant is None else lane.needs.run_bytes
+        if replica.state is ReplicaState.LOADING:
+            self.forecast.loaded(model, now - replica.load_began)
         lane.up(replica, slots, tokens, inline=inline, now=now)
         self._settled(replica)
         if measured_bytes is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping
 
 from penstock.processors.core import fleet as plan
 from penstock.processors.core.effects import Load, Size, Unload
+from penstock.processors.core.explaining import LaneFacts
 from penstock.processors.core.fleet import HOST
 from penstock.processors.core.lane import Lane, RunWant
 from penstock.processors.core.loads import Loads
@@ -15,7 +15,6 @@ from penstock.processors.core.placement import decide
 from penstock.processors.core.replica import Replica, ReplicaState
 from penstock.processors.core.residents import ModelSpec
 from penstock.processors.core.starting import run_owner
-from penstock.processors.core.waiting import WaitingFacts, waiting_for
 from penstock.processors.core.work import Work
 from penstock.schemas.records import WaitingFor
 from penstock.schemas.topics import CLASSES
@@ -26,7 +25,6 @@ ENDINGS_IN_ALL = 8192
 """Ends under way at which nothing more starts: the broker is away or slow."""
 PLAN_EACH_S = 0.1
 """How often placement is asked while something waits and nothing has changed."""
-COUNTED_WAITING = 256
 WATCH_S = 0.5
 HEADS = 8
 """Of a class, among which the oldest is looked for."""
@@ -367,8 +365,7 @@ class Placing(Loads):
 
     # -- told to others
 
-    def waiting_facts(self, work: Work, now: float) -> WaitingFacts:
-        """Why a request that waits does not run yet."""
+    def _lane_facts(self, work: Work) -> LaneFacts:
         lane = self.lane(work.lane)
         want = lane.run_want
         need_bytes, device = None, None
@@ -378,26 +375,20 @@ class Placing(Loads):
             need_bytes = self._booked(lane)
             devices = [one.device for one in self._candidate_devices(lane)]
             device = max(devices, key=self.ledger.free_bytes, default=None)
-        return WaitingFacts(
-            position=work.position,
+        return LaneFacts(
+            ready=bool(lane.ready),
+            slots=sum(one.slots for one in lane.ready),
+            busy=sum(len(one.holders) for one in lane.ready),
             paused=lane.paused or work.klass in self.scheduler.paused,
-            line_is_held=work.line is not None and work in self.scheduler and not self.scheduler.eligible(work),
             memory_short=need_bytes is not None or work.blocked_at is not None,
-            model_ready=bool(lane.ready),
+            loading_since=lane.load_span[0] if lane.loading else None,
             need_bytes=need_bytes,
             free_bytes=None if device is None else self.ledger.free_bytes(device),
         )
 
-    def waiting_for(self, work: Work, now: float, wall_ms: int) -> WaitingFor:
-        """The same for callers."""
-        return waiting_for(self.waiting_facts(work, now), wall_ms)
-
-    def waiting_counts(self, now: float) -> dict[str, int]:
-        """How many of those that are first in their queues wait for what."""
-        counts: Counter[str] = Counter()
-        for work in self.scheduler.front(COUNTED_WAITING):
-            counts[self.waiting_for(work, now, 0).reason] += 1
-        return dict(counts)
+    def waiting_for(self, work: Work, now: float) -> WaitingFor:
+        """Why a request that waits does not run yet."""
+        return self.explainer.explain(work, now)
 
     def paused(self) -> list[str]:
         """Classes and models of which nothing new starts."""

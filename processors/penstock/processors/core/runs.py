@@ -76,6 +76,7 @@ class Runs(Endings):
         lane.survived()
         if run.run_at is not None:
             lane.run_s += (now - run.run_at - lane.run_s) / 16
+            self.forecast.ran(work.lane, now - run.run_at, work.cost)
         if work.line is not None and (replica := lane.replica_of(work)) is not None:
             lane.remember_prefix(work.line, replica)
         self._give_back(work)

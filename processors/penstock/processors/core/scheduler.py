@@ -2,22 +2,25 @@
 
 Classes are strict, but for a share of the starts that goes to what has waited long (`docs/decisions/0007`). Within a
 class tenants have fair shares by cost (`fairqueue`). Within a tenant: priority, then deadline, then arrival. Turns of a
-conversation go one at a time (`lines`). What may start now is *eligible*: all but the turns behind another one.
+conversation go one at a time (`lines`). What may start now is *eligible*: all but the turns behind another one. With
+`slack` low work is offered only while its engine has room to spare (`docs/decisions/0028`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import merge
 from itertools import islice
 from typing import Generic
 
 from penstock.processors.core.lane_queues import CLASSES, ByTime, Item, ItemT, LaneQueues, QueuedItem
 from penstock.processors.core.lines import Line
+from penstock.processors.core.slack import EngineSlack, Slack, SlackSettings
 
 __all__ = ["CLASSES", "Item", "Scheduler"]
 
 RANKS = {klass: rank for rank, klass in enumerate(CLASSES)}
+LOW = CLASSES[-1]
 AGED_TRIED = 4
 """Aged items that are offered before all others when it is their turn. More would hide what is urgent if none fits."""
 
@@ -25,7 +28,15 @@ AGED_TRIED = 4
 class Scheduler(Generic[ItemT]):
     """What has waited longer than `aging_s` is aged; of `aged_share` starts on a lane one is for the aged."""
 
-    def __init__(self, *, aging_s: float, aged_share: int) -> None:
+    def __init__(
+        self,
+        *,
+        aging_s: float,
+        aged_share: int,
+        slack: SlackSettings | None = None,
+        run_s: Callable[[str], float | None] = lambda lane: None,
+    ) -> None:
+        """`run_s`: how long a run of a lane takes, None when that is not known."""
         if aged_share < 2:
             raise ValueError("aged_share must be at least 2, or aged work would come before all other")
         self._aging_s = aging_s
@@ -41,6 +52,9 @@ class Scheduler(Generic[ItemT]):
         self._changes = 0
         self.paused: frozenset[str] = frozenset()
         """Classes of which nothing is offered."""
+        self.slack = Slack(slack)
+        self._run_s = run_s
+        self._started: dict[int, tuple[EngineSlack, str, int]] = {}  # by seq
 
     def __len__(self) -> int:
         return len(self._queued_items)
@@ -71,7 +85,7 @@ class Scheduler(Generic[ItemT]):
         queued = self._queued_items[item.ticket] = QueuedItem(item, item.ticket, returned=returned)
         lane = self._lanes.get(item.lane)
         if lane is None:
-            lane = self._lanes[item.lane] = LaneQueues(self._queued_items)
+            lane = self._lanes[item.lane] = LaneQueues(self._queued_items, self.slack.of(item.lane))
         self._count(queued, lane, item)
         if item.line is None:
             lane.admit(queued, refund=refund)
@@ -162,8 +176,11 @@ class Scheduler(Generic[ItemT]):
         self._queue(item, returned=returned)
         return True
 
-    def start(self, item: ItemT, now: float) -> None:
-        """An eligible item starts: it leaves the queue, its tenant pays, its line is held until `release_line`."""
+    def start(self, item: ItemT, now: float, tokens: int = 0) -> None:
+        """An eligible item starts: it leaves the queue, its tenant pays, its line is held until `release_line`.
+
+        `tokens` of its engine's cache are its own until `ended`.
+        """
         queued = self._eligible(item)
         lane = self._lanes[item.lane]
         strict = lane.strict()
@@ -172,7 +189,25 @@ class Scheduler(Generic[ItemT]):
             lane.since_aged = 0
         else:
             lane.since_aged = min(lane.since_aged + 1, self._aged_share)
+        lane.slack.took(queued.klass, tokens, now)
+        self._started[item.seq] = (lane.slack, queued.klass, tokens)
         self._take(queued, lane)
+
+    def ended(self, item: ItemT) -> None:
+        """A started item holds its slot no more. Nothing happens for one that was not started."""
+        started = self._started.pop(item.seq, None)
+        if started is not None:
+            engine, klass, tokens = started
+            engine.gave_back(klass, tokens)
+
+    def observe(self, lane: str, slots: int, tokens: int | None, now: float) -> None:
+        """The engines of a lane run so many at once, in so many tokens of cache (None: no such limit).
+
+        Call it steadily: what they do is measured from one call to the next.
+        """
+        engine = self.slack.of(lane)
+        engine.pass_time(now)
+        engine.resize(slots, tokens)
 
     def hold(self, item: ItemT) -> None:
         """An eligible item leaves the queue without having started, to be put back later: its line is held."""
@@ -223,9 +258,23 @@ class Scheduler(Generic[ItemT]):
         if known is None:
             return iter(())
         known.grow_old(now - self._aging_s)
-        return self._candidates(known, self._changes)
+        classes = CLASSES
+        if known.slack.restrains and known.queues[LOW]:
+            waits = known.slack.holds_back(urgent_waits=known.strict() != LOW)
+            if waits or known.slack.is_paced(now, self._run_s(lane)):
+                classes = CLASSES[:-1]
+        if self.paused:
+            classes = tuple(klass for klass in classes if klass not in self.paused)
+        return self._candidates(known, self._changes, classes)
 
-    def _candidates(self, lane: LaneQueues[ItemT], changes: int) -> Iterator[ItemT]:
+    def holds_back(self, lane: str) -> bool:
+        """Whether low work of the lane waits now for slack, although it may fit. Aged work has its own share."""
+        known = self._lanes.get(lane)
+        if known is None or not known.queues[LOW]:
+            return False
+        return known.slack.holds_back(urgent_waits=known.strict() != LOW)
+
+    def _candidates(self, lane: LaneQueues[ItemT], changes: int, classes: tuple[str, ...]) -> Iterator[ItemT]:
         if self._changes != changes:
             return
         offered: set[int] = set()
@@ -240,9 +289,7 @@ class Scheduler(Generic[ItemT]):
                 yield queued.item
                 if self._changes != changes:
                     return
-        for klass in CLASSES:
-            if klass in self.paused:
-                continue
+        for klass in classes:
             for queued in lane.queues[klass]:
                 if queued.ticket not in offered:
                     yield queued.item
@@ -262,6 +309,17 @@ class Scheduler(Generic[ItemT]):
             merged = merge(*queues, key=lambda queued: queued.item.arrived_at)
             items += (queued.item for queued in islice(merged, count - len(items)))
         return items
+
+    def urgent_waits(self, lane: str, klass: str) -> bool:
+        """Whether a class above this one has eligible items on a lane."""
+        known = self._lanes.get(lane)
+        strict = None if known is None else known.strict()
+        return strict is not None and RANKS[strict] < RANKS[klass]
+
+    def next_tenant(self, lane: str, klass: str) -> str | None:
+        """Whose item of a class starts next on a lane; None when no item of it is eligible."""
+        first = self.ahead(lane, klass, 1)
+        return first[0].tenant if first else None
 
     def expired(self, now: float, at_most: int = 1 << 30) -> list[ItemT]:
         """The first queued items whose deadline has passed; they stay until `remove`."""

@@ -96,6 +96,12 @@ class Starter:
 
     def fill(self, lane: Lane, now: float) -> None:
         """Give out what is free on the model's replicas, and count prompts ahead."""
+        ready = lane.ready
+        if len(ready) == 1:
+            self._scheduler.observe(lane.name, ready[0].slots, ready[0].tokens, now)
+        else:
+            tokens = [one.tokens for one in ready if one.tokens is not None]
+            self._scheduler.observe(lane.name, sum(one.slots for one in ready), sum(tokens) or None, now)
         if lane.look_due:
             self._fetch_ahead(lane)
         while (grant := self._next(lane, now)) is not None:
@@ -112,6 +118,7 @@ class Starter:
             run.grant = None
         if granted:
             self.on_lanes -= 1
+            self._scheduler.ended(work)
         if self.alone is work:
             self.alone = None
         return granted or known
@@ -330,7 +337,7 @@ class Starter:
 
     def _grant(self, lane: Lane, work: Work, replica: Replica, now: float) -> None:
         run = work.run if work.run is not None and work.stage is Stage.READY else self._new_run(replica, work, now)
-        self._scheduler.start(work, now)
+        self._scheduler.start(work, now, run.need_tokens)
         work.holds_line = work.line is not None
         replica.take(work, run.need_tokens, now)
         if replica.device is not None:

@@ -1,4 +1,8 @@
-"""Statuses that are not terminal: said only when they last, so that a quick request costs no event but its outcome."""
+"""Statuses that are not terminal: said only when they last, so that a quick request costs no event but its outcome.
+
+One of a waiting request says what it waits for. That is said anew only of those near the front, and only when the
+reason or the place has changed, so a long queue that moves costs no more events than a short one.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,35 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.processors.core.effects import Status
+from penstock.processors.core.explaining import Explainer
 from penstock.processors.core.work import Work
+
+WAITING = frozenset({"queued", "waiting_for_memory", "loading_model"})
 
 
 class Statuses:
-    """`emit` takes the statuses that have lasted for the linger."""
+    """`emit` takes the statuses that have lasted for the linger. `on_run` hears of each work that goes to its engine.
 
-    def __init__(self, emit: Callable[[Status], None], linger_s: float) -> None:
+    Without an explainer nothing is said of what a request waits for.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[Status], None],
+        linger_s: float,
+        explainer: Explainer | None = None,
+        on_run: Callable[[Work, float], None] = lambda work, now: None,
+    ) -> None:
         self._emit = emit
         self._linger_s = linger_s
+        self._explainer = explainer
+        self._on_run = on_run
         self._due: deque[tuple[float, Work, str]] = deque()
 
     def say(self, work: Work, status: str, now: float) -> None:
         """The work is in this status from now on."""
+        if status == "running":
+            self._on_run(work, now)
         if work.pending_status != status:
             work.pending_status = status
             self._due.append((now + self._linger_s, work, status))
@@ -28,10 +48,17 @@ class Statuses:
         work.pending_status = work.published_status = status
         self._emit(Status(work, status, work.attempt, work.epoch, detail))
 
-    def moved_up(self, work: Work) -> None:
-        """Its position has changed: said if it was told to be waiting at all."""
-        if work.published_status == work.pending_status == "queued":
-            self._emit(Status(work, "queued", work.attempt, work.epoch))
+    def near_front(self, work: Work, now: float, ahead: tuple[int, int]) -> None:
+        """It will start soon: what has changed is said, if it was told to be waiting at all.
+
+        `ahead`: (requests, tokens) that start before it on its lane.
+        """
+        status = work.published_status
+        if status not in WAITING or work.pending_status != status or self._explainer is None:
+            return
+        waiting = self._explainer.explain(work, now, ahead)
+        if work.told_waiting != (waiting.reason, waiting.position):
+            self._publish(work, status, now, ahead)
 
     def tick(self, now: float) -> None:
         """Publish what has lasted for the linger."""
@@ -40,7 +67,15 @@ class Statuses:
             _, work, status = due.popleft()
             if work.pending_status == status and work.published_status != status and work.live:
                 work.published_status = status
-                self._emit(Status(work, status, work.attempt, work.epoch))
+                self._publish(work, status, now)
+
+    def _publish(self, work: Work, status: str, now: float, ahead: tuple[int, int] | None = None) -> None:
+        waiting = None
+        if status in WAITING and self._explainer is not None:
+            waiting = self._explainer.explain(work, now, ahead)
+            work.told_waiting = (waiting.reason, waiting.position)
+            work.told_start_at = self._explainer.to_clock(waiting.estimated_start_at)
+        self._emit(Status(work, status, work.attempt, work.epoch, waiting=waiting))
 
     def next_due(self) -> float | None:
         return self._due[0][0] if self._due else None

@@ -66,6 +66,7 @@ class Work:
         "blocked_at",
         "body",
         "cost",
+        "counted_wait",
         "deadline",
         "deadline_ms",
         "deaths",
@@ -99,6 +100,9 @@ class Work:
         "task",
         "tenant",
         "ticket",
+        "told_start_at",
+        "told_waiting",
+        "ttl_ms",
         "twins",
     )
 
@@ -171,6 +175,14 @@ class Work:
         self.position: int | None = None
         self.pending_status: str | None = None
         self.published_status: str | None = None
+        self.told_waiting: tuple[str, int | None] | None = None
+        """(reason, position) that was last published of its waiting."""
+        self.told_start_at: float | None = None
+        """When it was last said to start."""
+        self.counted_wait = False
+        """Whether its wait is among those that were measured."""
+        self.ttl_ms: int | None = None
+        """Its time to live when this worker chose one, milliseconds after its log append time."""
         self.end_with: PenstockError | None = None
         """It shall end with this as soon as its bytes are here."""
         self.twins: list[Origin] = []

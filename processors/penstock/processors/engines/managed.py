@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from penstock.processors.core.admission import CannotLoad
+from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines.base import (
     Delta,
     EngineGone,

@@ -154,6 +154,7 @@ class Intake:
             cost=1 if error is not None else estimated_cost(request),
             size_bytes=size,
             pool=pool,
+            names_deadline=request.ttl_ms is not None,
         )
 
 

@@ -73,6 +73,8 @@ class Outcomes:
                 detail=effect.detail,
                 position=work.position if effect.status == "queued" else None,
                 model=work.lane or None,
+                waiting_for=effect.waiting,
+                ttl_ms=work.ttl_ms,
             ),
             headers=trace_of(work),
         )

@@ -228,7 +228,7 @@ def test_pinned_models_stay() -> None:
     assert work is not None
     world.pass_steps(60.0)
     assert world.ready("a") == [0]
-    waiting = world.flow.waiting_for(work, world.now, world.wall_ms)
+    waiting = world.flow.waiting_for(work, world.now)
     assert (waiting.reason, waiting.need_bytes, waiting.free_bytes) == ("memory", 50 * GB, 30 * GB)
     world.flow.desire("a", loaded=None, pinned=False)
     world.pass_steps(30.0)
@@ -263,7 +263,7 @@ def test_an_operator_loads_unloads_and_pauses() -> None:
     assert klass is not None
     world.pass_steps(5.0)
     assert not world.running
-    assert [world.flow.waiting_for(work, world.now, 0).reason for work in (model, klass)] == ["paused", "paused"]
+    assert [world.flow.waiting_for(work, world.now).reason for work in (model, klass)] == ["paused", "paused"]
     assert world.flow.paused() == ["class/low", "model/a"]
     world.flow.pause("model", "a", paused=False)
     world.flow.pause("class", "low", paused=False)

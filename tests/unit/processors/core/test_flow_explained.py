@@ -1,0 +1,125 @@
+"""What a flow says of those who wait: reasons, places, estimates, times to live; and low work that waits for slack."""
+
+from __future__ import annotations
+
+from flow_driver import HIGH, LOW, MEDIUM, World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.forecast import Forecast
+from penstock.processors.core.lifetimes import LifetimeSettings
+from penstock.processors.core.slack import SlackSettings
+
+
+def waitings(world: World, request_id: str) -> list[tuple[str, int | None]]:
+    """(reason, position) of each status in order."""
+    return [
+        (effect.waiting.reason, effect.waiting.position)
+        for effect in world.seen
+        if isinstance(effect, ask.Status) and effect.work.request_id == request_id and effect.waiting is not None
+    ]
+
+
+def test_statuses_say_what_is_waited_for() -> None:
+    world = World()
+    world.submit("loads", MEDIUM)
+    world.pass_time(1)
+    assert waitings(world, "loads") == [("model_loading", 0)]
+    world.up(slots=1, inline=True)
+    world.submit("second", MEDIUM)
+    world.submit("other", MEDIUM, tenant="acme")
+    world.submit("turn", MEDIUM, line="c")
+    world.submit("next turn", MEDIUM, line="c")
+    world.submit("low", LOW)
+    world.pass_time(1)
+    assert waitings(world, "second") == [("class", 0)]
+    assert waitings(world, "other") == [("tenant_share", 1)]
+    assert waitings(world, "next turn") == [("conversation", 3)]
+    assert waitings(world, "low") == [("class", 4)]
+
+
+def test_who_is_near_the_front_hears_only_what_is_new() -> None:
+    world = World()
+    world.up(slots=1, inline=True)
+    for number in range(4):
+        world.submit(f"r{number}", MEDIUM)
+    world.pass_time(1)
+    world.flow.tell_positions(2)
+    world.settle()
+    said = len(waitings(world, "r1")), len(waitings(world, "r3"))
+    for _ in range(5):
+        world.pass_time(1)
+        world.flow.tell_positions(2)
+        world.settle()
+    assert (len(waitings(world, "r1")), len(waitings(world, "r3"))) == said, "nothing has changed"
+    world.finish("r0")
+    world.flow.tell_positions(2)
+    world.settle()
+    assert waitings(world, "r2")[-1] == ("class", 0)
+    assert len(waitings(world, "r3")) == said[1] + 1, "it has come near the front"
+
+
+def test_an_estimate_is_what_was_measured() -> None:
+    errors: list[tuple[str, float]] = []
+    world = World()
+    world.flow.forecast = Forecast(lambda kind, error: errors.append((kind, error)))
+    world.flow.explainer._forecast = world.flow.forecast
+    world.up(slots=1, inline=True)
+    world.submit("first", MEDIUM)
+    world.pass_time(4)
+    world.finish("first")
+    for name in ("a", "b"):
+        world.submit(name, MEDIUM)
+    world.pass_time(1)
+    status = next(e for e in reversed(world.seen) if isinstance(e, ask.Status) and e.work.request_id == "b")
+    assert status.waiting is not None
+    assert status.waiting.estimated_start_at is not None
+    assert 2_000 <= status.waiting.estimated_start_at - world.wall_ms <= 4_000
+    world.pass_time(3)
+    world.finish("a")
+    assert [kind for kind, _ in errors] == ["run", "start"]
+
+
+def test_low_work_waits_for_slack_and_goes_on_without_urgent_work() -> None:
+    world = World(slack=SlackSettings(half_life_s=1.0))
+    world.up(slots=8, inline=True)
+    for number in range(4):
+        world.submit(f"high{number}", HIGH)
+    world.pass_time(0.1)
+    world.pass_time(30)
+    for number in range(8):
+        world.submit(f"low{number}", LOW)
+    world.pass_time(0.1)
+    assert [name for name in world.started if name.startswith("low")] == ["low0"], (
+        "all slots are kept, its share is one"
+    )
+    assert waitings(world, "low1")[-1][0] == "slack"
+    for number in range(4):
+        world.finish(f"high{number}")
+    world.pass_time(30)
+    assert len([name for name in world.started if name.startswith("low")]) == 8
+
+
+def test_a_time_to_live_is_chosen_from_the_waits_of_its_class() -> None:
+    world = World(lifetimes=LifetimeSettings(floor_s=30.0, factor=2.0))
+    world.up(slots=1, inline=True)
+    for number in range(25):
+        world.submit(f"r{number}", MEDIUM, ttl_ms=None)
+        world.finish(f"r{number}")
+    work = world.submit("busy", MEDIUM)
+    assert work is not None
+    waiting = world.submit("waits", MEDIUM, ttl_ms=None)
+    named = world.submit("named", MEDIUM, ttl_ms=3_600_000)
+    assert waiting is not None
+    assert named is not None
+    assert (waiting.ttl_ms, named.ttl_ms) == (30_000, None)
+    world.pass_time(29)
+    assert world.status_of("waits") is None
+    world.pass_time(2)
+    assert world.status_of("waits") == "expired"
+    assert world.status_of("named") is None
+    for number in range(10):
+        world.submit(f"late{number}", MEDIUM, ttl_ms=None)
+    world.pass_time(31)
+    longer = world.submit("longer", MEDIUM, ttl_ms=None)
+    assert longer is not None
+    assert longer.ttl_ms is not None
+    assert longer.ttl_ms > 50_000, "the wait of what expired counts"
