@@ -113,6 +113,7 @@ class World:
         belongs_on: int | None = None,
         pool: str | None = None,
         execution_timeout_ms: int | None = None,
+        payload: dict[str, Any] | None = None,
         requirements: Requirements | None = None,
         settle: bool = True,
     ) -> Work | None:
@@ -126,7 +127,7 @@ class World:
             priority=PRIORITY[klass],
             model=model,
             conversation_id=line,
-            text_generation={"prompt": request_id},
+            text_generation=payload or {"prompt": request_id},
             stream=stream,
             created_at=self.wall_ms,
             max_attempts=max_attempts,

@@ -21,4 +21,5 @@ def service_with(part: Any, artifacts: Any = None) -> GatewayService:
         lookups=part,
         subscriptions=part,
         control=part,
+        model_orders=part,
     )

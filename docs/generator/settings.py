@@ -188,6 +188,8 @@ def default_text(info: FieldInfo) -> str:
     if info.is_required():
         return "required"
     value: Any = info.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
     return literal(str(value) if isinstance(value, Path) else value)
 
 
@@ -223,7 +225,8 @@ def kind_text(kind: Any) -> str:
     if origin is list:
         return f"list of {kind_text(arguments[0])}"
     if origin is dict:
-        return f"table of {kind_text(arguments[1])}"
+        inner = kind_text(arguments[1])
+        return f"table of {inner}s" if inner == "table" else f"table of {inner}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return "tables"
+        return "table"
     raise TypeError(f"the generator has no words for {kind}")

@@ -26,7 +26,7 @@ from penstock.gateway.edge.protocols import Patience, protocols
 from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import admin as admin_routes
-from penstock.gateway.routes import artifacts, conversations, health, native, sockets
+from penstock.gateway.routes import admin_models, artifacts, conversations, health, native, sockets
 from penstock.gateway.routes import registry as registry_routes
 from penstock.gateway.routes import tickets as ticket_routes
 from penstock.gateway.settings import GatewaySettings, allowances_of
@@ -58,6 +58,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         registry_routes,
         ticket_routes,
         admin_routes,
+        admin_models,
         health,
         sockets,
     ):

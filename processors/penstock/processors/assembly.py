@@ -151,7 +151,14 @@ def assemble(
     )
     erasing = Erasing(turns, book, membership.owns)
     execution = Execution(
-        flow, lanes.engine, turns, Outputs(settings.artifacts_location), metrics, clock=clock, changed=worker.changed
+        flow,
+        lanes.engine,
+        turns,
+        Outputs(settings.artifacts_location),
+        metrics,
+        clock=clock,
+        changed=worker.changed,
+        defaults=serving.defaults,
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
     worker.connect(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from penstock.processors.conversations.messages import answer_message
@@ -29,7 +29,7 @@ from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, size_of
 from penstock.producers.clock import now_ms
 from penstock.schemas.errors import InternalError, PenstockError
-from penstock.schemas.payloads import NEUTRAL
+from penstock.schemas.payloads import DEFAULT_FIELDS, NEUTRAL
 from penstock.schemas.records import ConversationMessage
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,10 @@ class _Sink:
 
 
 class Execution:
-    """`engine` gives a replica's engine, None while it is down. `changed` is called after each answer to the flow."""
+    """`engine` gives a replica's engine, None while it is down. `changed` is called after each answer to the flow.
+
+    `defaults` gives the parameters of a lane's model for requests that leave them out: here is where they are applied.
+    """
 
     def __init__(
         self,
@@ -68,8 +71,10 @@ class Execution:
         *,
         clock: Callable[[], float],
         changed: Callable[[], None],
+        defaults: Callable[[str], Mapping[str, Any]] = lambda lane: {},
     ) -> None:
         self._flow = flow
+        self._defaults = defaults
         self._engine = engine
         self._turns = turns
         self._outputs = outputs
@@ -264,6 +269,10 @@ class Execution:
         request = work.request
         payload = request.payload
         inputs = payload.get("input")
+        params = {name: payload[name] for name in _PARAMS if payload.get(name) is not None}
+        defaults = self._defaults(work.lane)
+        known = DEFAULT_FIELDS.get(request.task, frozenset())
+        defaulted = frozenset(name for name in defaults if name not in params and name in known)
         return RunSpec(
             run_id=run.run_id,
             task=request.task,
@@ -272,7 +281,8 @@ class Execution:
             history=history,
             prompt=payload.get("prompt"),
             inputs=[inputs] if isinstance(inputs, str) else inputs,
-            params={name: payload[name] for name in _PARAMS if payload.get(name) is not None},
+            params={**params, **{name: defaults[name] for name in defaulted}},
+            defaulted=defaulted,
             context=request.context,
             stream=request.stream,
             extra=request.extra,

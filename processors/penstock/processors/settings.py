@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.producers.configuration import (
     ArtifactsSection,
@@ -17,6 +16,7 @@ from penstock.producers.configuration import (
     Section,
     SharedSection,
 )
+from penstock.producers.model_entry import ModelEntry, check_names
 from penstock.producers.settings import KafkaSettings
 
 
@@ -107,24 +107,8 @@ class ConversationsSection(Section):
     """Not used any more; older configurations may still have it: Kafka is waited for."""
 
 
-class ModelSection(Section):
-    id: str
-    """The name by which requests ask for the model."""
-    source: str
-    """A folder, a .gguf file or a hub id (owner/name); for `remote` the server's URL; for `managed` its command; for
-    `noop` anything."""
-    engine: Literal["text", "embedding", "remote", "managed", "noop"]
-    """What runs it."""
-    tasks: list[str] = Field(default_factory=lambda: ["text_generation"])
-    """The tasks that it serves: text_generation, embedding."""
-    aliases: list[str] = Field(default_factory=list[str])
-    """Other names for it."""
-    pool: str | None = Field(default=None, pattern="^[A-Za-z0-9_-]{1,63}$")
-    """Only workers of this pool serve it; null: every worker that reads this entry."""
-    vram_bytes: int | None = Field(default=None, ge=1)
-    """Memory that one engine of it needs, in bytes; null: estimated from its files, then measured."""
-    options: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Options of its engine."""
+ModelSection = ModelEntry
+"""One `[[models]]` table."""
 
 
 class MemorySection(Section):
@@ -154,7 +138,13 @@ class WorkerSettings(ProcessSettings):
     memory: MemorySection = Field(default_factory=MemorySection)
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
-    models: list[ModelSection] = Field(default_factory=list[ModelSection])
+    models: list[ModelEntry] = Field(default_factory=list[ModelEntry])
+
+    @field_validator("models")
+    @classmethod
+    def _names_differ(cls, models: list[ModelEntry]) -> list[ModelEntry]:
+        check_names(models)
+        return models
 
     @property
     def artifacts_location(self) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, ParamSpec, cast
@@ -167,7 +167,7 @@ class Worker:
         self._effects = deque(effect for effect in effects if not _of_dropped(effect))
 
     @_breaking
-    def on_commands(self, commands: list[ControlCommand]) -> None:
+    def on_commands(self, commands: Sequence[ControlCommand]) -> None:
         """Commands from the control topic, in log order."""
         now, wall_ms = self._clock(), now_ms()
         for command in commands:

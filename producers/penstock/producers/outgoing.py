@@ -7,7 +7,8 @@ import secrets
 from dataclasses import dataclass
 
 from penstock.schemas.codec import Codec
-from penstock.schemas.records import ControlCommand, InferenceRequest
+from penstock.schemas.desired import key_of
+from penstock.schemas.records import ControlCommand, DesiredState, InferenceRequest
 from penstock.schemas.topics import HEADER_CONTENT_TYPE, HEADER_TRACEPARENT, TopicNames, request_key
 
 _CONTENT_TYPE = (HEADER_CONTENT_TYPE, b"application/avro")
@@ -57,6 +58,17 @@ def control_record(command: ControlCommand, names: TopicNames, codec: Codec, *, 
         key=identity.encode(),
         value=codec.encode(command),
         headers=_headers("ControlCommand", identity, source),
+    )
+
+
+def desired_record(wish: DesiredState, names: TopicNames, codec: Codec, *, source: str = "penstock") -> Outgoing:
+    """What is wanted of a model or class as a record; it replaces what was wanted before."""
+    identity = key_of(wish)
+    return Outgoing(
+        topic=names.desired,
+        key=identity.encode(),
+        value=codec.encode(wish),
+        headers=_headers("DesiredState", identity, source),
     )
 
 

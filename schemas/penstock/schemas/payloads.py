@@ -245,6 +245,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """The fields that engines of ours do not support yet, each with the values that change nothing."""
 
+DEFAULT_FIELDS: dict[str, frozenset[str]] = {
+    "text_generation": frozenset(
+        {
+            "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop",
+            "seed", "n", "logprobs", "top_logprobs", "response_format",
+        }
+    ),
+    "embedding": frozenset({"dimensions"}),
+}  # fmt: skip
+"""The fields of a payload for which a model may have a default, by task."""
+
 PASSED_ON = frozenset({"logit_bias", "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"})
 """Fields of OpenAI that travel in `extra`, as JSON text: only remote models know them."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.processors.core.admission import CannotLoad
+from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines.base import EngineGone, EngineState, RunSpec
 from penstock.processors.engines.managed import ManagedEngine
 from penstock.processors.engines.server_process import tree

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.view.frames import Frame
 from penstock.processors.metrics import Metrics
+from penstock.producers.model_entry import ModelEntry
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.topics import TopicNames, topic_specs
 
@@ -83,7 +84,8 @@ def test_engine_options(reference: dict[str, Page]) -> None:
     sources = [*(ROOT / "processors/penstock/processors/engines").glob("*.py")]
     sources += [ROOT / "processors/penstock/processors" / name for name in ("models/manager.py", "models/serving.py")]
     code = "\n".join(source.read_text() for source in sources)
-    read = set(re.findall(r"options(?:\.get\(\s*|\[)[\"'](\w+)[\"']", code)) - {"granted_bytes"}
+    fields = {"granted_bytes", *ModelEntry.model_fields}
+    read = set(re.findall(r"options(?:\.get\(\s*|\[)[\"'](\w+)[\"']", code)) - fields
     rows = re.findall(r"^\| (`[^|]*`) \|", reference["engine-options.md"].text, re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert read <= documented, f"docs/reference/engine-options.md lacks {read - documented}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from penstock.gateway.service.models import check_abilities, find_model, public_models, unknown_model
-from penstock.schemas.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
-from penstock.schemas.records import ModelInfo
+from penstock.gateway.service.model_states import admin_models, find_one
+from penstock.gateway.service.models import check_abilities, find_model, public_models
+from penstock.schemas.desired import key_of
+from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
+from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState
 from penstock.schemas.requests import parse_request
 
 
@@ -79,10 +82,75 @@ def test_of_two_models_for_a_task_the_workers_choose() -> None:
     assert find_model([model("a", "embedding"), model("b", "embedding")], "embedding", None, None) is None
 
 
-def test_the_public_form_is_one_per_model_the_newest() -> None:
-    listed = public_models([model("b", "x", at=9000), model("a", "x"), model("b", "y", at=2000)])
-    assert [(item["id"], item["created"], item["tasks"]) for item in listed] == [("a", 1, ["x"]), ("b", 9, ["x"])]
+def test_the_public_form_is_one_per_model_and_pool() -> None:
+    listed = public_models([model("b", "x", pool="p"), model("b", "y"), model("a", "x")], [("b", "p")])
+    assert [(item["id"], item["pool"], item["available"]) for item in listed] == [
+        ("a", None, True),
+        ("b", None, True),
+        ("b", "p", False),
+    ]
     assert {item["object"] for item in listed} == {"model"}
+
+
+def test_a_model_is_as_good_as_its_best_engine() -> None:
+    """Issue 9: of two workers with one model the last to speak was believed."""
+    states = [
+        worker("w1", ModelState(model="smol", state="failed", reason="it died")),
+        worker("w2", ModelState(model="smol", state="loading", progress=0.25, reason="downloading")),
+        worker("w3", ModelState(model="smol", state="ready"), pool="p"),
+    ]
+    (shown,) = public_models([model("smol", "x")], workers=states)
+    assert (shown["state"], shown["progress"], shown["reason"]) == ("loading", 0.25, "downloading")
+    (shown,) = public_models([dataclasses.replace(model("far", "x"), defaults={"stop": '["E"]', "old": "0,5"})])
+    assert (shown["state"], shown["defaults"]) == ("ready", {"stop": ["E"], "old": "0,5"})
+
+
+def worker(name: str, *models: ModelState, pool: str | None = None) -> WorkerState:
+    return WorkerState(worker_id=name, state="running", started_at=1, updated_at=1, pool=pool, models=list(models))
+
+
+WISHES = {
+    key_of(wish): wish
+    for wish in (
+        DesiredState(kind="model", name="smol", action="pause", created_at=1, paused=True, pinned=True),
+        DesiredState(kind="model", name="mini", action="remove", created_at=1, removed=True),
+        DesiredState(
+            kind="model",
+            name="new",
+            action="add",
+            created_at=1,
+            entry='{"source": "x", "engine": "noop", "aliases": ["n"], "defaults": {"max_tokens": 3}}',
+        ),
+        DesiredState(kind="model", name="odd", action="add", created_at=1, entry="[]"),
+        DesiredState(kind="class", name="low", action="pause", created_at=1, paused=True),
+    )
+}
+
+
+def test_operators_see_engines_and_what_is_wanted() -> None:
+    states = [worker("w2", ModelState(model="smol", state="ready", queued=4)), worker("w1")]
+    shown = {one["id"]: one for one in admin_models(MODELS, states, WISHES, [("new", None)])}
+    assert list(shown) == ["new", "smol", "big"], "removed ones are gone; other pools come last"
+    assert (shown["smol"]["paused"], shown["smol"]["pinned"]) == (True, True)
+    assert shown["smol"]["desired"]["action"] == "pause"
+    assert [(one["worker_id"], one["queued"]) for one in shown["smol"]["replicas"]] == [("w2", 4)]
+    assert (shown["new"]["state"], shown["new"]["aliases"], shown["new"]["defaults"]) == (
+        "absent",
+        ["n"],
+        {"max_tokens": 3},
+    )
+    assert not shown["new"]["available"]
+
+
+def test_a_model_is_found_by_id_alias_and_pool() -> None:
+    shown = admin_models([*MODELS, model("big", "x", pool="q"), model("smol", "x", pool="p")], [], {}, [])
+    assert find_one(shown, "default", None)["id"] == "smol"
+    assert find_one(shown, "smol", None)["pool"] is None
+    assert find_one(shown, "smol", "p")["pool"] == "p"
+    with pytest.raises(InvalidRequest, match="in the pools p, q"):
+        find_one(shown, "big", None)
+    with pytest.raises(ModelNotFound, match="there are big, smol"):
+        find_one(shown, "mini", "p")
 
 
 def test_an_unknown_name_is_told_the_models_there_are() -> None:
@@ -90,10 +158,10 @@ def test_an_unknown_name_is_told_the_models_there_are() -> None:
     with pytest.raises(ModelNotFound, match="for text_generation there are smol"):
         find_model(MODELS, "text_generation", "none", None)
     many = [model(f"m{number:02}", "x") for number in range(12)]
-    assert unknown_model(many, "q").message.endswith(
-        "there are m00, m01, m02, m03, m04, m05, m06, m07, m08, m09 and 2 more"
-    )
-    assert "there is none" in unknown_model([], "q").message
+    with pytest.raises(ModelNotFound, match=r"there are m00, m01, m02, m03, m04, m05, m06, m07, m08, m09 and 2 more$"):
+        find_one(public_models(many), "q", None)
+    with pytest.raises(ModelNotFound, match="there is none"):
+        find_one([], "q", None)
 
 
 def asked(model: str | None = None, **payload: Any) -> Any:

@@ -69,6 +69,11 @@ def test_the_wait_counts_its_class_and_those_above() -> None:
     assert (medium.waiting_for.reason, medium.waiting_for.estimated_start_at) == ("class", 55_250)
 
 
+def test_a_worker_that_tells_nothing_by_model_is_taken_as_a_whole() -> None:
+    busy = worker(ModelState(model="a", state="ready"), queued={"medium": 2}, running=1)
+    assert planned(busy, models=[model("a")]).estimated_wait_ms == 1_000 * (2 + 1)
+
+
 def test_without_a_name_the_best_ready_model_is_taken_else_the_soonest() -> None:
     models = [model("busy"), model("free"), model("cold", load_seconds=30.0)]
     ready = [ModelState(model="busy", state="ready", queued=9), ModelState(model="free", state="ready", queued=1)]

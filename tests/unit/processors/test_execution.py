@@ -35,6 +35,7 @@ class Shell(World):
         self.turns = ScriptedTurns()
         self.metrics = Metrics()
         self.terminals: dict[str, ask.Terminal] = {}
+        self.defaults: dict[str, Any] = {}
         self._settling = False
         super().__init__(**settings)
         self.execution = Execution(
@@ -45,6 +46,7 @@ class Shell(World):
             self.metrics,
             clock=lambda: self.now,
             changed=self.settle,
+            defaults=lambda lane: self.defaults,
         )
 
     def settle(self) -> None:
@@ -125,6 +127,15 @@ async def test_a_request_is_prepared_run_and_ended(shell: Shell) -> None:
     assert shell.metrics.prompt_tokens._value.get() == 3
     assert shell.metrics.completion_tokens._value.get() == 2
     assert shell.turns.mine == [], "without a conversation none is read"
+
+
+async def test_defaults_of_the_model_stand_in_for_what_a_request_leaves_out(shell: Shell) -> None:
+    shell.defaults = {"max_tokens": 7, "temperature": 0.0, "stop": ["END"], "dimensions": 3}
+    shell.submit("r", payload={"prompt": "r", "temperature": 0.9, "stop": None})
+    await shell.until_running()
+    spec, _, _ = shell.the_engine().only_run()
+    assert spec.params == {"max_tokens": 7, "temperature": 0.9, "stop": ["END"]}, "of its task, and never over its own"
+    assert spec.defaulted == {"max_tokens", "stop"}
 
 
 async def test_the_prepared_need_is_what_the_grant_takes(shell: Shell) -> None:

@@ -11,6 +11,7 @@ from penstock.gateway.openai import shapes as openai_shapes
 from penstock.gateway.routes import answers
 from penstock.gateway.routes.answers import Page
 from penstock.gateway.routes.registry import MEDIA_TYPE
+from penstock.producers.model_entry import ModelEntry
 from penstock.schemas.bodies import EmbeddingRequest, TextRequest
 
 JSON = "application/json"
@@ -79,6 +80,16 @@ ROUTES: dict[tuple[str, str], Documented] = {
     ("GET", "/v1/stats"): Documented(responses=_json(answers.Stats)),
     ("GET", "/v1/admin/stats"): Documented(responses=_json(answers.AdminStats)),
     ("GET", "/v1/admin/devices"): Documented(responses=_json(Page[answers.Device])),
+    ("GET", "/v1/admin/models"): Documented(responses=_json(Page[answers.AdminModel])),
+    ("POST", "/v1/admin/models"): Documented(
+        responses=_json(answers.Desired, 202), body=ModelEntry, errors=(*ANY_ROUTE, 409)
+    ),
+    ("GET", "/v1/admin/models/{model_id}"): Documented(responses=_json(answers.AdminModel), errors=OF_ONE),
+    ("DELETE", "/v1/admin/models/{model_id}"): Documented(responses=_json(answers.Desired, 202), errors=OF_ONE),
+    ("POST", "/v1/admin/models/{model_id}/{action}"): Documented(responses=_json(answers.Desired, 202), errors=OF_ONE),
+    ("POST", "/v1/admin/classes/{class_name}/{action}"): Documented(
+        responses=_json(answers.Desired, 202), errors=OF_ONE
+    ),
     ("POST", "/v1/conversations"): Documented(
         responses=_json(answers.Conversation),
         body=answers.NewConversation,

@@ -27,7 +27,8 @@ from penstock.gateway.openai.large_answers import decode_json, is_large
 from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
 from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, responses_request
 from penstock.gateway.routes.paging import Page
-from penstock.gateway.service.models import check_abilities, find_model, public_models, unknown_model
+from penstock.gateway.service.model_states import find_one
+from penstock.gateway.service.models import check_abilities, find_model
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import Stopping, Subscription
 from penstock.gateway.view.outputs import encode_json, on_output_thread
@@ -73,19 +74,12 @@ async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Res
 
 @router.get("/models", summary="The models that workers offer")
 async def list_models(request: Request) -> dict[str, Any]:
-    facts = service_of(request).facts
-    models = public_models(facts.models(), facts.liveness().names_without_worker)
-    return Page(models, has_more=False).to_json()
+    return Page(service_of(request).facts.public_models(), has_more=False).to_json()
 
 
 @router.get("/models/{model_id:path}", summary="One model, by its id or an alias")
-async def retrieve_model(model_id: str, request: Request) -> dict[str, Any]:
-    facts = service_of(request).facts
-    models = facts.models()
-    for model in public_models(models, facts.liveness().names_without_worker):
-        if model_id == model["id"] or model_id in model["aliases"]:
-            return model
-    raise unknown_model(models, model_id)
+async def retrieve_model(model_id: str, request: Request, pool: str | None = None) -> dict[str, Any]:
+    return find_one(service_of(request).facts.public_models(), model_id, pool)
 
 
 async def _text_answer(

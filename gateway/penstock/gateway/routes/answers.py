@@ -362,10 +362,59 @@ class Model(Answer):
     tasks: list[str]
     pool: str | None
     state: str
+    reason: Annotated[str | None, Field(description="Why it is in this state.")]
+    progress: Annotated[float | None, Field(description="How much of its loading is done, 0 to 1.")]
+    load_seconds: float | None
     context_window: int | None
     max_output_tokens: int | None
     dimensions: int | None
+    defaults: Annotated[Json, Field(description="Applied to requests that leave these fields out.")]
     available: Annotated[bool, Field(description="Whether a live worker has it; without one its requests wait.")]
+
+
+class ReplicaState(Answer):
+    """An engine of a model on a worker, in bytes and seconds."""
+
+    worker_id: str
+    replica: int
+    state: str
+    device: str | None
+    memory_bytes: int | None
+    reserved_bytes: int | None
+    queued: int
+    running: int
+    reason: str | None
+    progress: float | None
+    load_seconds: float | None
+
+
+class Desired(Answer):
+    """What is wanted of a model or class: all of it. Null is: as configured."""
+
+    kind: Literal["model", "class"]
+    name: str
+    pool: str | None
+    action: Annotated[str, Field(description="The last order.")]
+    loaded: bool | None
+    pinned: bool | None
+    paused: bool
+    removed: bool
+    created_at: Time | None
+    created_by: str | None
+
+
+class AdminModel(Model):
+    """A model as operators see it."""
+
+    engine: str
+    priority: int | None
+    pinned: bool
+    paused: bool
+    max_batch_size: int | None
+    weights_bytes: int | None
+    revision: str | None
+    desired: Desired | None
+    replicas: list[ReplicaState]
 
 
 class Health(Answer):

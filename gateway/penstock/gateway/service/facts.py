@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.gateway.limits.tenants import TenantWork
 from penstock.gateway.metrics import Gauges
+from penstock.gateway.service.models import public_models
 from penstock.gateway.service.planning import plan
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.view.entries import Entry, rfc3339, waiting_json
@@ -19,6 +20,7 @@ from penstock.producers.clock import now_ms
 from penstock.producers.model_pools import pool_of
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import STATUS_RANKS, DeviceState, InferenceRequest, ModelInfo, WaitingFor, WorkerState
+from penstock.schemas.topics import HORIZON_MS
 
 RUNNING_RANK = STATUS_RANKS["running"]
 
@@ -44,8 +46,9 @@ class Facts:
         self.sockets = 0
 
     def models(self) -> list[ModelInfo]:
-        """The models that workers have told of."""
-        return list(self._view.models.values())
+        """The models that workers told of within a day: of one that left its configuration nobody tells any more."""
+        since_ms = now_ms() - HORIZON_MS
+        return [model for model in self._view.models.values() if model.updated_at >= since_ms]
 
     def routed(self, request: InferenceRequest) -> InferenceRequest:
         """The request with the pool it goes to: its own, else its conversation's, else that of the model it names.
@@ -71,6 +74,15 @@ class Facts:
     def liveness(self) -> Liveness:
         """Which models no live worker moves, as of now."""
         return judge(self._view.workers.values(), self.models(), now_ms(), self._worker_late_ms)
+
+    def live_workers(self) -> list[WorkerState]:
+        """The workers that have not gone, and not fallen silent."""
+        since_ms = now_ms() - self._worker_late_ms
+        return [one for one in self._view.workers.values() if one.state != STOPPED and one.updated_at >= since_ms]
+
+    def public_models(self) -> list[dict[str, Any]]:
+        """The models as all callers see them."""
+        return public_models(self.models(), self.liveness().without_worker, self.live_workers())
 
     def waits_for_worker(self, entry: Entry, liveness: Liveness | None = None) -> dict[str, Any]:
         """Fields of a request that waits for want of a live worker, in place of its own; nothing for any other.

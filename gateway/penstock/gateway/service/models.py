@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from penstock.gateway.service.model_states import NAMED_MODELS, ModelId, best_states, named, public_model
 from penstock.schemas.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
 from penstock.schemas.payloads import only_remote
-from penstock.schemas.records import InferenceRequest, ModelInfo
+from penstock.schemas.records import InferenceRequest, ModelInfo, WorkerState
 
-NAMED_MODELS = 10
-"""So many models are named to a caller who asked for another one."""
 REMOTE = frozenset({"remote", "managed"})
 """The kinds of engines that pass on whatever OpenAI's protocol has."""
 LEAST_WINDOW = 512
@@ -31,21 +30,10 @@ def find_model(models: Iterable[ModelInfo], task: str, name: str | None, pool: s
             return model.model
     if not known:
         return None
-    there = _named(fitting)
+    there = named({model.model for model in fitting})
     if any(name == model.model or name in model.aliases for model in known):
         raise ModelNotFound(f"the model `{name}` does not do {task}; {there}", param="model")
     raise ModelNotFound(f"the model `{name}` does not exist; for {task} {there}", param="model")
-
-
-def _named(models: Iterable[ModelInfo]) -> str:
-    names = sorted({model.model for model in models})
-    more = f" and {len(names) - NAMED_MODELS} more" if len(names) > NAMED_MODELS else ""
-    return f"there are {', '.join(names[:NAMED_MODELS])}{more}" if names else "there is none"
-
-
-def unknown_model(models: Iterable[ModelInfo], name: str) -> ModelNotFound:
-    """The error for a name that no model has, whatever its task."""
-    return ModelNotFound(f"the model `{name}` does not exist; {_named(models)}", param="model")
 
 
 def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> None:
@@ -83,29 +71,17 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
         )
 
 
-def public_models(models: Iterable[ModelInfo], without_worker: Collection[str] = ()) -> list[dict[str, Any]]:
-    """OpenAI's model objects with Penstock's facts beside, one per id, sorted by it.
+def public_models(
+    models: Iterable[ModelInfo],
+    without_worker: Collection[ModelId] = (),
+    workers: Iterable[WorkerState] = (),
+) -> list[dict[str, Any]]:
+    """OpenAI's model objects with Penstock's facts beside, one per id and pool, sorted; the common pool's come first.
 
     Models `without_worker` are not available: requests for them are accepted, and wait.
     """
-    newest: dict[str, ModelInfo] = {}
-    for model in models:
-        if model.model not in newest or model.updated_at >= newest[model.model].updated_at:
-            newest[model.model] = model
-    return [{**_public(newest[name]), "available": name not in without_worker} for name in sorted(newest)]
-
-
-def _public(model: ModelInfo) -> dict[str, Any]:
-    return {
-        "id": model.model,
-        "object": "model",
-        "created": model.updated_at // 1000,
-        "owned_by": "penstock",
-        "aliases": model.aliases,
-        "tasks": model.tasks,
-        "pool": model.pool,
-        "state": model.state,
-        "context_window": model.context_window,
-        "max_output_tokens": model.max_output_tokens,
-        "dimensions": model.dimensions,
-    }
+    best = best_states(workers)
+    return [
+        public_model(one, best.get((one.model, one.pool)), available=(one.model, one.pool) not in without_worker)
+        for one in sorted(models, key=lambda one: (one.model, one.pool or ""))
+    ]

@@ -47,11 +47,14 @@ class _Place:
 
     @property
     def queued(self) -> int:
-        return max((one.queued for one in self.engines), default=0)
+        """A worker that tells nothing by model is taken as a whole."""
+        told = any(one.queued for one in self.worker.models)
+        return max(one.queued for one in self.engines) if told else sum(self.worker.queued.values())
 
     @property
     def running(self) -> int:
-        return sum(one.running for one in self.engines)
+        told = any(one.running for one in self.worker.models)
+        return sum(one.running for one in self.engines) if told else self.worker.running
 
 
 def plan(

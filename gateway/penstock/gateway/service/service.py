@@ -9,6 +9,7 @@ from typing import Protocol
 from penstock.gateway.service.control import Control
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.lookups import Lookups
+from penstock.gateway.service.model_orders import ModelOrders
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.submitting import Accepted, Submitter
 from penstock.gateway.service.subscriptions import Subscriptions
@@ -57,6 +58,7 @@ class GatewayService:
     lookups: Lookups
     subscriptions: Subscriptions
     control: Controls
+    model_orders: ModelOrders
     threads: Threads = field(default_factory=Threads)
 
     @classmethod
@@ -85,5 +87,6 @@ class GatewayService:
             lookups=lookups,
             subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
             control=Control(transport, view, follower, lookups, codec, kafka.names, artifacts),
+            model_orders=ModelOrders(transport, facts, kafka, codec, threads),
             threads=threads,
         )

@@ -22,6 +22,7 @@ from penstock.gateway.view.unwritten import Recent, Unwritten
 from penstock.producers.clock import now_ms
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, default_codec
+from penstock.schemas.desired import model_key
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.fold import IGNORED
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id, is_derived_id
@@ -346,7 +347,7 @@ class View:
 
     def _model(self, message: RawMessage) -> None:
         if message.value is None:
-            self.models = {k: m for k, m in self.models.items() if m.model.encode() != message.key}
+            self.models = {k: m for k, m in self.models.items() if model_key(m.model, m.pool).encode() != message.key}
             return
         model = self._codec.decode(message.value, ModelInfo)
         self.models[(model.model, model.pool or "")] = model

@@ -57,10 +57,14 @@ class Explainer:
         return round(now * 1000 + self._wall_ahead_ms)
 
     def explain(self, work: Work, now: float, ahead: tuple[int, int] | None = None) -> WaitingFor:
-        """`ahead`: (requests, tokens) that start before it on its lane; None: all of its class and those above it."""
+        """`ahead`: (requests, tokens) that start before it on its lane; None: all of its class and those above it,
+        but no more than stood before it when it came or was last told.
+        """
         lane, scheduler = self._lane_facts(work), self._scheduler
         rank = CLASSES.index(work.klass)
-        requests = [scheduler.depth(work.lane, klass) for klass in CLASSES[: rank + 1]]
+        before = max(0, sum(scheduler.depth(work.lane, klass) for klass in CLASSES[: rank + 1]) - 1)
+        if work.position is not None:
+            before = min(before, work.position)
         above = scheduler.urgent_waits(work.lane, work.klass)
         turn_of_other = not above and scheduler.next_tenant(work.lane, work.klass) not in (work.tenant, None)
         facts = WaitingFacts(
@@ -73,7 +77,7 @@ class Explainer:
             others_tenant_next=turn_of_other,
             need_bytes=lane.need_bytes,
             free_bytes=lane.free_bytes,
-            starts_in_s=self._starts_in_s(work, lane, ahead or (max(0, sum(requests) - 1), None), now),
+            starts_in_s=self._starts_in_s(work, lane, ahead or (before, None), now),
         )
         return waiting_for(facts, self.wall_ms(now))
 

@@ -155,7 +155,10 @@ class Unload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reserve:
-    """A model has waited long for room on this device: `Ledger.reserve` it, so that small grants do not take it."""
+    """Room is being made for a model on this device: `Ledger.reserve` it, so that others do not take it.
+
+    No bytes: the model is not wanted any more, and no room is kept for it.
+    """
 
     model: str
     device: str

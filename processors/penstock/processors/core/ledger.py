@@ -237,10 +237,15 @@ class Ledger:
 
         A device keeps room for one owner at a time. Small ones are delayed by `longest_reservation_s` at most. When
         that was not enough (what runs there runs longer), they pass for as long as they were held back, then the same
-        owner may reserve for twice as long: so it gets its room in the end, and they have half of the time.
+        owner may reserve for twice as long: so it gets its room in the end, and they have half of the time. No bytes:
+        it does not wait here any more.
         """
         held = self._devices[device]
         last = held.reservation
+        if need_bytes == 0:
+            if last is not None and last.owner == for_owner:
+                held.reservation = None
+            return False
         longest = self._longest_reservation_s
         if last is not None and now < last.until:
             if last.owner == for_owner:

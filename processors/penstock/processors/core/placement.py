@@ -6,7 +6,7 @@ the replicas. The rules, and why they never livelock, stand in `docs/decisions/0
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -51,7 +51,9 @@ def decide(
 
 
 PLANS: WeakKeyDictionary[Ledger, dict[tuple[str, Need], list[Plan]]] = WeakKeyDictionary()
-"""Made once for each ledger: they depend on its devices alone, which never change."""
+"""Made once for each ledger and need: they depend on its devices alone, which never change."""
+PLANS_KEPT = 1024
+"""Needs that are learned, and those of runs, are always new ones."""
 
 
 def _plans_of_one(ledger: Ledger, name: str, need: Need) -> list[Plan]:
@@ -61,6 +63,8 @@ def _plans_of_one(ledger: Ledger, name: str, need: Need) -> list[Plan]:
     if plans is None:
         devices = [one.device for one in ledger.devices() if name in (one.device, one.kind)]
         plans = [Plan((device,), _needs(ledger, (device,), need)) for device in devices]
+        if len(known) >= PLANS_KEPT:
+            known.clear()
         plans = known[name, need] = [plan for plan in plans if ledger.fits_ever(plan.needs)]
     return plans
 
@@ -112,8 +116,10 @@ class _Round:
         for replica in self._replicas:
             self._end_unwanted(replica)
         self._relieve()
+        wants = self._wants()
+        self._drop_reservations({want.view.model for want in wants})
         blocked = False
-        for want in self._wants():
+        for want in wants:
             if not self._place(want):
                 blocked = True
                 self._make_room(want)
@@ -168,6 +174,13 @@ class _Round:
                     break
                 self._end(victim.replica, "over_limit", None)
                 over -= victim.replica.bytes[capacity.device]
+
+    def _drop_reservations(self, wanting: Set[str]) -> None:
+        """What was to be loaded is not wanted any more: no room is kept for it."""
+        for device, kept in self._kept.items():
+            if kept is not None and kept[0] in self._models and kept[0] not in wanting:
+                self._kept[device] = None
+                self._decisions.append(Reserve(model=kept[0], device=device, bytes=0, until=self._now))
 
     # -- who wants a replica
 

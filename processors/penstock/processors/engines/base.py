@@ -49,6 +49,8 @@ class RunSpec:
     prompt: str | None = None
     inputs: list[str] | None = None
     params: dict[str, Any] = field(default_factory=dict[str, Any])
+    defaulted: frozenset[str] = frozenset()
+    """Those of `params` that the model's defaults gave: an answer's length is then cut to what fits, not refused."""
     context: ContextLimits | None = None
     stream: bool = False
     extra: dict[str, str] = field(default_factory=dict[str, str])

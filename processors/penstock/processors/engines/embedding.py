@@ -14,7 +14,8 @@ from typing import Any
 
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec, refuse_unsupported
-from penstock.processors.engines.loading import device_name, dtype_name, limit_device_memory, measured_memory
+from penstock.processors.engines.loading import device_name, limit_device_memory, measured_memory
+from penstock.processors.engines.weights import code_option, load_weights
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -64,10 +65,8 @@ class EmbeddingBackend:
         folder = self._source
         device = device_name(self._options)
         limit_device_memory(self._options)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        dtype = getattr(torch, dtype_name(self._options))
-        model: Any = AutoModel.from_pretrained(folder, dtype=dtype, use_safetensors=True)
-        self._model = model.to(device).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, **code_option(self._options))
+        self._model = load_weights(AutoModel, folder, self._options)
         config: Any = self._model.config
         self._window = min(int(config.max_position_embeddings), int(self._options.get("window", 1 << 30)))
         self._dimensions = int(config.hidden_size)

@@ -110,8 +110,11 @@ def fill(model: str, text: str, values: Mapping[str, str]) -> str:
 
 
 def memory_fraction(granted_bytes: int, total_bytes: int) -> str:
-    """Of a device's total, rounded down: what a server is told to take is never more than its grant."""
-    share = min(1.0, granted_bytes / total_bytes) if total_bytes > 0 else 1.0
+    """Of a device's total, rounded down: what a server is told to take is never more than its grant.
+
+    Of a device that is not there it is nothing.
+    """
+    share = min(1.0, granted_bytes / total_bytes) if total_bytes > 0 else 0.0
     return f"{math.floor(share * 10_000) / 10_000:.4f}"
 
 

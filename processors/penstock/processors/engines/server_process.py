@@ -1,4 +1,4 @@
-"""A managed server as the worker holds it: started by its keeper (keeper.py), looked at, ended. No thread waits for it.
+"""A managed server as the worker holds it: started by its keeper (keeper.py), looked at, ended.
 
 All of it runs on Linux alone: the keeper needs /proc, subreapers and pidfds.
 """

@@ -22,12 +22,12 @@ from penstock.processors.engines.loading import (
     block_size,
     cache_tokens,
     device_name,
-    dtype_name,
     limit_device_memory,
     measured_memory,
 )
 from penstock.processors.engines.sampling import GREEDY, Sampling, sampling_of
 from penstock.processors.engines.text_run import TextRun
+from penstock.processors.engines.weights import code_option, load_weights
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 from penstock.schemas.texts import shortened
 
@@ -77,12 +77,8 @@ class TextBackend:
         folder, extra = _folder_and_file(Path(self._source))
         device = device_name(self._options)
         limit_device_memory(self._options)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
-        dtype = getattr(torch, dtype_name(self._options))
-        # Weights come from safetensors (or GGUF) alone: a pickle is never opened.
-        safe: dict[str, Any] = extra or {"use_safetensors": True}
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **safe)
-        self._model = model.to(device).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, **extra, **code_option(self._options))
+        self._model = load_weights(AutoModelForCausalLM, folder, self._options, extra)
         self._model.set_attn_implementation(f"paged|{self._options.get('attention', 'sdpa')}")
         config: Any = self._model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
@@ -133,7 +129,7 @@ class TextBackend:
         """
         refuse_unsupported(spec)
         self._sampling(spec.params)
-        wanted = spec.params.get("max_tokens")
+        wanted = None if "max_tokens" in spec.defaulted else spec.params.get("max_tokens")
         reserve = int(wanted) if wanted is not None else min(64, self._window // 4)
         messages: list[Message] | None = None
         dropped = 0
@@ -179,7 +175,7 @@ class TextBackend:
             )
         if any(not 0 <= token < self._vocabulary for token in ids):
             raise InvalidRequest("the prompt has tokens outside the model's vocabulary", param="payload")
-        default = int(self._options.get("default_max_tokens", DEFAULT_MAX_TOKENS))
+        default = int(spec.params.get("max_tokens", DEFAULT_MAX_TOKENS))  # of the model's entry, when it is there
         return wanted if wanted is not None else min(room, default)
 
     def _render(self, messages: Sequence[Message]) -> list[int]:
@@ -213,8 +209,7 @@ class TextBackend:
         return sorted(self._eos) or [-1]
 
     def _sampling(self, params: Mapping[str, Any]) -> Sampling:
-        defaults = {name: self._options[name] for name in ("temperature", "top_p", "top_k") if name in self._options}
-        return sampling_of({**defaults, **params}, vocabulary=self._vocabulary)
+        return sampling_of(params, vocabulary=self._vocabulary)
 
     def cancel(self, run_id: str) -> None:
         if self._runs.pop(run_id, None) is not None:

@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from penstock.producers.reader import PartitionReader, RawMessage
+from penstock.processors.kafka.record_follower import RecordFollower
+from penstock.producers.reader import RawMessage
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import DecodeError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
-
-logger = logging.getLogger(__name__)
-
-REGISTRY_RETRY_S = 1.0
-SLICE = 50
-"""Commands that run on the event loop in one go, so that a replay of thousands does not hold it up."""
 
 Subject = tuple[str, str]
 """(tenant, request_id)"""
@@ -82,11 +74,10 @@ class ControlBook:
         return len(self._cancels) + len(self._priorities) + len(self._erasures)
 
 
-class ControlFollower:
+class ControlFollower(RecordFollower[ControlCommand]):
     """Follows the control topic from its start; `on_commands` runs on the event loop, in log order.
 
-    The commands come in small slices, and reading waits until the loop has done with one before it brings the next.
-    What does not decode and what cannot be done is passed over with a log line: no command may end the worker.
+    Commands may be applied twice, so those that were done before a fault of another do no harm.
     """
 
     def __init__(
@@ -94,84 +85,9 @@ class ControlFollower:
         settings: KafkaSettings,
         codec: Codec,
         loop: asyncio.AbstractEventLoop,
-        on_commands: Callable[[list[ControlCommand]], None],
+        on_commands: Callable[[Sequence[ControlCommand]], None],
     ) -> None:
-        self._codec = codec
-        self._loop = loop
-        self._on_commands = on_commands
-        self._stopping = threading.Event()
-        self._reader = PartitionReader(settings, [settings.names.control], "beginning", self._on_batch)
+        def read(message: RawMessage) -> ControlCommand | None:
+            return None if message.value is None else codec.decode(message.value, ControlCommand)
 
-    async def start(self, deadline_s: float) -> None:
-        """Read to the end that the topic has now, so that an earlier cancel is known before its request is admitted."""
-        await asyncio.to_thread(self._reader.start)
-        await asyncio.to_thread(self._reader.wait_until_caught_up, deadline_s)
-
-    @property
-    def alive(self) -> bool:
-        return self._reader.failure is None
-
-    async def stop(self) -> None:
-        self._stopping.set()
-        await asyncio.to_thread(self._reader.stop)
-
-    # -- on the reader's thread
-
-    def _on_batch(self, messages: Sequence[RawMessage]) -> None:
-        commands = [command for message in messages if (command := self._read(message)) is not None]
-        for begin in range(0, len(commands), SLICE):
-            if not self._hand_over(commands[begin : begin + SLICE]):
-                return
-
-    def _read(self, message: RawMessage) -> ControlCommand | None:
-        """The command; None for a tombstone and for what cannot be read.
-
-        A registry that is away is waited for: a command that is passed over is a cancel that is not heard.
-        """
-        if message.value is None:
-            return None
-        while not self._stopping.is_set():
-            try:
-                return self._codec.decode(message.value, ControlCommand)
-            except RegistryUnavailable as error:
-                logger.warning("control.waits_for_registry error=%s", error)
-                self._stopping.wait(REGISTRY_RETRY_S)
-            except DecodeError as error:
-                logger.warning("control.undecodable offset=%d error=%s", message.offset, error.code)
-                return None
-            except Exception:
-                logger.exception("control.unreadable offset=%d", message.offset)
-                return None
-        return None
-
-    def _hand_over(self, commands: list[ControlCommand]) -> bool:
-        """False when the worker stops and nobody listens any more."""
-        done = threading.Event()
-        try:
-            self._loop.call_soon_threadsafe(self._run_slice, commands, done)
-        except RuntimeError:
-            logger.debug("control.loop_closed")
-            return False
-        while not done.wait(0.2):
-            if self._stopping.is_set():
-                return False
-        return True
-
-    # -- on the event loop
-
-    def _run_slice(self, commands: list[ControlCommand], done: threading.Event) -> None:
-        try:
-            self._on_commands(commands)
-        except Exception:
-            logger.exception("control.failed commands=%d; each is tried by itself", len(commands))
-            self._run_one_by_one(commands)
-        finally:
-            done.set()
-
-    def _run_one_by_one(self, commands: list[ControlCommand]) -> None:
-        """Commands may be applied twice, so those that were done before the fault do no harm."""
-        for command in commands:
-            try:
-                self._on_commands([command])
-            except Exception:
-                logger.exception("control.passed_over kind=%s request=%s", command.kind, command.request_id)
+        super().__init__(settings, settings.names.control, read, loop, on_commands, name="control")

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.processors.engines.backend import BACKENDS
+from penstock.producers.model_entry import PRIORITY, ModelEntry
 from penstock.schemas.errors import InvalidRequest, ModelNotFound
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A configured model. `source`: hub id, folder, GGUF file, URL of a server (remote) or anything (noop)."""
+    """A configured model. `source`: hub id, folder, GGUF file, URL of a server (remote) or anything (noop).
+
+    `options` is all that its engine is told: the entry's own options, and the fields of the entry that concern it.
+    """
 
     id: str
     source: str
@@ -21,17 +25,55 @@ class ModelConfig:
     aliases: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     pool: str | None = None
+    revision: str | None = None
     device: str | None = None
     """None: wherever memory lies free."""
     min_replicas: int = 1
     max_replicas: int = 1
     vram_bytes: int | None = None
     """What one engine needs, when the operator says so; None: estimated from the files."""
-    priority: int = 5
+    max_batch_size: int | None = None
+    priority: int = PRIORITY
     pinned: bool = False
     preload: bool = True
     keep_alive_s: float | None = None
     """None: until others need its memory."""
+    adapters: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the payload, in its normal form, for requests that leave them out."""
+
+    @classmethod
+    def of(cls, entry: ModelEntry) -> ModelConfig:
+        defaults = entry.payload_defaults()
+        told = {
+            "device": entry.device,
+            "dtype": entry.dtype,
+            "quantization": entry.quantization,
+            "window": entry.window,
+            "slots": entry.max_batch_size,
+            "trust_remote_code": entry.trust_remote_code or None,
+        }
+        return cls(
+            id=entry.id,
+            source=entry.source,
+            engine=entry.engine,
+            tasks=tuple(entry.tasks),
+            aliases=tuple(entry.aliases),
+            options={**entry.options, **{name: value for name, value in told.items() if value is not None}},
+            pool=entry.pool,
+            revision=entry.revision,
+            device=entry.device,
+            min_replicas=entry.replicas.min,
+            max_replicas=entry.replicas.max,
+            vram_bytes=entry.vram_bytes,
+            max_batch_size=entry.max_batch_size,
+            priority=entry.priority,
+            pinned=entry.pinned,
+            preload=entry.preload,
+            keep_alive_s=entry.keep_alive,
+            adapters=tuple(entry.adapters),
+            defaults=defaults,
+        )
 
     @property
     def local(self) -> bool:

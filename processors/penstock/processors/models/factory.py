@@ -61,6 +61,8 @@ def make_engine(
     if config.engine == "text":
         options["cache_tokens"] = cache_tokens(options)
     options["granted_bytes"] = granted_bytes
+    if size.adapters:
+        options["adapters"] = list(size.adapters)
     return ChildEngine(
         config.id,
         BACKENDS[config.engine],

@@ -1,6 +1,7 @@
-"""Fetches a model from the hub into the hub's cache and prints its folder. Run as a module, with the model's id.
+"""Fetches a model from the hub into the hub's cache: `progress 0.42` lines, then a line with its folder.
 
-A program of its own, so that a worker which ends can end it.
+Run as a module, with the model's id, a revision (or nothing) and `code` when its Python files shall come along. A
+program of its own, so that a worker which ends can end it.
 """
 
 from __future__ import annotations
@@ -8,22 +9,86 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
+import threading
+from collections.abc import Callable
+from typing import Any
 
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+CODE_FILES = ("*.py",)
 PR_SET_PDEATHSIG = 1
+PROGRESS = "progress "
+STEP = 0.01
+"""A line is printed when so much more of all bytes is there."""
 
 
-def main(source: str) -> int:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the worker
+class Progress:
+    """Adds up the bytes of files that come side by side; `say` is called with the part of all of them that is there."""
+
+    def __init__(self, total_bytes: int, say: Callable[[float], None]) -> None:
+        self._total = total_bytes
+        self._say = say
+        self._done = 0
+        self._said = -STEP
+        self._lock = threading.Lock()
+
+    def add(self, size: float) -> None:
+        with self._lock:
+            self._done += int(size)
+            fraction = min(1.0, self._done / self._total) if self._total > 0 else 1.0
+            if fraction - self._said >= STEP:
+                self._said = fraction
+                self._say(fraction)
+
+    def bar(self) -> type[Any]:
+        """A progress bar as the hub's client wants one: it draws nothing and tells of bytes."""
+        from tqdm import tqdm
+
+        progress = self
+
+        class Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument, reportUnknownVariableType]
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                self._counts_bytes = options.get("unit") == "B"
+                options.pop("name", None)
+                super().__init__(*arguments, **{**options, "disable": True})
+
+            def update(self, n: float | None = 1) -> bool | None:
+                if self._counts_bytes:
+                    progress.add(n or 0)
+                return None
+
+        return Bar
+
+
+def fetch(source: str, revision: str | None, *, code: bool, say: Callable[[float], None]) -> str:
+    """The folder of a hub id in the hub's cache. Raises what the hub's client does."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
+    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": [*HUB_FILES, *(CODE_FILES if code else ())]}
+    silent = Progress(0, lambda fraction: None).bar()
     try:
-        print(snapshot_download(source, allow_patterns=HUB_FILES))
+        files: Any = snapshot_download(source, **wanted, dry_run=True, tqdm_class=silent)
+        missing = sum(file.file_size for file in files if file.will_download)
+    except (HfHubHTTPError, OSError):  # offline: what is in the cache must do
+        missing = 0
+    return snapshot_download(source, **wanted, tqdm_class=Progress(missing, say).bar() if missing else silent)
+
+
+def main(source: str, revision: str = "", kind: str = "") -> int:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the worker
+    try:
+        folder = fetch(
+            source,
+            revision or None,
+            code=kind == "code",
+            say=lambda fraction: print(f"{PROGRESS}{fraction:.3f}", flush=True),
+        )
     except Exception as error:
         print(f"fetching {source} failed: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    print(folder)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

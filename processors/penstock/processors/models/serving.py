@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from penstock.processors.models.factory import make_engine
 from penstock.processors.models.manager import ModelManager, Reports
 from penstock.processors.models.sizing import Estimate, estimate
 from penstock.processors.settings import WorkerSettings
+from penstock.producers.model_entry import served_by
+from penstock.schemas.desired import model_key
 from penstock.schemas.records import DeviceHolder, DeviceState, ModelInfo, ModelState, Record
 from penstock.schemas.topics import CLASSES, TopicNames
 
@@ -52,20 +55,7 @@ class Serving:
             cpu.capacity(memory.cpu_bytes, memory.cpu_reserve_bytes),
             *nvml.capacities(memory.gpu_reserve_bytes),
         ]
-        self.catalog = Catalog(
-            ModelConfig(
-                id=model.id,
-                source=model.source,
-                engine=model.engine,
-                tasks=tuple(model.tasks),
-                aliases=tuple(model.aliases),
-                options=dict(model.options),
-                pool=model.pool,
-                vram_bytes=model.vram_bytes,
-            )
-            for model in settings.models
-            if model.pool is None or model.pool == settings.worker.pool
-        )
+        self.catalog = Catalog(ModelConfig.of(entry) for entry in served_by(settings.models, settings.worker.pool))
         make = partial(make_engine, logs=settings.worker.data_dir / "logs")
         self.manager = ModelManager(self.catalog, reports, make=make)
         self._used: dict[str, int] = {}
@@ -123,6 +113,10 @@ class Serving:
 
     def estimate(self, model: str) -> Estimate:
         return estimate(self.catalog.get(model))
+
+    def defaults(self, model: str) -> Mapping[str, Any]:
+        """The parameters of its runs where a request leaves them out."""
+        return self.catalog.get(model).defaults
 
     # -- devices
 
@@ -200,20 +194,19 @@ class Serving:
                 context_window=info.context_window,
                 max_output_tokens=info.max_output_tokens,
                 dimensions=info.dimensions,
-                defaults=_defaults(config),
+                defaults={name: json.dumps(value, ensure_ascii=False) for name, value in config.defaults.items()},
                 state=self._flow.lane(config.id).state,
                 weights_bytes=self.manager.weights_bytes(config.id),
                 updated_at=self._clock_ms(),
                 worker_id=self._settings.worker_id,
+                priority=config.priority,
+                pinned=config.pinned,
+                max_batch_size=config.max_batch_size,
+                revision=config.revision,
             )
-            self._publish(self._names.model, config.id, record)
+            self._publish(self._names.model, model_key(config.id, self._settings.worker.pool), record)
 
 
 def used_bytes() -> dict[str, int]:
     """Bytes in use on each device, by all programs."""
     return {"cpu": cpu.used_bytes(), **nvml.used_bytes()}
-
-
-def _defaults(config: ModelConfig) -> dict[str, str]:
-    defaults: Any = config.options.get("defaults")
-    return {str(name): str(value) for name, value in defaults.items()} if isinstance(defaults, dict) else {}

@@ -8,11 +8,13 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines.base import Limits
 from penstock.processors.engines.loading import (
     CUDA_CONTEXT_BYTES,
@@ -24,6 +26,7 @@ from penstock.processors.engines.loading import (
 from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.models import gguf_header
 from penstock.processors.models.catalog import ModelConfig
+from penstock.processors.models.fetching import PROGRESS
 from penstock.schemas.errors import InvalidRequest
 
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
@@ -36,6 +39,9 @@ BYTES_PER_TOKEN = 4
 DEFAULT_MAX_TOKENS = 512
 SLOTS = {"text": 64, "embedding": 256, "noop": 256, "remote": 8, "managed": 8}
 
+OnProgress = Callable[[float], None]
+"""Hears how much of a download is there, from 0 to 1."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
@@ -43,6 +49,8 @@ class ModelSize:
 
     source: str
     need_bytes: int = 0
+    adapters: tuple[str, ...] = ()
+    """Where its LoRA adapters really lie."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,23 +78,36 @@ def estimate(config: ModelConfig) -> Estimate:
         return Estimate(limits=Limits(slots=slots))
     return Estimate(
         limits=Limits(slots=slots, tokens=cache_tokens(options)),
-        default_max_tokens=int(options.get("default_max_tokens", DEFAULT_MAX_TOKENS)),
+        default_max_tokens=int(config.defaults.get("max_tokens", DEFAULT_MAX_TOKENS)),
         block=block_size(options),
     )
 
 
-async def size_model(config: ModelConfig) -> ModelSize:
+async def size_model(config: ModelConfig, on_progress: OnProgress = lambda fraction: None) -> ModelSize:
     """Find the model, fetching it from the hub if need be, and size it. Cancelled, it leaves nothing that goes on.
 
-    Raises InvalidRequest with the cure, OSError.
+    `on_progress` hears how much of a download is there, from 0 to 1. What the entry says of the model's memory goes
+    before what its files say. Raises CannotLoad or InvalidRequest with the cure, OSError.
     """
     if config.engine == "managed":
         return _managed_size(config)
     if not config.local:
-        return ModelSize(source=config.source)
-    path = local_path(config.source) or await fetch(config.source)
+        return ModelSize(source=config.source, need_bytes=0)
+    check_packages(config)
+    code = bool(config.options.get("trust_remote_code"))
+    path = local_path(config.source) or await fetch(config.source, config.revision, code=code, on_progress=on_progress)
+    adapters = [str(local_path(one) or await fetch(one, on_progress=on_progress)) for one in config.adapters]
     need = await in_daemon_thread(memory_need, path, config.engine, config.options)
-    return ModelSize(source=str(path), need_bytes=need)
+    return ModelSize(source=str(path), need_bytes=config.vram_bytes or need, adapters=tuple(adapters))
+
+
+def check_packages(config: ModelConfig) -> None:
+    """Raises CannotLoad when quantisation needs a package that is not installed."""
+    if config.options.get("quantization") is not None and find_spec("bitsandbytes") is None:
+        raise CannotLoad(
+            f"{config.id}: quantization needs the package bitsandbytes, which is not installed: "
+            "`pip install bitsandbytes`, or leave quantization out"
+        )
 
 
 def _managed_size(config: ModelConfig) -> ModelSize:
@@ -109,24 +130,44 @@ def local_path(source: str) -> Path | None:
     return None
 
 
-async def fetch(source: str) -> Path:
-    """The folder of a hub id in the hub's cache.
+async def fetch(
+    source: str,
+    revision: str | None = None,
+    *,
+    code: bool = False,
+    on_progress: OnProgress = lambda fraction: None,
+) -> Path:
+    """The folder of a hub id in the hub's cache; with its Python `code` only when that may be run.
 
     In a process: the hub's client downloads in threads of an executor, which would hold up the worker's end.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.processors.models.fetching", source, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "penstock.processors.models.fetching",
+        source,
+        revision or "",
+        "code" if code else "",
+        stdout=asyncio.subprocess.PIPE,
     )
+    assert process.stdout is not None
+    folder = ""
     try:
-        printed, _ = await process.communicate()
+        async for line in process.stdout:
+            text = line.decode(errors="replace").strip()
+            if text.startswith(PROGRESS):
+                on_progress(float(text.removeprefix(PROGRESS)))
+            elif text:
+                folder = text
+        await process.wait()
     except asyncio.CancelledError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         raise
-    if process.returncode:
+    if process.returncode or not folder:
         raise InvalidRequest(f"the model {source} could not be fetched from the hub; name a local folder")
-    return Path(printed.decode().strip().splitlines()[-1])
+    return Path(folder)
 
 
 def parameters(folder: Path) -> int:

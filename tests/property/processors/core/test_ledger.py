@@ -109,13 +109,15 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger.measure(one[0], device, used)
             one[2][device] = used
 
-    @rule(device=st.sampled_from(NAMES), need=st.integers(1, 900), owner=OWNERS, seconds=st.floats(1, 60))
+    @rule(device=st.sampled_from(NAMES), need=st.integers(0, 900), owner=OWNERS, seconds=st.floats(1, 60))
     def reserve(self, device: str, need: int, owner: str, seconds: float) -> None:
         before = self.ledger.reservation(device, self.now)
         kept = self.ledger.reserve(device, need, owner, self.now + seconds, self.now)
         after = self.ledger.reservation(device, self.now)
         assert kept == (after is not None and after[0] == owner)
-        if before is not None:
+        if need == 0:
+            assert after == (None if before is None or before[0] == owner else before)
+        elif before is not None:
             assert after is not None
             assert (after[0], after[2]) == (before[0], before[2]), "asking again keeps nobody out for longer"
 

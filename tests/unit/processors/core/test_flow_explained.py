@@ -66,7 +66,7 @@ def test_an_estimate_is_what_was_measured() -> None:
     world.submit("first", MEDIUM)
     world.pass_time(4)
     world.finish("first")
-    for name in ("a", "b"):
+    for name in ("a", "b", "c"):
         world.submit(name, MEDIUM)
     world.pass_time(1)
     status = next(e for e in reversed(world.seen) if isinstance(e, ask.Status) and e.work.request_id == "b")

@@ -19,7 +19,7 @@ from penstock.processors.core.fleet import (
     UseRate,
 )
 from penstock.processors.core.ledger import DeviceCapacity, Ledger
-from penstock.processors.core.placement import decide
+from penstock.processors.core.placement import PLANS, PLANS_KEPT, decide
 from placement_world import PlacementWorld
 
 GB = 1 << 30
@@ -275,6 +275,42 @@ def test_a_stream_of_urgent_requests_for_one_model_does_not_make_the_other_livel
     assert high[int(0.9 * len(high))] <= 1, "urgent work finds its model loaded, mostly"
     assert high[-1] <= 4 * 5, "and waits for two loads and a guard at most"
     assert len(world.evictions) <= 10
+
+
+def test_room_is_kept_only_for_who_still_waits() -> None:
+    ledger = books()
+    assert ledger.reserve("cuda:0", 50 * GB, "gone", float("inf"), 10.0)
+    models = [model("gone"), model("a", demand=waits())]
+    drop, load = decide(11.0, models, [], ledger)
+    assert drop == Reserve(model="gone", device="cuda:0", bytes=0, until=11.0)
+    assert isinstance(drop, Reserve)
+    assert isinstance(load, Load)
+    ledger.reserve(drop.device, drop.bytes, drop.model, drop.until, 11.0)
+    assert ledger.grant("a", load.needs, 11.0) is not None
+
+
+def test_one_request_for_70_gb_runs_and_delays_small_ones_no_longer_than_turns_allow() -> None:
+    small = [model(f"s{n}", 10, load_s=2.0) for n in range(8)]
+    world = PlacementWorld([card()], [*small, model("large", 70, load_s=10.0)], TEN)
+    for second in range(240):
+        for one in small:
+            world.add(one.model, run_s=0.5)
+        if second == 60:
+            world.add("large", run_s=5.0)
+        world.go(1.0)
+    (large_wait,) = [wait for name, _, wait in world.waited if name == "large"]
+    assert large_wait <= 20 + 0.5 + 10 + 3, "a turn of the small ones, their last run, its load"
+    longest = max(wait for name, _, wait in world.waited if name != "large")
+    assert longest <= 0.5 + 10 + 5 + 2 * 10 + 2 + 2, "a drain, its load and run, an idle moment, their own load"
+    assert sum(one[1] == "large" for one in world.loads) == 1
+
+
+def test_what_is_remembered_of_a_ledger_is_bounded() -> None:
+    ledger = books()
+    for size in range(3 * PLANS_KEPT):
+        wanted = ModelView(model="a", needs={"cuda": Need(bytes=size)}, load_seconds=1, demand=waits())
+        assert decide(1.0, [wanted], [], ledger)
+    assert 0 < len(PLANS[ledger]) <= PLANS_KEPT
 
 
 def test_chance_of_use_decays() -> None:

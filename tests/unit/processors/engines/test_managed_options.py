@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.processors.engines.managed import ManagedEngine
 from penstock.processors.engines.managed_options import fill, memory_fraction, read_options, server_environment
 from penstock.schemas.errors import InvalidRequest
 
@@ -47,12 +48,12 @@ def test_what_is_wrong_is_said_with_the_cure(options: dict[str, Any], says: str)
         read_options("m", "/a", options)
 
 
-@given(st.integers(0, 1 << 40), st.integers(1, 1 << 40))
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
 def test_a_server_is_never_told_to_take_more_than_its_grant(granted: int, total: int) -> None:
     told = float(memory_fraction(granted, total))
     assert 0 <= told <= 1
-    assert told * total <= granted or granted == 0
-    assert told >= min(1.0, granted / total) - 0.0001
+    assert told * total <= granted
+    assert told >= (min(1.0, granted / total) if total else 0.0) - 0.0001
 
 
 def test_a_server_sees_the_cards_of_its_grant_and_nothing_of_penstock() -> None:
@@ -67,3 +68,11 @@ def test_a_server_sees_the_cards_of_its_grant_and_nothing_of_penstock() -> None:
     assert server_environment({}, ["cuda:1"], {})["CUDA_VISIBLE_DEVICES"] == "1"
     assert server_environment({}, ["cpu"], {})["CUDA_VISIBLE_DEVICES"] == ""  # no card was granted
     assert server_environment({}, ["cuda:0"], {}, ["MIG-x"])["CUDA_VISIBLE_DEVICES"] == "MIG-x"
+
+
+def test_a_server_of_several_devices_has_a_grant_on_each() -> None:
+    options: dict[str, Any] = {"command": ["serve", "{devices}", "{device}", "{memory_fraction}"], "devices": 2}
+    engine = ManagedEngine("m", "/a", options, devices=("cuda:0", "cuda:1"), granted_bytes=30, total_bytes=40)
+    assert [engine._filled(part, 8000) for part in options["command"]] == ["serve", "2", "cuda:0", "0.7500"]
+    with pytest.raises(InvalidRequest, match="takes 2 devices and was granted 1"):
+        ManagedEngine("m", "/a", options, devices=("cuda:0",), granted_bytes=30, total_bytes=40)

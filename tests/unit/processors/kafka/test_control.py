@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from penstock.processors.kafka import control
-from penstock.processors.kafka.control import SLICE, ControlBook, ControlFollower
+from penstock.processors.kafka import record_follower
+from penstock.processors.kafka.control import ControlBook, ControlFollower
+from penstock.processors.kafka.record_follower import SLICE
 from penstock.producers.reader import RawMessage
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import Codec, default_codec
@@ -95,9 +96,9 @@ class FakeReader:
 
 
 def follower(
-    monkeypatch: pytest.MonkeyPatch, on_commands: Callable[[list[ControlCommand]], None], codec: Codec | None = None
+    monkeypatch: pytest.MonkeyPatch, on_commands: Callable[[Sequence[ControlCommand]], None], codec: Codec | None = None
 ) -> tuple[ControlFollower, FakeReader]:
-    monkeypatch.setattr(control, "PartitionReader", FakeReader)
+    monkeypatch.setattr(record_follower, "PartitionReader", FakeReader)
     made = ControlFollower(KafkaSettings(), codec or default_codec(), asyncio.get_running_loop(), on_commands)
     return made, made._reader  # pyright: ignore
 
@@ -109,7 +110,7 @@ def raw(value: bytes | None, offset: int = 0) -> RawMessage:
 async def test_no_command_ends_the_worker_and_the_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
-    def on_commands(commands: list[ControlCommand]) -> None:
+    def on_commands(commands: Sequence[ControlCommand]) -> None:
         for each in commands:
             if each.request_id == "r3":
                 raise ValueError("a fault in a command")

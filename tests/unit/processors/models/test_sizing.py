@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines import loading
 from penstock.processors.models import sizing
 from penstock.processors.models.catalog import ModelConfig
@@ -71,8 +72,9 @@ def test_device_and_dtype(options: dict[str, str], device: str, dtype: str) -> N
 
 
 def test_an_estimate_counts_bytes_and_the_answer_in_whole_blocks() -> None:
-    options = {"cache_tokens": 1000, "block_size": 32, "slots": 4, "default_max_tokens": 100}
-    found = sizing.estimate(ModelConfig(id="m", source="x", engine="text", options=options))
+    options = {"cache_tokens": 1000, "block_size": 32, "slots": 4}
+    config = ModelConfig(id="m", source="x", engine="text", options=options, defaults={"max_tokens": 100})
+    found = sizing.estimate(config)
     assert (found.limits.slots, found.limits.tokens) == (4, 992)
     assert found.need_tokens(40, 10) == 32
     assert found.need_tokens(40, None) == 128
@@ -80,3 +82,10 @@ def test_an_estimate_counts_bytes_and_the_answer_in_whole_blocks() -> None:
     for engine, slots in (("noop", 256), ("remote", 8), ("embedding", 256)):
         found = sizing.estimate(ModelConfig(id="m", source="x", engine=engine))
         assert (found.limits.slots, found.limits.tokens, found.need_tokens(10_000, 5)) == (slots, None, 0)
+
+
+async def test_quantisation_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "find_spec", lambda name: None)
+    config = ModelConfig(id="m", source="/x", engine="text", options={"quantization": "nf4"})
+    with pytest.raises(CannotLoad, match="needs the package bitsandbytes"):
+        await sizing.size_model(config)

@@ -1,0 +1,73 @@
+"""`/v1/admin/models` and `/v1/admin/classes`: how models stand, and orders about them, for the scope `admin`.
+
+An order is written as desired state. Every worker of the pool obeys, those that start later too; the answer is 202.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+
+from penstock.gateway.context import service_of
+from penstock.gateway.limits.callers import caller_of
+from penstock.gateway.routes.native import read_json
+from penstock.gateway.routes.paging import Page
+
+router = APIRouter(prefix="/v1/admin", tags=["operations"])
+
+Pool = Annotated[
+    str | None,
+    Query(description="The model's pool, when several have one of that name.", pattern="^[A-Za-z0-9_-]{1,63}$"),
+]
+ModelAction = Literal["load", "unload", "pin", "unpin", "pause", "resume"]
+ClassAction = Literal["pause", "resume"]
+
+
+def operator_of(request: Request) -> str:
+    """Who orders; the caller must be an admin. Raises Forbidden."""
+    caller = caller_of(request)
+    caller.require("admin")
+    return caller.key_id or "anybody"
+
+
+@router.get("/models", summary="All models: state, engines, memory, queues, and what is wanted of them")
+async def list_models(request: Request) -> dict[str, Any]:
+    operator_of(request)
+    return Page(await service_of(request).model_orders.models(), has_more=False).to_json()
+
+
+@router.post("/models", status_code=202, summary="Serve one more model")
+async def add_model(
+    request: Request, replace: Annotated[bool, Query(description="Change a model that there is.")] = False
+) -> dict[str, Any]:
+    """Body: a `[[models]]` table as JSON. The workers of its pool load it; `GET` the model to see how far they are."""
+    by = operator_of(request)
+    return await service_of(request).model_orders.add(await read_json(request), replace=replace, by=by)
+
+
+@router.post("/models/{model_id:path}/{action}", status_code=202, summary="Load, unload, pin, unpin, pause or resume")
+async def order(request: Request, model_id: str, action: ModelAction, pool: Pool = None) -> dict[str, Any]:
+    """`unload` frees its memory until somebody asks for it again; `pause` lets nothing of it start."""
+    by = operator_of(request)
+    return await service_of(request).model_orders.order(model_id, action, pool=pool, by=by)
+
+
+@router.get("/models/{model_id:path}", summary="One model, by its id or an alias")
+async def show_model(request: Request, model_id: str, pool: Pool = None) -> dict[str, Any]:
+    operator_of(request)
+    return await service_of(request).model_orders.model(model_id, pool)
+
+
+@router.delete("/models/{model_id:path}", status_code=202, summary="Serve a model no more")
+async def remove_model(request: Request, model_id: str, pool: Pool = None) -> dict[str, Any]:
+    """It is unloaded, and requests for it fail; a model of the configuration stays away until it is added again."""
+    by = operator_of(request)
+    return await service_of(request).model_orders.order(model_id, "remove", pool=pool, by=by)
+
+
+@router.post("/classes/{class_name}/{action}", status_code=202, summary="Pause or resume a class of priority")
+async def order_class(request: Request, class_name: str, action: ClassAction, pool: Pool = None) -> dict[str, Any]:
+    """Nothing of a paused class starts; what runs goes on, and what waits keeps its place."""
+    by = operator_of(request)
+    return await service_of(request).model_orders.order_class(class_name, action, pool=pool, by=by)

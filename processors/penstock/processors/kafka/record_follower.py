@@ -1,0 +1,115 @@
+"""Following a compacted topic of orders: read to its end at the start, then on. Nothing on it ends a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from penstock.producers.reader import PartitionReader, RawMessage
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.errors import DecodeError, RegistryUnavailable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+REGISTRY_RETRY_S = 1.0
+SLICE = 50
+"""Records that run on the event loop in one go, so that a replay of thousands does not hold it up."""
+
+
+class RecordFollower(Generic[T]):
+    """`on_records` runs on the event loop, in log order; it must bear a record twice.
+
+    The records come in small slices, and reading waits until the loop has done with one before it brings the next.
+    `read` makes a record of a message, None of what says nothing. What it cannot decode (DecodeError) and what cannot
+    be done is passed over with a log line that begins with `name`.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        topic: str,
+        read: Callable[[RawMessage], T | None],
+        loop: asyncio.AbstractEventLoop,
+        on_records: Callable[[Sequence[T]], None],
+        *,
+        name: str,
+    ) -> None:
+        self._read_message = read
+        self._loop = loop
+        self._on_records = on_records
+        self._name = name
+        self._stopping = threading.Event()
+        self._reader = PartitionReader(settings, [topic], "beginning", self._on_batch)
+
+    async def start(self, deadline_s: float) -> None:
+        """Read to the end that the topic has now, so that an earlier order is known before work is admitted."""
+        await asyncio.to_thread(self._reader.start)
+        await asyncio.to_thread(self._reader.wait_until_caught_up, deadline_s)
+
+    @property
+    def alive(self) -> bool:
+        return self._reader.failure is None
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        await asyncio.to_thread(self._reader.stop)
+
+    # -- on the reader's thread
+
+    def _on_batch(self, messages: Sequence[RawMessage]) -> None:
+        records = [record for message in messages if (record := self._read(message)) is not None]
+        for begin in range(0, len(records), SLICE):
+            if not self._hand_over(records[begin : begin + SLICE]):
+                return
+
+    def _read(self, message: RawMessage) -> T | None:
+        """A registry that is away is waited for: an order that is passed over is one that is not heard."""
+        while not self._stopping.is_set():
+            try:
+                return self._read_message(message)
+            except RegistryUnavailable as error:
+                logger.warning("%s.waits_for_registry error=%s", self._name, error)
+                self._stopping.wait(REGISTRY_RETRY_S)
+            except DecodeError as error:
+                logger.warning("%s.undecodable offset=%d error=%s", self._name, message.offset, error.code)
+                return None
+            except Exception:
+                logger.exception("%s.unreadable offset=%d", self._name, message.offset)
+                return None
+        return None
+
+    def _hand_over(self, records: list[T]) -> bool:
+        """False when the worker stops and nobody listens any more."""
+        done = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(self._run_slice, records, done)
+        except RuntimeError:
+            logger.debug("%s.loop_closed", self._name)
+            return False
+        while not done.wait(0.2):
+            if self._stopping.is_set():
+                return False
+        return True
+
+    # -- on the event loop
+
+    def _run_slice(self, records: list[T], done: threading.Event) -> None:
+        try:
+            self._on_records(records)
+        except Exception:
+            logger.exception("%s.failed records=%d; each is tried by itself", self._name, len(records))
+            self._run_one_by_one(records)
+        finally:
+            done.set()
+
+    def _run_one_by_one(self, records: list[T]) -> None:
+        for record in records:
+            try:
+                self._on_records([record])
+            except Exception:
+                logger.exception("%s.passed_over", self._name)

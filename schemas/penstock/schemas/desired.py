@@ -1,0 +1,66 @@
+"""Desired state: what an operator wants of a model or class, its key on the topic, and what orders make of it.
+
+The topic is compacted, so a record holds the whole wish: an order is merged into what was wished before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.records import DesiredState
+from penstock.schemas.topics import CLASSES
+
+MODEL, CLASS = "model", "class"
+MODEL_ORDERS = ("load", "unload", "pin", "unpin", "pause", "resume", "add", "remove")
+CLASS_ORDERS = ("pause", "resume")
+
+
+def desired_key(kind: str, name: str, pool: str | None) -> str:
+    """`{kind}/{name}` for the common pool, `{kind}/{name}@{pool}` for others."""
+    return f"{kind}/{name}" if pool is None else f"{kind}/{name}@{pool}"
+
+
+def key_of(wish: DesiredState) -> str:
+    return desired_key(wish.kind, wish.name, wish.pool)
+
+
+def model_key(model: str, pool: str | None) -> str:
+    """The key of a model's facts on `inference.model`: two pools may have models of one name."""
+    return model if pool is None else f"{model}@{pool}"
+
+
+def ordered(
+    wish: DesiredState | None,
+    *,
+    kind: str,
+    name: str,
+    pool: str | None,
+    action: str,
+    now_ms: int,
+    entry: str | None = None,
+    by: str | None = None,
+) -> DesiredState:
+    """The wish after an order. `entry` is the `[[models]]` table of a model to `add`, as JSON.
+
+    Raises InvalidRequest for an order that there is not.
+    """
+    if action not in (CLASS_ORDERS if kind == CLASS else MODEL_ORDERS if kind == MODEL else ()):
+        raise InvalidRequest(f"a {kind} cannot be told to {action}", param="action")
+    if kind == CLASS and name not in CLASSES:
+        raise InvalidRequest(f"the class {name} does not exist; there are {', '.join(CLASSES)}", param="class")
+    if (action == "add") != (entry is not None):
+        raise InvalidRequest("an entry goes with the order to add, and must be there", param="entry")
+    told = wish or DesiredState(kind=kind, name=name, pool=pool, action=action, created_at=now_ms)
+    told = dataclasses.replace(told, action=action, created_at=now_ms, created_by=by)
+    match action:
+        case "load" | "unload":
+            return dataclasses.replace(told, loaded=action == "load")
+        case "pin" | "unpin":
+            return dataclasses.replace(told, pinned=action == "pin")
+        case "pause" | "resume":
+            return dataclasses.replace(told, paused=action == "pause")
+        case "add":
+            return dataclasses.replace(told, removed=False, entry=entry)
+        case _:  # what was wished of a model that is gone does not come back with another of its name
+            return dataclasses.replace(told, removed=True, entry=None, loaded=None, pinned=None, paused=False)

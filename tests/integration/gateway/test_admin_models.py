@@ -1,0 +1,147 @@
+"""Orders about models over HTTP: what stands on the topic then, what is shown, and who may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.producers.clock import now_ms
+from penstock.producers.desired import read_wishes
+from penstock.schemas.codec import default_codec
+from penstock.schemas.desired import model_key
+from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState
+from support import wait_until
+
+NEW = {"id": "owner/new", "source": "owner/new", "engine": "text", "aliases": ["fresh"], "keep_alive": "5m"}
+
+
+def told(scribe: Any, name: str, pool: str | None = None) -> None:
+    info = ModelInfo(
+        model=name,
+        tasks=["text_generation"],
+        pool=pool,
+        engine="noop",
+        state="ready",
+        updated_at=now_ms(),
+        worker_id="w",
+    )
+    scribe.put(scribe.names.model, info, model_key(name, pool).encode())
+
+
+@pytest.fixture(scope="module")
+def models(place: Any, gateway: Any) -> None:
+    """smol, and big in two pools, with a worker that has smol."""
+    scribe = place.scribe
+    told(scribe, "smol")
+    told(scribe, "big", "p")
+    told(scribe, "big", "q")
+    states = [ModelState(model="smol", state="ready", device="cpu", queued=3)]
+    state = WorkerState(worker_id="w", state="running", started_at=1, updated_at=now_ms(), models=states)
+    scribe.put(scribe.names.worker, state, b"w")
+    wait_until(lambda: len(gateway.get("/v1/models").json()["data"]) == 3, describe="the gateway knows the models")
+
+
+def wish_of(place: Any, key: str) -> DesiredState:
+    return read_wishes(place.kafka, default_codec())[key]
+
+
+def ordered(gateway: Any, path: str, **query: str) -> dict[str, Any]:
+    answer = gateway.http.post(f"/v1/admin/{path}", params=query)
+    assert answer.status_code == 202, answer.text
+    return answer.json()
+
+
+@pytest.mark.usefixtures("models")
+def test_two_pools_have_models_of_one_name(gateway: Any) -> None:
+    shown = [(one["id"], one["pool"]) for one in gateway.get("/v1/models").json()["data"]]
+    assert shown == [("big", "p"), ("big", "q"), ("smol", None)]
+    assert gateway.get("/v1/models/big", params={"pool": "q"}).json()["pool"] == "q"
+
+
+@pytest.mark.usefixtures("models")
+def test_orders_add_up_to_a_wish(place: Any, gateway: Any) -> None:
+    assert ordered(gateway, "models/smol/load")["loaded"] is True
+    ordered(gateway, "models/smol/pin")
+    ordered(gateway, "models/smol/pause")
+    wish = wish_of(place, "model/smol")
+    assert (wish.loaded, wish.pinned, wish.paused) == (True, True, True)
+    assert (wish.action, wish.created_by) == ("pause", "anybody")
+    shown = gateway.get("/v1/admin/models/smol").json()
+    assert (shown["paused"], shown["pinned"], shown["desired"]["loaded"]) == (True, True, True)
+    assert [(one["device"], one["queued"]) for one in shown["replicas"]] == [("cpu", 3)]
+    ordered(gateway, "models/smol/resume")
+    assert not wish_of(place, "model/smol").paused
+    ordered(gateway, "models/big/unload", pool="q")
+    assert wish_of(place, "model/big@q").loaded is False
+
+
+@pytest.mark.usefixtures("models")
+def test_a_model_comes_and_goes(place: Any, gateway: Any) -> None:
+    added = gateway.http.post("/v1/admin/models", json=NEW)
+    assert added.status_code == 202, added.text
+    shown = gateway.get("/v1/admin/models/fresh").json()
+    assert (shown["id"], shown["state"], shown["available"]) == ("owner/new", "absent", False)
+    again = gateway.http.post("/v1/admin/models", json=NEW)
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "conflict")
+    clash = gateway.http.post("/v1/admin/models", json={**NEW, "id": "x", "aliases": ["smol"]})
+    assert (clash.status_code, clash.json()["error"]["message"]) == (409, "the name smol is taken by the model smol")
+    changed = gateway.http.post("/v1/admin/models", json={**NEW, "priority": 1}, params={"replace": "true"})
+    assert changed.status_code == 202
+    assert '"priority":1' in (wish_of(place, "model/owner/new").entry or "")
+    told(place.scribe, "owner/new")
+    wait_until(lambda: gateway.get("/v1/models/owner/new").status_code == 200, describe="a worker told of it")
+    assert gateway.http.delete("/v1/admin/models/owner/new").status_code == 202
+    wait_until(lambda: gateway.get("/v1/models/owner/new").status_code == 404, describe="it has left the list")
+    assert wish_of(place, "model/owner/new").removed
+    gone = gateway.http.post("/v1/admin/models/owner/new/load")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.usefixtures("models")
+def test_a_class_is_paused(place: Any, gateway: Any) -> None:
+    assert ordered(gateway, "classes/low/pause")["paused"] is True
+    ordered(gateway, "classes/low/resume", pool="p")
+    assert wish_of(place, "class/low").paused
+    assert not wish_of(place, "class/low@p").paused
+    ordered(gateway, "classes/low/resume")
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "message"),
+    [
+        ("POST", "models/none/load", None, 404, "the model `none` does not exist; there are big, "),
+        ("POST", "models/big/load", None, 400, "is in the pools p, q: name one of them"),
+        ("POST", "models/smol/paint", None, 400, "action"),
+        ("POST", "classes/lowest/pause", None, 404, "there are high, medium, low"),
+        ("POST", "classes/low/load", None, 400, "action"),
+        ("POST", "models", {"id": "x", "source": "y"}, 400, "engine"),
+        ("POST", "models", {**NEW, "id": "x", "sauce": 1}, 400, "sauce: there is no such field"),
+        ("POST", "models", [], 400, "must be an object"),
+        ("DELETE", "models/none", None, 404, "does not exist"),
+    ],
+)
+def test_what_is_wrong_is_said(gateway: Any, method: str, path: str, body: Any, status: int, message: str) -> None:
+    answer = gateway.http.request(method, f"/v1/admin/{path}", json=body)
+    assert answer.status_code == status, answer.text
+    assert message in answer.json()["error"]["message"]
+
+
+def test_only_admins_may(place: Any) -> None:
+    from penstock.gateway.edge.keys import create_key
+
+    keys = place.folder / "keys.json"
+    secret = create_key(keys, tenant="acme", scopes=["submit", "read", "cancel"])
+    gateway = place.gateway("g-keys", auth={"keys_file": keys})
+    headers = {"authorization": f"Bearer {secret}"}
+    for method, path in (
+        ("GET", "models"),
+        ("POST", "models"),
+        ("GET", "models/smol"),
+        ("DELETE", "models/smol"),
+        ("POST", "models/smol/load"),
+        ("POST", "classes/low/pause"),
+    ):
+        answer = gateway.http.request(method, f"/v1/admin/{path}", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), path
