@@ -11,7 +11,7 @@ from penstock.processors.core.arrivals import Poison, Taken
 from penstock.processors.core.flow import Flow, FlowSettings
 from penstock.processors.core.work import Body, Work
 from penstock.schemas.errors import ModelNotFound, PenstockError
-from penstock.schemas.records import ControlCommand, InferenceRequest, Origin
+from penstock.schemas.records import ControlCommand, InferenceRequest, Origin, Requirements
 
 HIGH, MEDIUM, LOW, EMBEDDING = "high", "medium", "low", "embedding"
 PRIORITY = {"high": 2, "medium": 5, "low": 8}
@@ -32,15 +32,13 @@ class Models:
         self.unfit: PenstockError | None = None
 
     def resolve(self, task: str, model: str | None) -> str:
+        if self.unfit is not None:
+            raise self.unfit
         if model is None:
             return self.names[0]
         if model not in self.names:
             raise ModelNotFound(f"the model {model} is not served here", param="model")
         return model
-
-    def check_fits(self, lane: str, requirements: Any) -> None:
-        if self.unfit is not None:
-            raise self.unfit
 
 
 class Book:
@@ -69,10 +67,10 @@ class World:
     """`auto` answers what the shells answer at once; runs end only when a test says so."""
 
     def __init__(self, *lanes: str, **settings: Any) -> None:
-        self.models, self.book = Models(*(lanes or ("m",))), Book()
-        self.flow = Flow(FlowSettings(**settings), self.models, self.book)
-        self.flow.transitions = set()
         self.now = 100.0
+        self.models, self.book = Models(*(lanes or ("m",))), Book()
+        self.flow = self.make_flow(FlowSettings(**settings), self.models, self.book)
+        self.flow.transitions = set()
         self.wall_ms = 1_000_000
         self.seen: list[ask.Effect] = []
         self.running: dict[str, Work] = {}
@@ -90,6 +88,10 @@ class World:
             {(topic, 0): (0, "") for topic in (HIGH, MEDIUM, LOW, EMBEDDING)}, 1, fenced=False, now=self.now
         )
         self.settle()
+
+    def make_flow(self, *args: Any) -> Flow:
+        """A flow of models that take no memory; subclasses make others."""
+        return Flow(*args)
 
     # -- in
 
@@ -112,6 +114,7 @@ class World:
         pool: str | None = None,
         execution_timeout_ms: int | None = None,
         payload: dict[str, Any] | None = None,
+        requirements: Requirements | None = None,
         settle: bool = True,
     ) -> Work | None:
         tp = (topic or klass, 0)
@@ -129,6 +132,7 @@ class World:
             created_at=self.wall_ms,
             max_attempts=max_attempts,
             execution_timeout_ms=execution_timeout_ms,
+            requirements=requirements,
         )
         read = Taken(
             request=request,
@@ -163,14 +167,14 @@ class World:
         return work
 
     def up(self, lane: str = "m", slots: int = 1, tokens: int | None = None, *, inline: bool = False) -> None:
-        self.flow.lane_up(lane, slots, tokens, self.now, inline=inline)
+        self.flow.replica_up(lane, 0, slots, tokens, self.now, inline=inline)
         self.settle()
 
     def die(self, lane: str = "m") -> None:
         """The lane's engine dies with what runs on it."""
         for request_id in [r for r, work in self.running.items() if work.lane == lane]:
             del self.running[request_id]
-        self.flow.lane_down(lane, self.now)
+        self.flow.replica_down(lane, 0, self.now)
         self.settle()
 
     def finish(self, request_id: str, *, large: bool = False) -> None:
@@ -240,7 +244,7 @@ class World:
             case ask.Start(work, _):
                 self.running[work.request_id] = work
                 self.started.append(work.request_id)
-            case ask.CancelRun(_, run_id):
+            case ask.CancelRun(_, _, run_id):
                 for request_id, work in list(self.running.items()):
                     if work.run is not None and work.run.run_id == run_id:
                         del self.running[request_id]
@@ -260,8 +264,8 @@ class World:
                 for offset in offsets:
                     read, body = self.bodies[(*tp, offset)]
                     flow.fetched((*tp, offset), read, body, self.now)
-            case ask.Load(lane):
-                self.loads.append(lane)
+            case ask.Load(model, _):
+                self.loads.append(model)
             case ask.Chunk():
                 self.chunks.append(effect)
             case _:

@@ -8,7 +8,17 @@ from typing import Any
 
 from penstock.processors.conversations.log import Mark
 from penstock.processors.conversations.turns import TurnStart
-from penstock.processors.engines.base import Delta, EngineInfo, Finished, Limits, Prepared, RunFailed, RunSpec, Sink
+from penstock.processors.engines.base import (
+    Delta,
+    EngineInfo,
+    EngineState,
+    Finished,
+    Limits,
+    Prepared,
+    RunFailed,
+    RunSpec,
+    Sink,
+)
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import ConversationMessage, InferenceRequest
 
@@ -20,7 +30,17 @@ class ScriptedEngine:
 
     model = "m"
 
-    def __init__(self, *, inline: bool = False, slots: int = 4, need_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        inline: bool = False,
+        slots: int = 4,
+        need_tokens: int = 0,
+        device: str = "cpu:7",
+        error: Exception | None = None,
+    ) -> None:
+        self.state = EngineState.NEW
+        self.device, self.error = device, error
         self.prepares_inline = inline
         self.slots, self.need_tokens = slots, need_tokens
         self.refusal: BaseException | None = None
@@ -58,7 +78,16 @@ class ScriptedEngine:
         return 42
 
     def info(self) -> EngineInfo:
-        return EngineInfo(device="cpu:7")
+        return EngineInfo(device=self.device)
+
+    async def start(self) -> None:
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        self.state = EngineState.READY
+
+    async def stop(self) -> None:
+        self.state = EngineState.STOPPED
 
     # -- what a test makes it say
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from penstock.schemas.records import ControlCommand, InferenceRequest, StatusEvent
+from penstock.schemas.records import ControlCommand, InferenceRequest, Requirements, StatusEvent
 from penstock.schemas.topics import partition_for, priority_class, request_key
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Clients:
         self._cluster = cluster
         self._plan = cluster.plan
         self._mood = cluster.world.stream("clients' mood")
+        self._hunger = cluster.world.stream("clients' hunger")
         self._requests: dict[tuple[str, str], InferenceRequest] = {}
         cluster.clients = self
 
@@ -83,6 +84,7 @@ class Clients:
         if line is not None and not plan.has("cross_class_line"):
             priority = 5
         text = json.dumps(script)
+        hunger = self._hunger.choice([0, 0, 0, 70, 90]) if plan.has("hungry") else 0
         task = "embedding" if embedding else "text_generation"
         payload: dict[str, Any] = (
             {"embedding": {"input": [text]}}
@@ -101,6 +103,7 @@ class Clients:
             ttl_ms=rng.choice([50, 200, 400, 800, 1500]) if plan.has("short_ttl") and rng.random() < 0.4 else None,
             execution_timeout_ms=300 if plan.has("short_timeout") and rng.random() < 0.3 else None,
             max_attempts=rng.choice([1, 2, 3]),
+            requirements=Requirements(vram_bytes=hunger) if hunger else None,
             **payload,
         )
 

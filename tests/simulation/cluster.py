@@ -10,10 +10,11 @@ from penstock.processors.core.states import Transition
 from penstock.processors.core.work import WorkKey
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import InsufficientCapacity, ModelNotFound
-from penstock.schemas.records import ControlCommand, DeadLetter, Requirements, ResultEvent, StatusEvent
+from penstock.schemas.errors import ModelNotFound
+from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames, conversation_key
 from simulation.coordinator import Coordinator
+from simulation.devices import Devices
 from simulation.invariants import Checks
 from simulation.log import TP, Log
 from simulation.plan import Plan
@@ -61,11 +62,12 @@ class Journal:
 class Host:
     """A machine: its journal outlives its worker's processes."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, plan: Plan) -> None:
         self.name = name
         self.journal = Journal()
         self.life: Life | None = None
         self.lives = 0
+        self.devices = Devices(plan)
 
 
 class Catalog:
@@ -80,10 +82,6 @@ class Catalog:
         if model not in self._names:
             raise ModelNotFound(f"no model {model}")
         return model
-
-    def check_fits(self, lane: str, requirements: Requirements | None) -> None:
-        if requirements is not None and (requirements.vram_bytes or 0) > 1 << 40:
-            raise InsufficientCapacity(f"{lane} has less")
 
 
 class Cluster:
@@ -108,7 +106,7 @@ class Cluster:
         self.broker_down_until = 0.0
         self.calm = False
         """No more faults happen."""
-        self.hosts = [Host(f"w{number}") for number in range(plan.workers)]
+        self.hosts = [Host(f"w{number}", plan) for number in range(plan.workers)]
         self._rng = self.world.stream("cluster")
         self.log.group.on_commit = self.checks.committed
         self.world.after_step = self.checks.after_step

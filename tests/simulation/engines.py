@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.processors.core.ledger import CannotLoad, MemoryShort
+from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InternalError, Overloaded, PenstockError
 from penstock.schemas.records import InferenceRequest
@@ -63,13 +63,18 @@ class EngineRun:
 class Engine:
     """One model's process of one worker. `alive` is the truth; the flow learns of a death a moment later."""
 
-    def __init__(self, life: Life, spec: LaneSpec) -> None:
+    def __init__(self, life: Life, spec: LaneSpec, replica: int) -> None:
         self.life = life
         self._world = life.world
         self._plan = life.cluster.plan
-        self._rng = life.world.stream(f"engine/{life.name}/{spec.name}")
+        name = f"{spec.name}#{replica}" if replica else spec.name
+        self.name = name
+        self._rng = life.world.stream(f"engine/{life.name}/{name}")
         self.spec = spec
+        self.replica = replica
         self.alive = False
+        self.device: str | None = None
+        """Where it is loaded, or was the last time while its process is ending."""
         self.killer: Work | None = None
         """Whose prompt it died of the last time."""
         self._number = 0
@@ -80,14 +85,14 @@ class Engine:
         """Whether this fault happens now."""
         drawn = self._rng.random() < chance
         if drawn and name in self._plan.faults and not self.life.cluster.calm:
-            self._world.fault(name, f"{self.life.name} {self.spec.name}")
+            self._world.fault(name, f"{self.life.name} {self.name}")
             return True
         return False
 
     def _later(self, delay_s: float, label: str, do: Callable[..., None], *args: Any) -> None:
         """In this engine's present process; nothing happens if that has ended."""
         number = self._number
-        self._world.at(delay_s, None, f"{self.life.name} {self.spec.name} {label}", self._if_same, number, do, args)
+        self._world.at(delay_s, None, f"{self.life.name} {self.name} {label}", self._if_same, number, do, args)
 
     def _if_same(self, number: int, do: Callable[..., None], args: tuple[Any, ...]) -> None:
         if self._number == number and not self.life.gone:
@@ -95,31 +100,50 @@ class Engine:
 
     def _tell(self, label: str, do: Callable[..., None], *args: Any) -> None:
         """The worker hears of it, once it runs."""
-        self._world.at(0.0, self.life, f"{self.life.name} {self.spec.name} {label}", do, *args)
+        self._world.at(0.0, self.life, f"{self.life.name} {self.name} {label}", do, *args)
 
     # -- loading
 
-    def load(self) -> None:
+    @property
+    def used_bytes(self) -> int:
+        """What its process really holds of its device."""
+        if self.device is None:
+            return 0
+        return self.spec.load_bytes + self.spec.run_bytes * len(self.runs)
+
+    def load(self, device: str | None) -> None:
         self._number += 1
+        self.device = device
         self._later(self.spec.load_s * self._rng.uniform(0.5, 2.0), "loaded", self._loaded)
 
     def _loaded(self) -> None:
         for fault, chance, error in (
             ("load_failure", 0.5, EngineFailed("the engine did not start")),
             ("load_hopeless", 0.2, CannotLoad("the files are broken")),
-            ("memory_short", 0.5, MemoryShort("too little memory free")),
         ):
             if self._fault(fault, chance):
-                self._tell("load failed", self.life.load_failed, self.spec.name, error)
+                self.device = None
+                self._tell("load failed", self.life.load_failed, self, error)
                 return
         self.alive = True
-        self._tell("up", self.life.lane_up, self.spec)
+        self._tell("up", self.life.replica_up, self)
 
     def end(self) -> None:
         """The process is gone, with all that it ran."""
+        self.alive, self.device = False, None
+        self._number += 1
+        self.runs.clear()
+
+    def end_softly(self, delay_s: float) -> None:
+        """As it is asked to; the worker hears when the process has ended."""
         self.alive = False
         self._number += 1
         self.runs.clear()
+        self._later(delay_s, "has ended", self._ended)
+
+    def _ended(self) -> None:
+        self.device = None
+        self._tell("gone", self.life.flow.replica_gone, self.spec.name, self.replica, self._world.now)
 
     def die(self, killer: Work | None = None) -> None:
         """The process dies; the worker notices a moment later."""
@@ -127,7 +151,7 @@ class Engine:
             self.end()
             self.killer = killer
             delay = self._rng.choice([0.0, 0.001, 0.05])
-            self._world.at(delay, self.life, f"{self.life.name} {self.spec.name} died", self.life.lane_down, self)
+            self._world.at(delay, self.life, f"{self.life.name} {self.name} died", self.life.replica_down, self)
 
     # -- preparing
 
@@ -158,7 +182,7 @@ class Engine:
     def start(self, work: Work, run_id: str) -> None:
         """The caller has seen that it is alive."""
         self._names += 1
-        name = f"{self.life.name}.{self.spec.name}.{self._number}.{self._names}"
+        name = f"{self.life.name}.{self.name}.{self._number}.{self._names}"
         run = EngineRun(work, run_id, name, need_of(work.request), work.epoch, work.attempt)
         self.runs[run_id] = run
         self.life.cluster.truth.run_begins(run)
@@ -171,7 +195,7 @@ class Engine:
         if self._fault("engine_death", 0.04):
             self._later(pace * self._rng.randint(0, 5), "is about to die", self.die)
         if self._fault("engine_busy", 0.1):
-            self._tell("busy", self.life.lane_busy, self.spec.name, 0.2)
+            self._tell("busy", self.life.replica_busy, self, 0.2)
         self._later(pace, f"says {name}", self._word, run, script, pace, int(script.get("n", 3)))
 
     def _word(self, run: EngineRun, script: dict[str, Any], pace: float, words: int) -> None:

@@ -6,6 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from penstock.processors.core.lane import Lane
+from penstock.processors.core.replica import Replica, ReplicaState
+from penstock.processors.core.starting import run_bytes, run_owner
 from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.work import Work
 from simulation.truth import Violation
@@ -33,10 +35,10 @@ class Grants:
 
         scheduler_start = life.flow.scheduler.start
 
-        def watched(lane: Lane, work: Work, now: float) -> None:
-            self._look(lane, work, now)
+        def watched(lane: Lane, work: Work, replica: Replica, now: float) -> None:
+            self._look(lane, replica, work, now)
             passed_over = self._passed_over[lane.name]
-            grant(lane, work, now)
+            grant(lane, work, replica, now)
             self._passed_over[lane.name] = passed_over
 
         def started(work: Work, now: float, tokens: int = 0) -> None:
@@ -47,24 +49,26 @@ class Grants:
         starter._grant = watched
         life.flow.scheduler.start = started
 
-    def _look(self, lane: Lane, work: Work, now: float) -> None:
+    def _look(self, lane: Lane, replica: Replica, work: Work, now: float) -> None:
         if work.stage not in IN_SCHEDULER:
             raise Violation(f"grant: {work} is granted twice")
-        self._room(lane, work)
+        self._room(replica, work)
         self._line(work)
-        self._alone(lane, work)
+        self._alone(replica, work)
         self._granted[lane.name] += 1
         apart = work.alone or work.group is not None
         waiting = [other for other in self._flow.works.values() if other is not work and other.lane == lane.name]
-        rivals = [other for other in waiting if self._could(lane, other, waiting, now)]
+        rivals = [other for other in waiting if self._could(replica, other, waiting, now)]
         self._order(lane, work, rivals, now, apart=apart)
         self._aged(lane, work, waiting, rivals, now, apart=apart)
 
-    def _room(self, lane: Lane, work: Work) -> None:
+    def _room(self, replica: Replica, work: Work) -> None:
         need = 0 if work.run is None else work.run.need_tokens
-        if lane.free_slots < 1 or (lane.tokens is not None and lane.used_tokens + need > lane.tokens):
+        if replica.state is not ReplicaState.READY:
+            raise Violation(f"room: {work} is granted a slot of {replica}")
+        if replica.free_slots < 1 or (replica.tokens is not None and replica.used_tokens + need > replica.tokens):
             raise Violation(
-                f"room: {work} is granted {need} tokens of {lane.free_tokens} and a slot of {lane.free_slots}"
+                f"room: {work} is granted {need} tokens of {replica.free_tokens} and a slot of {replica.free_slots}"
             )
 
     def _line(self, work: Work) -> None:
@@ -82,21 +86,25 @@ class Grants:
             if earlier and not work.holds_line and (other.stage in IN_SCHEDULER or other.stage is Stage.RETRYING):
                 raise Violation(f"line: {work} is granted before {other}")
 
-    def _alone(self, lane: Lane, work: Work) -> None:
-        holders = [holder for one in self._flow.lanes.values() for holder in one.holders]
+    def _alone(self, replica: Replica, work: Work) -> None:
+        holders = [holder for one in self._flow.lanes.values() for holder in one.holders()]
         if holders and (work.alone or any(holder.alone for holder in holders)):
             raise Violation(f"alone: {work} is granted beside {holders}")
-        groups = {id(holder.group) for holder in lane.holders if holder.group is not None}
-        if work.group is not None and any(holder.group is not work.group for holder in lane.holders):
-            raise Violation(f"suspects: {work} is granted beside {list(lane.holders)}")
+        groups = {id(holder.group) for holder in replica.holders if holder.group is not None}
+        if work.group is not None and any(holder.group is not work.group for holder in replica.holders):
+            raise Violation(f"suspects: {work} is granted beside {list(replica.holders)}")
         if groups and groups != {id(work.group)}:
             raise Violation(f"suspects: {work} is granted beside suspects of another group")
 
-    def _could(self, lane: Lane, other: Work, waiting: list[Work], now: float) -> bool:
+    def _could(self, replica: Replica, other: Work, waiting: list[Work], now: float) -> bool:
         """Whether it could be granted now as well, with room set aside for those before it that are being prepared."""
-        if other.alone or other.group is not None:
+        if other.alone or other.group is not None or other.klass in self._flow.scheduler.paused:
             return False
-        if other.stage is not Stage.READY and not (other.stage is Stage.QUEUED and lane.inline and other.line is None):
+        if other.stage is not Stage.READY and not (
+            other.stage is Stage.QUEUED and replica.inline and other.line is None
+        ):
+            return False
+        if other.run is not None and other.run.replica != replica.number:
             return False
         unready = [
             one.cost
@@ -105,10 +113,14 @@ class Grants:
             and one.stage is not Stage.READY
             and (RANK[one.klass] <= RANK[other.klass] or now - one.arrived_at > self._settings.aging_s)
         ]
-        if not lane.inline and lane.free_slots <= len(unready):
+        if not replica.inline and replica.free_slots <= len(unready):
             return False
         need = 0 if other.run is None else other.run.need_tokens
-        if lane.tokens is not None and lane.used_tokens + sum(unready) + need > lane.tokens:
+        memory = run_bytes(replica, other)
+        owner = run_owner(replica.model)
+        if memory and replica.device and self._flow.ledger.free_bytes(replica.device, owner, now) < memory:
+            return False
+        if replica.tokens is not None and replica.used_tokens + sum(unready) + need > replica.tokens:
             return False
         if other.line is None:
             return True
@@ -164,7 +176,7 @@ class Grants:
             return
         self._passed_over[lane.name] += 1
         # The oldest may be parked or just being prepared while as many as there are slots start at once.
-        if self._passed_over[lane.name] > 2 * (self._settings.aged_share + lane.slots):
+        if self._passed_over[lane.name] > 2 * (self._settings.aged_share + sum(one.slots for one in lane.ready)):
             raise Violation(f"aging: {self._passed_over[lane.name]} starts in a row passed over {old[0]}")
 
 

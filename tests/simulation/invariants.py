@@ -11,6 +11,7 @@ from penstock.processors.core.retries import BASE_DELAY_S, MAX_DELAY_S
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Work
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
+from simulation.devices import Memory
 from simulation.grants import Grants
 from simulation.log import TP
 from simulation.truth import Subject, Violation
@@ -36,11 +37,23 @@ class Checks:
         self._committed: dict[TP, int] = {}
         self._passed: dict[TP, set[int]] = {}
         self._grants: dict[Life, Grants] = {}
+        self._memory: dict[Life, Memory] = {}
         self._due: dict[Work, float] = {}
 
     def watch(self, life: Life) -> None:
         """Look at every grant of a new worker before it is made."""
         self._grants[life] = Grants(life)
+        self._memory[life] = Memory(life)
+
+    # -- memory
+
+    def observed(self, life: Life, observed: dict[str, tuple[int, int]]) -> None:
+        """A worker is told what of its devices is in use."""
+        self._memory[life].seen = {device: used - ours for device, (used, ours) in observed.items()}
+
+    def unloads(self, life: Life, effect: ask.Unload) -> None:
+        """A flow gives a replica up."""
+        self._memory[life].unloads(effect)
 
     # -- commits
 
@@ -125,11 +138,10 @@ class Checks:
 
     # -- deaths of engines
 
-    def lane_goes_down(self, life: Life, engine: Engine) -> None:
+    def replica_goes_down(self, life: Life, engine: Engine) -> None:
         """Who was on it as the flow knows it; only one who was there by himself can be the culprit."""
-        lane = life.flow.lane(engine.spec.name)
-        victims = [work for work in lane.holders if work.stage is Stage.RUNNING]
-        victims += [work for work in lane.ahead if work.stage is Stage.PREPARING]
+        replica = life.flow.lane(engine.spec.name).replicas.get(engine.replica)
+        victims = [] if replica is None else replica.victims()
         if len(victims) == 1:
             self._cluster.truth.solo_deaths[victims[0]] += 1
         if engine.killer not in victims:
@@ -162,6 +174,7 @@ class Checks:
 
     def _bounds(self, life: Life) -> None:
         flow = life.flow
+        self._memory[life].look()
         total = self._cluster.plan.settings.intake_bytes
         if flow.budget.used_bytes > total + IN_FLIGHT_BYTES:
             raise Violation(f"budget: {flow.budget.used_bytes} bytes of {total}")
@@ -172,8 +185,10 @@ class Checks:
                 f"budget: counts {flow.budget.used_bytes} bytes; held are {len(counted)} facts and {bodies} bytes"
             )
         for lane in flow.lanes.values():
-            if lane.used_tokens != sum(lane.holders.values()):
-                raise Violation(f"lane: {lane.name} counts {lane.used_tokens} tokens, held are {lane.holders}")
+            for replica in lane.replicas.values():
+                if replica.used_tokens != sum(replica.holders.values()):
+                    held = dict(replica.holders)
+                    raise Violation(f"lane: {replica} counts {replica.used_tokens} tokens, held are {held}")
 
     # -- the end
 
@@ -204,7 +219,9 @@ class Checks:
             "scheduled": len(flow.scheduler),
             "granted": flow.starter.on_lanes,
             "alone": flow.starter.alone is not None,
-            "holders": sum(len(lane.holders) + len(lane.ahead) for lane in flow.lanes.values()),
+            "holders": sum(
+                len(one.holders) + len(one.ahead) for lane in flow.lanes.values() for one in lane.replicas.values()
+            ),
             "parked": sum(sum(lane.parked.values()) for lane in flow.lanes.values()),
             "runs": sum(len(engine.runs) for engine in life.engines.values()),
             "bytes": flow.budget.used_bytes,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from simulation.workers import Life
 
 MOST_TIMES = 3
+OFTEN = ("markers", "rewind", "unload", "lost_records", "foreign_memory", "pause_and_desire")
 
 
 class Mischief:
@@ -33,12 +34,14 @@ class Mischief:
             "lost_records": self._lose,
             "unload": self._unload,
             "engine_death": self._engine_death,
+            "foreign_memory": self._foreign_memory,
+            "pause_and_desire": self._operator,
         }
 
     def start(self, until_s: float) -> None:
         for name, do in self._kinds.items():
             rng = self._world.stream(f"fault/{name}")
-            times = rng.randint(1, MOST_TIMES) * (6 if name in ("markers", "rewind", "unload", "lost_records") else 1)
+            times = rng.randint(1, MOST_TIMES) * (6 if name in OFTEN else 1)
             for _ in range(times):
                 at = rng.uniform(0.0, until_s)
                 if self._cluster.plan.has(name):
@@ -68,8 +71,30 @@ class Mischief:
             self._cluster.truth.lose(self._cluster.truth.records[(work.tp, work.key[2])])
 
     def _unload(self, rng: Random, life: Life) -> None:
-        name = rng.choice(sorted(life.engines))
-        self._world.at(0.0, life, f"{life.name} unloads {name}", life.unload, name)
+        if life.engines:
+            engine = life.engines[rng.choice(sorted(life.engines))]
+            self._world.at(0.0, life, f"{life.name} unloads {engine.name}", life.unload, engine)
 
     def _engine_death(self, rng: Random, life: Life) -> None:
-        life.engines[rng.choice(sorted(life.engines))].die()
+        if life.engines:
+            life.engines[rng.choice(sorted(life.engines))].die()
+
+    def _foreign_memory(self, rng: Random, life: Life) -> None:
+        """Other programs use a device, more or less than before."""
+        devices = life.host.devices
+        capacity = rng.choice(devices.capacities)
+        devices.foreign[capacity.device] = round(capacity.total_bytes * rng.choice([0.0, 0.1, 0.3, 0.6]))
+
+    def _operator(self, rng: Random, life: Life) -> None:
+        """Somebody pauses a class or a model for a while, or has a model loaded, unloaded or pinned."""
+        model = rng.choice(self._cluster.plan.lanes).name
+        if rng.random() < 0.5:
+            kind, name = rng.choice([("class", rng.choice(["high", "medium", "low"])), ("model", model)])
+            self._world.at(0.0, life, f"{life.name} pauses {name}", life.flow.pause, kind, name, True)
+            self._world.at(
+                rng.uniform(0.1, 1.0), life, f"{life.name} resumes {name}", life.flow.pause, kind, name, False
+            )
+        else:
+            loaded, pinned = rng.choice([True, False, None]), rng.choice([True, None])
+            self._world.at(0.0, life, f"{life.name} desires {model} {loaded}", life.flow.desire, model, loaded, pinned)
+            self._world.at(1.0, life, f"{life.name} desires {model} no more", life.flow.desire, model, None, None)

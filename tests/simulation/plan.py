@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
+from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.flow import FlowSettings
+from penstock.processors.core.residents import ModelSpec
 
 FAULTS = (
     "crash",  # kill -9 of a worker, started again a little later
@@ -38,7 +40,9 @@ FAULTS = (
     "engine_slow",
     "load_failure",
     "load_hopeless",
-    "memory_short",
+    "foreign_memory",  # others use the devices too, more or less of them
+    "sizes_lie",  # what is said of a model's memory is wrong by up to a half
+    "size_failure",
     "unload",
     "engine_gone",  # it dies just when a run is put on it
     "prepare_refused",
@@ -67,9 +71,12 @@ KINDS = (
     "huge",
     "large_output",
     "unknown_model",
+    "hungry",  # it asks for much memory beyond what its model holds
+    "pause_and_desire",  # operators pause and resume, load, unload and pin
     "burst",
 )
 
+DEVICE_BYTES = 100
 FREE_SEEDS = 4
 """After one seed of each theme come so many without one."""
 THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -85,6 +92,8 @@ THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("engine_failure", "prepare_refused", "slow_broker"), ("cancel", "short_ttl", "line", "killer")),
     (("cut", "join", "restart", "late_ack", "slow_broker"), ("poison_bytes", "poison_named", "misplaced", "line")),
     (("cut", "pause", "engine_slow", "late_ack"), ("stream", "burst")),
+    (("foreign_memory", "sizes_lie", "engine_death"), ("hungry", "stream", "line", "cancel")),
+    (("foreign_memory", "load_failure", "crash"), ("hungry", "pause_and_desire", "killer", "line")),
 )
 
 
@@ -99,6 +108,24 @@ class LaneSpec:
     load_s: float
     speed_s: float
     """Seconds a token."""
+    load_bytes: int = 0
+    """What its engine really takes of a device; 0: none."""
+    lie: float = 1.0
+    """What is said of it, as a part of that."""
+    run_bytes: int = 0
+    replicas: tuple[int, int] = (1, 1)
+    """The least and the most."""
+    keep_alive_s: float | None = None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(
+            model=self.name,
+            devices=("simulated",) if self.load_bytes else (),
+            min_replicas=self.replicas[0],
+            max_replicas=self.replicas[1],
+            keep_alive_s=self.keep_alive_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +150,9 @@ class Plan:
     commit_s: float
     endings: int
     """Ends under way at which a partition pauses."""
+    devices: tuple[tuple[str, int, int], ...] = ()
+    """Of each host: name, total bytes and those left to others."""
+    observe_s: float = 0.5
 
     def has(self, name: str) -> bool:
         return name in self.faults or name in self.kinds
@@ -145,6 +175,8 @@ class Plan:
             yield replace(self, tenants=1)
         if self.requests > 1:
             yield replace(self, requests=self.requests - 1)
+        if len(self.devices) > 1:
+            yield replace(self, devices=self.devices[:1])
 
     def describe(self) -> str:
         lanes = ", ".join(
@@ -159,7 +191,7 @@ class Plan:
 
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
-    rng = Random(f"{seed}/plan")
+    rng, memory = Random(f"{seed}/plan"), Random(f"{seed}/memory")
     intensity = rng.choice([0.0, 0.15, 0.3, 0.5])
     faults = frozenset(name for name in FAULTS if rng.random() < intensity)
     kinds = frozenset(["plain", *(name for name in KINDS if rng.random() < 0.4)])
@@ -167,6 +199,8 @@ def draw(seed: int) -> Plan:
     if themed:
         more_faults, more_kinds = THEMES[seed % (len(THEMES) + FREE_SEEDS)]
         faults, kinds = faults | set(more_faults), kinds | set(more_kinds)
+    scarce = "hungry" in kinds or "foreign_memory" in faults or memory.random() < 0.3
+    lies = "sizes_lie" in faults
     return Plan(
         seed=seed,
         workers=rng.choice([1, 1, 2, 2, 3, 4]),
@@ -175,8 +209,17 @@ def draw(seed: int) -> Plan:
         tenants=rng.choice([1, 2, 3]),
         lines=rng.choice([1, 2, 4]),
         span_s=rng.choice([0.2, 1.0, 4.0]),
-        lanes=tuple(_lane(rng, f"m{number}") for number in range(rng.choice([1, 1, 2, 3]))),
-        settings=_settings(rng),
+        lanes=tuple(
+            _with_memory(_lane(rng, f"m{number}"), memory, scarce=scarce, lies=lies)
+            for number in range(rng.choice([1, 1, 2, 3]))
+        ),
+        settings=replace(
+            _settings(rng), placement=_placement(memory), longest_reservation_s=memory.choice([1.0, 30.0])
+        ),
+        devices=tuple(
+            (f"sim{number}", DEVICE_BYTES, memory.choice([0, 5])) for number in range(memory.choice([1, 1, 2]))
+        ),
+        observe_s=memory.choice([0.1, 0.3, 0.8]),
         faults=faults,
         kinds=kinds,
         latency_s=rng.choice([0.001, 0.005, 0.02]),
@@ -196,6 +239,32 @@ def _lane(rng: Random, name: str) -> LaneSpec:
         inline=inline,
         load_s=rng.choice([0.05, 0.5]),
         speed_s=rng.choice([0.002, 0.01, 0.03]),
+    )
+
+
+def _with_memory(lane: LaneSpec, rng: Random, *, scarce: bool, lies: bool) -> LaneSpec:
+    """Models of which all fit, or of which only some fit at a time."""
+    replicas = rng.choice([(1, 1), (1, 1), (1, 2), (2, 2)])
+    if not scarce or rng.random() < 0.15:
+        return replace(lane, replicas=replicas)
+    return replace(
+        lane,
+        replicas=replicas,
+        load_bytes=rng.choice([20, 40, 60]),
+        lie=rng.uniform(0.5, 1.5) if lies else 1.0,
+        run_bytes=rng.choice([0, 0, 5, 15]),
+        keep_alive_s=rng.choice([None, None, 0.5]),
+    )
+
+
+def _placement(rng: Random) -> PlacementSettings:
+    return PlacementSettings(
+        turn_factor=rng.choice([1.0, 3.0]),
+        min_turn_s=rng.choice([0.1, 0.5]),
+        lookahead_s=rng.choice([0.0, 0.5]),
+        scale_after_s=rng.choice([0.1, 1.0]),
+        reserve_after_s=rng.choice([0.2, 1.0]),
+        aging_s=rng.choice([0.5, 2.0]),
     )
 
 

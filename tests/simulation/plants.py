@@ -11,9 +11,12 @@ from typing import Any
 
 from penstock.processors.core import donemap, starting
 from penstock.processors.core.effects import Ended, Terminal
+from penstock.processors.core.eviction import Evictions
+from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.gate import Arrival, CommitGate
-from penstock.processors.core.lane import Lane
+from penstock.processors.core.ledger import Ledger
+from penstock.processors.core.replica import Replica
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.span import Span
 from penstock.processors.core.states import Stage
@@ -232,7 +235,7 @@ def retry_polls_slot() -> list[Patch]:
     def make(retry_due: Callable[..., None]) -> Callable[..., None]:
         def poll(self: Flow, now: float) -> None:
             for at, (due, seq, work) in enumerate(self._retries):
-                if due <= now and self.lane(work.lane).free_slots <= 0:
+                if due <= now and not any(one.free_slots > 0 for one in self.lane(work.lane).ready):
                     self._retries[at] = (now + 0.05, seq, work)
             self._retries.sort()
             retry_due(self, now)
@@ -264,11 +267,11 @@ def grant_before_fit() -> list[Patch]:
 def tokens_not_given_back() -> list[Patch]:
     """A run that is over keeps its slot free and its tokens taken."""
 
-    def give_back(self: Lane, work: Work) -> bool:
+    def give_back(self: Replica, work: Work) -> bool:
         self.ahead.pop(work, None)
         return self.holders.pop(work, None) is not None
 
-    return [(Lane, "give_back", give_back)]
+    return [(Replica, "give_back", give_back)]
 
 
 # -- endings
@@ -278,21 +281,21 @@ def tokens_not_given_back() -> list[Patch]:
 def batch_dies_with_poison() -> list[Patch]:
     """Whoever was on an engine that died has failed (3)."""
 
-    def make(lane_down: Callable[..., None]) -> Callable[..., None]:
-        def all_guilty(self: Flow, name: str, now: float) -> None:
-            running = [work for work in self.lane(name).holders if work.stage is Stage.RUNNING]
-            lane_down(self, name, now)
+    def make(replica_down: Callable[..., None]) -> Callable[..., None]:
+        def all_guilty(self: Flow, name: str, number: int, now: float) -> None:
+            running = [work for work in self.lane(name).holders() if work.stage is Stage.RUNNING]
+            replica_down(self, name, number, now)
             for work in running:
                 if work.stage is Stage.QUEUED:
                     work.spent += 1
                     if work.spent > work.max_attempts:
                         self._leave_waiting(work)
                         work.stage = Stage.RUNNING
-                        self._letter(work, "lane_down", EngineFailed("the engine's process died while it ran"))
+                        self._letter(work, "replica_down", EngineFailed("the engine's process died while it ran"))
 
         return all_guilty
 
-    return [_wrap(Flow, "lane_down", make)]
+    return [_wrap(Flow, "replica_down", make)]
 
 
 @plant
@@ -352,3 +355,41 @@ def journal_not_told() -> list[Patch]:
         return quiet
 
     return [_wrap(Flow, "_emit", make)]
+
+
+# -- memory
+
+
+@plant
+def leaked_grant() -> list[Patch]:
+    """A replica whose process died, or that was unloaded, keeps its memory in the books."""
+
+    def release(self: Flow, replica: Replica) -> None:
+        replica.grant = None
+
+    return [(_owner(Flow, "_release"), "_release", release)]
+
+
+@plant
+def evict_without_hysteresis() -> list[Patch]:
+    """Who waits for memory gets it at once from whoever holds it, however short that one's turn was."""
+    return [
+        (PlacementSettings, "turn_s", lambda self, view: 0.0),
+        (Evictions, "_resided", lambda self, view, replica: True),
+        (Evictions, "_idle_enough", lambda self, view, replica, rank, **named: True),
+    ]
+
+
+@plant
+def grant_before_observing() -> list[Patch]:
+    """A device that nobody has measured counts as empty."""
+
+    def make(init: Callable[..., None]) -> Callable[..., None]:
+        def known(self: Ledger, *args: Any, **named: Any) -> None:
+            init(self, *args, **named)
+            for capacity in self.devices():
+                self.observe(capacity.device, 0)
+
+        return known
+
+    return [_wrap(Ledger, "__init__", make)]

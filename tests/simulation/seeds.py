@@ -52,6 +52,8 @@ class _Watch:
     def calm(self) -> None:
         self._cluster.world.note("no more faults")
         self._cluster.calm = True
+        for host in self._cluster.hosts:
+            host.devices.foreign = dict.fromkeys(host.devices.foreign, 0)
         for life in self._cluster.lives():
             if life.consumer.skipped:  # where no later delivery shows the gap, only a restart finds what was skipped
                 self._cluster.kill_worker(life, "the end of faults")

@@ -33,6 +33,8 @@ QUICK = (
     "batch_dies_with_poison",
     "poison_forgotten",
     "duplicate_not_held",
+    "leaked_grant",
+    "grant_before_observing",
 )
 """Planted defects that show within a few seeds; `make simulate PLANT=name` tries all of them."""
 

@@ -13,10 +13,11 @@ from penstock.processors.core import effects as ask
 from penstock.processors.core.arrivals import Poison
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.gate import GapInDelivery
+from penstock.processors.core.residents import Needs
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Body, Work
 from penstock.processors.kafka.control import ControlBook
-from penstock.schemas.errors import BadAvro, InternalError, PenstockError
+from penstock.schemas.errors import BadAvro, EngineFailed, InternalError, PenstockError
 from penstock.schemas.records import ControlCommand
 from simulation import events
 from simulation.consumer import Batch, Consumer
@@ -24,7 +25,6 @@ from simulation.engines import Engine, Output, script_of
 from simulation.log import TP, Stored
 from simulation.membership import Membership
 from simulation.network import Network
-from simulation.plan import LaneSpec
 from simulation.talks import Turns
 from simulation.world import Actor
 
@@ -44,12 +44,20 @@ class Life(Actor):
         self.world = cluster.world
         self.network = Network(cluster, self)
         self.commands = ControlBook(horizon_s=86_400, remembered=1_000)
-        self.flow = Flow(cluster.plan.settings, cluster.catalog, self.commands, deaths=host.journal.deaths)
+        self.flow = Flow(
+            cluster.plan.settings,
+            cluster.catalog,
+            self.commands,
+            deaths=host.journal.deaths,
+            devices=host.devices.capacities,
+        )
         self.flow.transitions = cluster.transitions
+        self.flow.configure({lane.name: lane.spec for lane in cluster.plan.lanes}, self.world.now)
         self.consumer = Consumer(self)
         self.membership = Membership(self)
         self.turns = Turns(self, cluster.talks)
-        self.engines = {lane.name: Engine(self, lane) for lane in cluster.plan.lanes}
+        self._lanes = {lane.name: lane for lane in cluster.plan.lanes}
+        self.engines: dict[tuple[str, int], Engine] = {}
         self.stopping = False
         self._rng = self.world.stream(f"shell/{name}")
         self._queue: deque[ask.Effect] = deque()
@@ -60,7 +68,7 @@ class Life(Actor):
             ask.Prepare: self._prepare,
             ask.Begin: self._begin,
             ask.Start: self._start,
-            ask.CancelRun: lambda effect: self.engines[effect.lane].cancel(effect.run_id),
+            ask.CancelRun: lambda effect: self.engine(effect.lane, effect.replica).cancel(effect.run_id),
             ask.Keep: self._keep,
             ask.LookUp: self._look_up,
             ask.Status: self._status,
@@ -68,7 +76,9 @@ class Life(Actor):
             ask.Terminal: self._terminal,
             ask.Letter: self._letter,
             ask.Republish: self._republish,
-            ask.Load: lambda effect: self.engines[effect.lane].load(),
+            ask.Size: self._size,
+            ask.Load: self._load,
+            ask.Unload: self._unload,
             ask.Fetch: self._fetch,
             ask.Ended: self._ended,
             ask.Erase: lambda effect: self._erase(effect.command),
@@ -83,6 +93,7 @@ class Life(Actor):
     def _replayed(self, commands: list[ControlCommand]) -> None:
         self.on_commands(commands)
         self.cluster.follow_commands(self, len(commands))
+        self.timer("observe", self._rng.uniform(0.0, 0.1), self._observe)
         self.membership.join()
 
     # -- turns of the shell
@@ -223,8 +234,8 @@ class Life(Actor):
         self.turns.read(work, run, told)
 
     def _count(self, work: Work, run_id: str, mark: Any) -> None:
-        engine = self.engines[work.lane]
-        if engine.alive:
+        engine = self.engine_of(work)
+        if engine is not None and engine.alive:
             engine.prepare(work, run_id, mark)
 
     def prepared(self, work: Work, run_id: str, need: int, mark: Any) -> None:
@@ -255,7 +266,7 @@ class Life(Actor):
         self.host.journal.started(work.key, work.request_id)
         if run is None or run.run_id != effect.run_id or work.stage is not Stage.RUNNING:
             return
-        engine = self.engines[work.lane]
+        engine = self.engine(work.lane, run.replica)
         if self.cluster.happens("engine_gone", self._rng, 0.03):
             engine.die()
         if engine.alive:
@@ -304,26 +315,75 @@ class Life(Actor):
 
     # -- effects: lanes
 
-    def lane_up(self, spec: LaneSpec) -> None:
-        if self.engines[spec.name].alive:
-            self.flow.lane_up(spec.name, spec.slots, spec.tokens, self.world.now, inline=spec.inline)
+    def engine(self, model: str, number: int) -> Engine:
+        """The process of a replica, alive or not."""
+        known = self.engines.get((model, number))
+        if known is None:
+            known = self.engines[(model, number)] = Engine(self, self._lanes[model], number)
+        return known
 
-    def lane_down(self, engine: Engine) -> None:
-        self.cluster.checks.lane_goes_down(self, engine)
-        self.flow.lane_down(engine.spec.name, self.world.now)
+    def engine_of(self, work: Work) -> Engine | None:
+        """The process of the replica that the work's run belongs to."""
+        return None if work.run is None else self.engine(work.lane, work.run.replica)
 
-    def lane_busy(self, name: str, seconds: float) -> None:
-        self.flow.lane_busy(name, seconds, self.world.now)
+    def replica_up(self, engine: Engine) -> None:
+        spec = engine.spec
+        if engine.alive:
+            self.flow.replica_up(
+                spec.name,
+                engine.replica,
+                spec.slots,
+                spec.tokens,
+                self.world.now,
+                inline=spec.inline,
+                measured_bytes=engine.used_bytes or None,
+            )
 
-    def load_failed(self, name: str, error: PenstockError) -> None:
-        self.flow.load_failed(name, error, self.world.now)
+    def replica_down(self, engine: Engine) -> None:
+        self.cluster.checks.replica_goes_down(self, engine)
+        self.flow.replica_down(engine.spec.name, engine.replica, self.world.now)
 
-    def unload(self, name: str) -> None:
-        """The model manager takes a model away for another."""
-        engine = self.engines[name]
+    def replica_busy(self, engine: Engine, seconds: float) -> None:
+        self.flow.replica_busy(engine.spec.name, engine.replica, seconds, self.world.now)
+
+    def load_failed(self, engine: Engine, error: PenstockError) -> None:
+        self.flow.load_failed(engine.spec.name, engine.replica, error, self.world.now)
+
+    def unload(self, engine: Engine) -> None:
+        """A replica is taken away from outside."""
         if engine.alive:
             engine.end()
-            self.flow.lane_unloaded(name, self.world.now)
+            self.flow.replica_gone(engine.spec.name, engine.replica, self.world.now)
+
+    def _size(self, effect: ask.Size) -> None:
+        spec = self._lanes[effect.model]
+        needs = Needs(load_bytes=max(1, round(spec.load_bytes * spec.lie)), run_bytes=spec.run_bytes)
+        failed = self.cluster.happens("size_failure", self._rng, 0.3)
+
+        def told() -> None:
+            if failed:
+                self.flow.size_failed(effect.model, EngineFailed("its files could not be read"), self.world.now)
+            else:
+                self.flow.sized(effect.model, needs, self.world.now)
+
+        self.world.at(self._rng.uniform(0.0, 0.1), self, f"{self.name} sizes {effect.model}", told)
+
+    def _load(self, effect: ask.Load) -> None:
+        self.engine(effect.model, effect.replica).load(effect.device)
+
+    def _unload(self, effect: ask.Unload) -> None:
+        """The process takes a moment to end; its memory is back only then."""
+        engine = self.engine(effect.model, effect.replica)
+        self.cluster.checks.unloads(self, effect)
+        engine.end_softly(self._rng.uniform(0.0, 0.05))
+
+    def _observe(self) -> None:
+        """What a probe measures."""
+        observed = self.host.devices.observed(list(self.engines.values()))
+        self.cluster.checks.observed(self, observed)
+        measured = {key: engine.used_bytes for key, engine in self.engines.items() if engine.alive and engine.device}
+        self.flow.devices_observed(observed, self.world.now, measured)
+        self.timer("observe", self.cluster.plan.observe_s, self._observe)
 
     # -- effects: what is published
 

@@ -30,6 +30,8 @@ from penstock.schemas.topics import CLASSES, TopicNames
 logger = logging.getLogger(__name__)
 
 UNJOINED_S = 120.0
+OBSERVE_S = 1.0
+"""How often the devices are measured."""
 EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
 
 
@@ -114,6 +116,7 @@ class WorkerApp:
             asyncio.create_task(self._guard(parts.committer.run_forever()), name="committer"),
             asyncio.create_task(self._guard(self._watch_forever()), name="watchdog"),
             asyncio.create_task(self._guard(self._report_forever()), name="reporter"),
+            asyncio.create_task(self._guard(self._observe_forever()), name="observer"),
         ]
         self._state = "running"
         # What has been made so far lives as long as the process: the collector need not look at it per few messages.
@@ -190,12 +193,20 @@ class WorkerApp:
         assert parts is not None
         rounds = 0
         while True:
-            await parts.serving.observe()
             self._report()
             if rounds % 12 == 11:  # a gateway that starts late finds recent facts of every model
                 parts.serving.publish_models()
             rounds += 1
             await asyncio.sleep(self.settings.worker.state_interval_s)
+
+    async def _observe_forever(self) -> None:
+        """What others use of the devices changes at any time."""
+        parts = self._parts
+        assert parts is not None
+        while True:
+            await asyncio.sleep(OBSERVE_S)
+            await parts.serving.observe()
+            parts.worker.changed()
 
     def _report(self) -> None:
         parts = self._parts
@@ -214,7 +225,10 @@ class WorkerApp:
             devices=parts.serving.device_states(),
             completed_total=self._metrics.completed_total,
             failed_total=self._metrics.failed_total,
+            paused=parts.flow.paused(),
             waiting=parts.flow.explainer.reasons(),
+            reason="; ".join(self._not_ready()) or None,
+            evictions_total=parts.flow.evictions,
         )
         parts.publisher.record(self.settings.kafka_settings().names.worker, self.settings.worker_id, state)
 
@@ -234,6 +248,9 @@ class WorkerApp:
         for lane in parts.flow.lanes.values():
             if lane.lost:
                 reasons.append(f"the model {lane.name} has died and cannot be loaded again")
+        idle_s = parts.flow.idle_in_spite_of_work(time.monotonic())
+        if idle_s >= self.settings.worker.stall_s:
+            reasons.append(f"work waits, memory is free, and nothing was admitted for {idle_s:.0f} s")
         return reasons
 
     def _describe(self) -> dict[str, Any]:
@@ -303,7 +320,6 @@ class WorkerApp:
             except Exception as error:
                 logger.warning("worker.leave_failed error=%r", error)
         await parts.execution.close()
-        await parts.lanes.close()
         await parts.serving.stop()
         self._state = "stopped"
         self._report()

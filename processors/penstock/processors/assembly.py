@@ -107,12 +107,18 @@ def assemble(
         settings,
         publish=publisher.record,
         names=names,
-        on_up=lanes.up,
-        on_down=lanes.down,
-        on_change=lambda: worker.changed(),
+        reports=lanes,
         clock_ms=now_ms,
+        clock=clock,
     )
-    flow = Flow(flow_settings(settings), lanes, book, deaths=journal.deaths, estimate_error=metrics.estimate_error)
+    flow = Flow(
+        flow_settings(settings),
+        lanes,
+        book,
+        deaths=journal.deaths,
+        devices=serving.capacities,
+        estimate_error=metrics.estimate_error,
+    )
     urgencies = {topic: CLASSES.index(names.class_of_topic(topic) or "medium") for topic in partitions}
 
     def urgency(topic: str) -> int:
@@ -132,6 +138,7 @@ def assemble(
         on_broken=hooks.broken,
     )
     lanes.connect(serving, flow, worker.changed)
+    serving.connect(flow)
     membership = Membership(
         kafka,
         _group(settings),

@@ -56,7 +56,7 @@ class _Sink:
 
 
 class Execution:
-    """`engine` gives a lane's engine, None while it is down. `changed` is called after each answer to the flow.
+    """`engine` gives a replica's engine, None while it is down. `changed` is called after each answer to the flow.
 
     `defaults` gives the parameters of a lane's model for requests that leave them out: here is where they are applied.
     """
@@ -64,7 +64,7 @@ class Execution:
     def __init__(
         self,
         flow: Flow,
-        engine: Callable[[str], Engine | None],
+        engine: Callable[[str, int], Engine | None],
         turns: Turns,
         outputs: Outputs,
         metrics: Metrics,
@@ -109,9 +109,9 @@ class Execution:
                     self._flow.answer_stands(work, run_id, finished, self._clock(), large=large)
                     return
                 mark, history = turn.mark, turn.history
-            engine = self._engine(work.lane)
+            engine = self._engine(work.lane, run.replica)
             if engine is None or not _goes_on(work, run):
-                return  # the lane is down: the flow has been told
+                return  # the replica is down: the flow has been told
             run.spec = self._spec(work, run, history)
             prepared = await engine.prepare(run.spec)
             self._flow.prepared(work, run_id, prepared.need_tokens, prepared, self._clock(), mark)
@@ -158,7 +158,7 @@ class Execution:
         if run is None or run.run_id != effect.run_id or work.stage is not Stage.RUNNING:
             return
         try:
-            engine = self._engine(work.lane)
+            engine = self._engine(work.lane, run.replica)
             if engine is None:
                 raise EngineGone(f"{work.lane} has no engine")
             if run.prepared is None:
@@ -174,9 +174,9 @@ class Execution:
             failure = InternalError(f"{type(error).__name__} while the run was started")
             self._flow.failed(work, run.run_id, failure, self._clock(), again=False)
 
-    def cancel(self, lane: str, run_id: str) -> None:
+    def cancel(self, model: str, replica: int, run_id: str) -> None:
         """Stop a run, if its engine is still there."""
-        engine = self._engine(lane)
+        engine = self._engine(model, replica)
         if engine is not None:
             engine.cancel(run_id)
 

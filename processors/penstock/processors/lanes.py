@@ -1,50 +1,52 @@
-"""Between the flow and the models: carries out loads, tells the flow of engines that come and go, and names lanes."""
+"""Between the flow and the models: carries out sizes, loads and unloads, and tells the flow of engines' lives."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
 
+from penstock.processors.core.effects import Load, Size, Unload
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.ledger import MemoryShort
+from penstock.processors.core.residents import Needs
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Engine, Limits
 from penstock.processors.metrics import Metrics
+from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.serving import Serving
+from penstock.processors.models.sizing import ModelSize
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.records import Requirements
 
 logger = logging.getLogger(__name__)
 
 
 class Lanes:
-    """The flow's catalog, and what carries out its `Load` effects. `changed` is called after each event it gives."""
+    """Carries out `Size`, `Load` and `Unload`, and takes the manager's reports; the flow's catalog too."""
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._loads: dict[tuple[str, int], float] = {}
         self._serving: Serving
+        self._manager: ModelManager
         self._flow: Flow
-        self._changed: Callable[[], None]
+        self._wake: Callable[[], None]
 
     def connect(self, serving: Serving, flow: Flow, changed: Callable[[], None]) -> None:
         """Give it the parts that are made after it, since they need its callbacks."""
-        self._serving, self._flow, self._changed = serving, flow, changed
+        self._serving, self._manager, self._flow = serving, serving.manager, flow
+        self._wake = changed
 
     def load_all(self) -> None:
-        """Load every configured model in the background, so that the first request does not wait for it."""
-        for model in self._serving.models:
-            self._flow.want(model)
+        """Have the models that are to be preloaded loaded, so that the first request does not wait for it."""
+        for model, spec in self._serving.specs().items():
+            if spec.preload:
+                self._flow.want(model)
         self._changed()
 
-    async def close(self) -> None:
-        """Give up the loads under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def _changed(self) -> None:
+        self._serving.publish_models()
+        self._wake()
 
     # -- the flow's catalog
 
@@ -52,68 +54,81 @@ class Lanes:
         """Raises ModelNotFound."""
         return self._serving.resolve(task, model).id
 
-    def check_fits(self, lane: str, requirements: Requirements | None) -> None:
-        """Raises InsufficientCapacity, naming need and capacity."""
-        self._serving.check_fits(lane, requirements)
+    # -- effects
 
-    # -- loads
+    def size(self, effect: Size) -> None:
+        self._manager.size(effect.model)
 
-    def load(self, lane: str) -> None:
-        """Carry out a `Load`."""
-        task = asyncio.get_running_loop().create_task(self._load(lane), name=f"lane {lane}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def load(self, effect: Load) -> None:
+        self._loads[(effect.model, effect.replica)] = self._clock()
+        self._manager.load(effect.model, effect.replica, effect.device, effect.bytes)
+        self._serving.publish_models()
 
-    async def _load(self, lane: str) -> None:
-        began = self._clock()
-        try:
-            await self._serving.load(lane)
-        except Exception as error:
-            if isinstance(error, MemoryShort):  # it is tried again each second
-                logger.info("lane.waits_for_memory model=%s reason=%s", lane, error)
-            else:
-                level = logging.WARNING if isinstance(error, PenstockError) else logging.ERROR
-                logger.log(level, "lane.load_failed model=%s error=%s", lane, error)
-            self._flow.load_failed(lane, error, self._clock())
-            self._changed()
-        else:
-            self._metrics.loads.labels(lane).inc()
-            self._metrics.load_seconds.labels(lane).observe(self._clock() - began)
-            logger.info("lane.loaded model=%s seconds=%.1f", lane, self._clock() - began)
+    def unload(self, effect: Unload) -> None:
+        logger.info("replica.unloads model=%s replica=%d reason=%s", effect.model, effect.replica, effect.reason)
+        self._manager.unload(effect.model, effect.replica)
+        self._serving.publish_models()
 
-    def up(self, model: str, limits: Limits) -> None:
-        """The model is ready."""
-        engine = self._serving.engine(model)
-        inline = bool(engine is not None and engine.prepares_inline)
-        if engine is not None:
-            engine.on_busy = lambda seconds: self._busy(model, seconds)
-            engine.on_limits = lambda limits: self._limits(model, limits)
-        self._flow.lane_up(model, limits.slots, limits.tokens, self._clock(), inline=inline)
+    # -- the manager's reports
+
+    def sized(self, model: str, size: ModelSize) -> None:
+        told = self._serving.catalog.get(model).vram_bytes
+        needs = Needs(
+            load_bytes=size.need_bytes if told is None else told, host_bytes=size.need_bytes, exact=told is not None
+        )
+        self._flow.sized(model, needs, self._clock())
         self._changed()
 
-    def down(self, model: str, code: int | None) -> None:
-        """The model's process has ended: unasked, or, when there is no exit code, because the model was unloaded."""
+    def size_failed(self, model: str, error: PenstockError) -> None:
+        logger.warning("model.size_failed model=%s error=%s", model, error)
+        self._flow.size_failed(model, error, self._clock())
+        self._changed()
+
+    def up(self, model: str, replica: int, engine: Engine) -> None:
+        engine.on_busy = lambda seconds: self._flow.replica_busy(model, replica, seconds, self._clock())
+        engine.on_limits = lambda limits: self._limits(model, replica, limits)
+        limits, now = engine.limits(), self._clock()
+        self._metrics.loads.labels(model).inc()
+        seconds = now - self._loads.pop((model, replica), now)
+        self._metrics.load_seconds.labels(model).observe(seconds)
+        logger.info("replica.loaded model=%s replica=%d seconds=%.1f", model, replica, seconds)
+        self._flow.replica_up(
+            model,
+            replica,
+            limits.slots,
+            limits.tokens,
+            now,
+            inline=engine.prepares_inline,
+            measured_bytes=engine.measured_memory(),
+        )
+        self._changed()
+
+    def _limits(self, model: str, replica: int, limits: Limits) -> None:
+        self._flow.replica_limits(model, replica, limits.slots, self._clock())
+        self._wake()
+
+    def load_failed(self, model: str, replica: int, error: PenstockError) -> None:
+        logger.warning("replica.load_failed model=%s replica=%d error=%s", model, replica, error)
+        self._flow.load_failed(model, replica, error, self._clock())
+        self._changed()
+
+    def down(self, model: str, replica: int, code: int) -> None:
         self._metrics.unloads.labels(model).inc()
-        if code is None:
-            self._flow.lane_unloaded(model, self._clock())
-        else:
-            logger.error("lane.died model=%s exitcode=%s", model, code)
-            self._flow.lane_down(model, self._clock())
+        logger.error("replica.died model=%s replica=%d exitcode=%s", model, replica, code)
+        self._flow.replica_down(model, replica, self._clock())
         self._changed()
 
-    def _busy(self, model: str, seconds: float) -> None:
-        self._flow.lane_busy(model, seconds, self._clock())
-
-    def _limits(self, model: str, limits: Limits) -> None:
-        self._flow.lane_limits(model, limits.slots, self._clock())
+    def gone(self, model: str, replica: int) -> None:
+        self._metrics.unloads.labels(model).inc()
+        self._flow.replica_gone(model, replica, self._clock())
         self._changed()
 
     # -- for events
 
-    def engine(self, model: str) -> Engine | None:
-        return self._serving.engine(model)
+    def engine(self, model: str, replica: int) -> Engine | None:
+        return self._manager.engine(model, replica)
 
     def engine_facts(self, work: Work) -> tuple[str | None, int | None]:
         """Device and measured bytes of the engine of a work."""
-        engine = self._serving.engine(work.lane)
+        engine = None if work.run is None else self._manager.engine(work.lane, work.run.replica)
         return (None, None) if engine is None else (engine.info().device, engine.measured_memory())

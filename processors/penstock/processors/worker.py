@@ -114,7 +114,7 @@ class Worker:
             ask.Prepare: lambda e: self._rooms.execution.prepare(e),
             ask.Begin: lambda e: self._rooms.execution.begin(e),
             ask.Start: self._start,
-            ask.CancelRun: lambda e: self._rooms.execution.cancel(e.lane, e.run_id),
+            ask.CancelRun: lambda e: self._rooms.execution.cancel(e.lane, e.replica, e.run_id),
             ask.Keep: lambda e: self._rooms.execution.keep(e),
             ask.LookUp: lambda e: self._rooms.execution.look_up(e),
             ask.Status: lambda e: self._rooms.outcomes.status(e),
@@ -122,7 +122,9 @@ class Worker:
             ask.Terminal: self._terminal,
             ask.Letter: self._letter,
             ask.Republish: self._republish,
-            ask.Load: lambda e: self._rooms.lanes.load(e.lane),
+            ask.Size: lambda e: self._rooms.lanes.size(e),
+            ask.Load: lambda e: self._rooms.lanes.load(e),
+            ask.Unload: lambda e: self._rooms.lanes.unload(e),
             ask.Fetch: lambda e: self._rooms.refetcher.request(e.tp, e.offsets, e.urgency),
             ask.Ended: self._ended,
             ask.Erase: lambda e: self._on_erase(e.command),
@@ -289,7 +291,8 @@ class Worker:
     def _start(self, effect: ask.Start) -> None:
         work = effect.work
         self._rooms.journal.started(work.key, work.request_id)
-        if not self._rooms.flow.lanes[work.lane].inline:
+        replica = self._rooms.flow.lane(work.lane).replica_of(work)
+        if replica is not None and not replica.inline:
             self._rooms.journal.flush()  # an engine that runs elsewhere can take the worker with it
         self._rooms.execution.start(effect)
 

@@ -15,14 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.processors.core.ledger import DeviceCapacity, Ledger
 from penstock.processors.engines.base import Engine, EngineGone, EngineState, Limits, Prepared, RunSpec
 from penstock.processors.engines.host import ChildEngine
 from penstock.processors.models import factory
-from penstock.processors.models.catalog import Catalog, ModelConfig
-from penstock.processors.models.lifecycle import Lifecycle
-from penstock.processors.models.manager import ModelManager
-from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InvalidRequest
+from penstock.processors.models.catalog import ModelConfig
+from penstock.processors.models.factory import make_engine
+from penstock.processors.models.sizing import size_model
+from penstock.schemas.errors import EngineFailed, InvalidRequest
 
 from .conftest import Run, Runner, StartEngine, changed_copy
 
@@ -95,25 +94,17 @@ async def test_a_model_that_cannot_be_loaded_says_why(start_engine: StartEngine,
         await start_engine("text", tiny_lm, cache_tokens=32)
 
 
-async def test_memory_is_granted_before_and_given_back_after(tiny_lm: Path) -> None:
+async def test_an_engine_stays_within_what_it_was_sized_to_need(tiny_lm: Path) -> None:
     config = ModelConfig(id="m", source=str(tiny_lm), engine="text")
-    ledger = Ledger([DeviceCapacity(device="cpu", kind="cpu", total_bytes=1 << 30)])
-    ledger.observe("cpu", 0)
-    manager = ModelManager(Catalog([config]), ledger)
-    engine = await manager.load("m")
+    size = await size_model(config)
+    engine = make_engine(config, size, "cpu", size.need_bytes)
+    await engine.start()
     try:
         measured = engine.measured_memory()
         assert measured is not None
-        assert 0 < measured <= ledger.reserved_bytes("cpu") == manager.need_bytes("m")
+        assert 0 < measured <= size.need_bytes
     finally:
-        await manager.stop()
-    assert ledger.reserved_bytes("cpu") == 0
-    assert manager.state("m") is Lifecycle.ABSENT
-    small = ModelManager(Catalog([config]), Ledger([DeviceCapacity(device="cpu", kind="cpu", total_bytes=1 << 20)]))
-    with pytest.raises(InsufficientCapacity) as caught:
-        await small.load("m")
-    assert caught.value.details is not None
-    assert caught.value.details["need"] > caught.value.details["capacity"]
+        await engine.stop()
 
 
 WORKER = """

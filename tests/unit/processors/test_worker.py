@@ -136,7 +136,7 @@ class Shell:
         )
         self.execution = Execution(
             self.flow,
-            lambda lane: self.engine,  # type: ignore[arg-type, return-value]
+            lambda model, replica: self.engine,  # type: ignore[arg-type, return-value]
             ScriptedTurns(),  # type: ignore[arg-type]
             Outputs(folder / "artifacts"),
             self.metrics,
@@ -179,7 +179,7 @@ class Shell:
         self.worker.on_batch(Batch(tp, start, start + len(values), 1, records, lambda: self.given_back.append(tp)))
 
     def up(self, slots: int = 4, *, inline: bool = True) -> None:
-        self.flow.lane_up("m", slots, None, self.now, inline=inline)
+        self.flow.replica_up("m", 0, slots, None, self.now, inline=inline)
         self.worker.changed()
 
     async def turns(self) -> None:

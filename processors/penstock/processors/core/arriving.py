@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.processors.core.arrivals import Poison, Taken
 from penstock.processors.core.effects import Republish
 from penstock.processors.core.gate import Arrival
-from penstock.processors.core.loads import Loads
+from penstock.processors.core.placing import Placing
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Body, Work, WorkKey
 from penstock.schemas.errors import Cancelled, EngineFailed, Expired, InternalError, PenstockError
@@ -17,7 +17,7 @@ TWINS = 16
 """So many repeats of a request have outcomes of their own."""
 
 
-class Arriving(Loads):
+class Arriving(Placing):
     """What a record is to this worker: new work, a repeat, poison, or one that belongs on another partition."""
 
     def delivered_range(self, tp: TP, start: int, end: int, offsets: Sequence[int]) -> None:
@@ -157,7 +157,7 @@ class Arriving(Loads):
             return Expired("its deadline passed before it was taken")
         try:
             work.lane = self._catalog.resolve(work.task, read.request.model)
-            self._catalog.check_fits(work.lane, read.request.requirements)
+            self.check_fits(self.lane(work.lane), read.request.requirements)
         except PenstockError as error:
             return error
         deaths = self._deaths(work.key, work.request_id)

@@ -1,24 +1,27 @@
 """What all layers of the flow share: parts, requests held, effects gathered, and the one method for transitions.
 
 The flow is one object in layers, each in a file of its own and using only those below it:
-board ← endings ← runs ← loads ← arriving ← flow.
+board ← endings ← runs ← memory ← loads ← placing ← arriving ← flow.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.processors.core import states
 from penstock.processors.core.budget import Budget
 from penstock.processors.core.effects import Effect
+from penstock.processors.core.estimates import Estimates
 from penstock.processors.core.explaining import Explainer, LaneFacts
+from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.forecast import Forecast
 from penstock.processors.core.gate import CommitGate
-from penstock.processors.core.lane import Lane, LaneState
+from penstock.processors.core.lane import Lane
+from penstock.processors.core.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.lifetimes import Lifetimes, LifetimeSettings
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.slack import SlackSettings
@@ -27,7 +30,7 @@ from penstock.processors.core.states import ENDING, Stage
 from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.streams import Streams
 from penstock.processors.core.work import Work, WorkKey
-from penstock.schemas.records import ControlCommand, Requirements
+from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import TP
 
 
@@ -36,10 +39,6 @@ class Catalog(Protocol):
 
     def resolve(self, task: str, model: str | None) -> str:
         """The lane. Raises ModelNotFound."""
-        ...
-
-    def check_fits(self, lane: str, requirements: Requirements | None) -> None:
-        """Raises InsufficientCapacity, naming need and capacity, for what can never fit."""
         ...
 
 
@@ -64,6 +63,11 @@ class FlowSettings:
     status_linger_s: float = 0.025
     max_execution_s: float = 900.0
     retry_delay_s: float = 0.05
+    affinity_s: float = 0.5
+    """So long a conversation waits for the replica that has its beginning."""
+    longest_reservation_s: float = 30.0
+    """So long room is kept from small requests for one that needs much, at first."""
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
     slack: SlackSettings | None = None
     """None: low work is held back by nothing but the order."""
     lifetimes: LifetimeSettings | None = None
@@ -80,8 +84,20 @@ class Board:
         commands: Commands,
         *,
         deaths: Callable[[WorkKey, str], int] = lambda key, request_id: 0,
+        devices: Sequence[DeviceCapacity] = (),
         estimate_error: Callable[[str, float], None] | None = None,
     ) -> None:
+        self.ledger = Ledger(devices, longest_reservation_s=settings.longest_reservation_s)
+        self.estimates = Estimates()
+        self._plan_due = True
+        """Something changed that placement reads: the next step plans anew."""
+        self._planned_at = float("-inf")
+        self._reserved_for: set[str] = set()
+        self._first_runs: set[str] = set()
+        self._idle_since: float | None = None
+        self._watched_at = float("-inf")
+        self.evictions = 0
+        """Replicas that were given up for another model, in all."""
         self._settings = settings
         self._catalog = catalog
         self._commands = commands
@@ -108,6 +124,8 @@ class Board:
             self._transition,
             lambda: self.generation,
             max_execution_s=settings.max_execution_s,
+            affinity_s=settings.affinity_s,
+            ledger=self.ledger,
         )
         self.lanes: dict[str, Lane] = {}
         self.works: dict[WorkKey, Work] = {}
@@ -160,16 +178,8 @@ class Board:
         return lane
 
     def _lane_facts(self, work: Work) -> LaneFacts:
-        """What explains why a request waits."""
-        lane = self.lane(work.lane)
-        loading = lane.state is LaneState.LOADING
-        return LaneFacts(
-            ready=lane.state is LaneState.UP,
-            slots=lane.slots,
-            busy=len(lane.holders),
-            memory_short=work.blocked_at is not None or (lane.short and not loading),
-            loading_since=lane.load_span[0] if loading else None,
-        )
+        """What is known of the request's lane; told by the layer that places models."""
+        raise NotImplementedError
 
     def _on_run(self, work: Work, now: float) -> None:
         """The work goes to its engine: its wait is measured, and the estimate of it held against that."""

@@ -32,7 +32,7 @@ class Begin:
 
 @dataclass(slots=True, frozen=True)
 class Start:
-    """Run it on its lane's engine. → delta, finished, failed. The journal must hold it before the engine does."""
+    """Run it on its replica's engine. → delta, finished, failed. The journal must hold it before the engine does."""
 
     work: Work
     run_id: str
@@ -43,6 +43,7 @@ class CancelRun:
     """Stop a run, prepared or running; nothing more of it counts."""
 
     lane: str
+    replica: int
     run_id: str
 
 
@@ -131,10 +132,33 @@ class Republish:
 
 
 @dataclass(slots=True, frozen=True)
-class Load:
-    """Load the lane's model. → lane_up, load_failed"""
+class Size:
+    """Find out how much memory a model takes. → sized, size_failed"""
 
-    lane: str
+    model: str
+
+
+@dataclass(slots=True, frozen=True)
+class Load:
+    """Load a replica of a model, in so many bytes of a device (None: it takes no memory). → replica_up, load_failed
+
+    `devices`: all of them, for an engine that takes so many bytes of each.
+    """
+
+    model: str
+    replica: int
+    device: str | None = None
+    bytes: int = 0
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class Unload:
+    """End a replica's engine, or its load; what runs on it ends silently. → replica_gone"""
+
+    model: str
+    replica: int
+    reason: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -181,7 +205,9 @@ Effect = (
     | Terminal
     | Letter
     | Republish
+    | Size
     | Load
+    | Unload
     | Fetch
     | Ended
     | Erase

@@ -184,8 +184,10 @@ class Endings(Board):
     def _stop_run(self, work: Work) -> None:
         """Its engine need not go on, and what it held comes back."""
         if work.run is not None and work.stage in (Stage.PREPARING, Stage.READY, Stage.BEGINNING, Stage.RUNNING):
-            self._emit(CancelRun(work.lane, work.run.run_id))
-            self.lane(work.lane).stopped_at = self.now
+            self._emit(CancelRun(work.lane, work.run.replica, work.run.run_id))
+            replica = self.lane(work.lane).replica_of(work)
+            if replica is not None:
+                replica.stopped_at = self.now
         self._give_back(work)
 
     def _leave_waiting(self, work: Work) -> None:
@@ -217,7 +219,17 @@ class Endings(Board):
     def _give_back(self, work: Work) -> None:
         if work.lane:
             lane = self.lane(work.lane)
+            held_memory = work.run is not None and work.run.grant is not None
             if self.starter.leave(lane, work):
+                self._mark_changed(lane)
+            if held_memory:
+                self._memory_is_back()
+
+    def _memory_is_back(self) -> None:
+        """Others may wait for it."""
+        self._plan_due = True
+        for lane in self.lanes.values():
+            if lane.run_want is not None:
                 self._mark_changed(lane)
 
 

@@ -99,10 +99,15 @@ class Flow(Arriving):
     def step(self, now: float) -> None:
         """Start what can start, on every lane where something changed."""
         self.now = now
-        while self._dirty and self.taking:
-            name, lane = next(iter(self._dirty.items()))
-            del self._dirty[name]
-            self._fill_or_load(lane, now)
+        while self.taking:
+            if self._dirty:
+                name, lane = next(iter(self._dirty.items()))
+                del self._dirty[name]
+                self._fill_or_load(lane, now)
+            elif self._plan_due:
+                self._plan(now)
+            else:
+                return
 
     def tick(self, now: float, wall_ms: int) -> None:
         """What is due by time. Call it every 10 ms or so while there is work, and at `next_due`."""
@@ -118,12 +123,13 @@ class Flow(Arriving):
         for work in self.scheduler.expired(now, EXPIRED_AT_ONCE):
             self._measure_wait(work, now)
             self._end_waiting(work, "expire", Expired("its deadline passed while it waited"), now)
+        self._look_at_fleet(now)
         self._all_dirty()
 
     def check_timeouts(self, now: float) -> None:
         """End runs that take longer than they may; call it a few times a second."""
         for lane in self.lanes.values():
-            for work in [w for w in lane.holders if w.stage is Stage.RUNNING]:
+            for work in [w for w in lane.holders() if w.stage is Stage.RUNNING]:
                 run = work.run
                 if run is not None and run.timeout_at is not None and run.timeout_at <= now:
                     took = now - (run.run_at or now)

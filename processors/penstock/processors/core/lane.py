@@ -1,99 +1,170 @@
-"""A lane: one model's engine as the flow sees it. How much room it has, who holds it, when it may be loaded again."""
+"""A lane: one model's queue as the flow sees it, and the replicas that serve it. When it may be loaded again."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from penstock.processors.core.ledger import CannotLoad, MemoryShort
-from penstock.processors.core.states import Stage
-from penstock.processors.core.suspects import Group
+from penstock.processors.core.fleet import UseRate
+from penstock.processors.core.ledger import CannotLoad
+from penstock.processors.core.replica import Replica, ReplicaState
+from penstock.processors.core.residents import ModelSpec, Needs
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import EngineFailed, InternalError, PenstockError
 from penstock.schemas.topics import CLASSES
 
-MEMORY_POLL_S = 1.0
-"""How often a load that found too little memory free is tried again."""
 MAX_LOAD_FAILURES = 3
 """So often a load may fail in a row before those who wait for it are told; then each further failure tells them."""
 QUIET_DEATHS = 16
 """So many deaths in a row are followed by a restart at once: finding the culprit among many takes some."""
-LOOK_AHEAD = (4, 64)
-"""The least and the most requests of a class whose prompts are counted before a slot is free for them."""
+FIRST_LOAD_S, LOAD_BYTES_PER_S = 1.0, 1 << 30
+"""What a load is taken to need before one was measured."""
+PREFIXES = 4_096
+"""Conversations of which is remembered which replica has their beginning."""
 
 
-class LaneState(StrEnum):
-    """Whether the lane's engine can take runs."""
+@dataclass(frozen=True, slots=True)
+class RunWant:
+    """The most urgent request whose run waits for memory of its replica's device, in bytes."""
 
-    ABSENT = "absent"
-    LOADING = "loading"
-    UP = "up"
+    work: Work
+    replica: Replica
+    need_bytes: int
 
 
 class Lane:
-    """Slots and tokens in use are counted here; the engine only says its limits."""
+    """All replicas of a model serve one queue."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.state = LaneState.ABSENT
+        self.replicas: dict[int, Replica] = {}
+        self.ready: list[Replica] = []
+        """Those that may take runs."""
         self.wanted = False
         """It was up: it is loaded again when its engine dies, whether somebody waits or not."""
         self.was_up = False
-        self.slots = 0
-        self.tokens: int | None = None
-        self.inline = False
-        """Its engine prepares as it begins: nothing is counted beforehand, unless a conversation must be read."""
-        self.used_tokens = 0
-        self.holders: dict[Work, int] = {}
-        """Works that hold a slot, with their tokens."""
-        self.ahead: dict[Work, None] = {}
-        """Works whose prompts are being counted or are known."""
         self.parked: dict[str, int] = dict.fromkeys(CLASSES, 0)
         """Requests by class whose bytes are not here."""
-        self.exclusive: Group | None = None
-        """While set, only these suspects may start."""
         self.not_before = 0.0
-        self.busy_until = 0.0
         self.failures = 0
         self.deaths = 0
         self.short = False
-        """Its newest load found too little memory free: it waits for that."""
+        """It waits for memory."""
+        self.spec = ModelSpec(model=name)
+        self.needs: Needs | None = None
+        self.sizing = False
+        self.never_fits: PenstockError | None = None
+        self.paused = False
+        self.desired: bool | None = None
+        """Whether an operator wants it loaded."""
+        self.pinned: bool | None = None
+        """Whether an operator wants it kept loaded; None: as its spec says."""
+        self.asked_for = False
+        """Somebody waits for it, and placement knows."""
+        self.unload_due = False
+        """An operator wants it unloaded, now. It is loaded again when somebody asks for it."""
+        self.served = True
+        """False once it was removed from the catalog."""
+        self.uses = UseRate()
+        self.load_s: float | None = None
+        """How long its loads took, the newest counting most."""
+        self.run_s = 0.0
+        """How long its runs take, the newest counting most."""
+        self.saturated_since: float | None = None
+        self.run_want: RunWant | None = None
         self.load_span = (0.0, 0.0)
         self.fail_through = -1
         self.fail_error: PenstockError | None = None
         self.look_due = False
-        self.stopped_at = float("-inf")
-        """When a run or a prompt was last stopped here: what it left behind may kill the engine a moment later."""
+        self._prefixes: OrderedDict[str, Replica] = OrderedDict()
+
+    # -- replicas
+
+    def add(self, replica: Replica, now: float) -> None:
+        """A replica is being loaded from now on."""
+        self.replicas[replica.number] = replica
+        replica.load_began = now
+        self.load_span = (now, float("inf"))
+
+    def up(self, replica: Replica, slots: int, tokens: int | None, *, inline: bool, now: float) -> None:
+        """A replica is loaded, with these limits."""
+        if replica.state is ReplicaState.LOADING:
+            self.load_span = (self.load_span[0], now)
+            took = now - replica.load_began
+            self.load_s = took if self.load_s is None else (self.load_s + took) / 2
+        replica.up(slots, tokens, inline=inline, now=now)
+        self.wanted = self.was_up = True
+        self.failures, self.short, self.fail_error = 0, False, None
+        self.count_ready()
+
+    def remove(self, replica: Replica) -> None:
+        """The replica is gone."""
+        if self.replicas.get(replica.number) is replica:
+            del self.replicas[replica.number]
+        self.count_ready()
+
+    def count_ready(self) -> None:
+        """A replica's state has changed."""
+        self.ready = [one for one in self.replicas.values() if one.state is ReplicaState.READY]
+
+    def next_number(self) -> int:
+        """The least that no replica has."""
+        return next(number for number in range(len(self.replicas) + 1) if number not in self.replicas)
 
     @property
-    def free_slots(self) -> int:
-        return self.slots - len(self.holders)
+    def loading(self) -> bool:
+        return any(one.state is ReplicaState.LOADING for one in self.replicas.values())
 
     @property
-    def free_tokens(self) -> int | None:
-        return None if self.tokens is None else self.tokens - self.used_tokens
+    def is_pinned(self) -> bool:
+        return self.spec.pinned if self.pinned is None else self.pinned
 
     @property
-    def look_ahead(self) -> int:
-        return min(max(self.slots, LOOK_AHEAD[0]), LOOK_AHEAD[1])
+    def load_seconds(self) -> float:
+        """How long a load takes, about."""
+        if self.load_s is not None:
+            return self.load_s
+        return FIRST_LOAD_S if self.needs is None else max(FIRST_LOAD_S, self.needs.load_bytes / LOAD_BYTES_PER_S)
 
-    def take(self, work: Work, tokens: int) -> None:
-        """Give a slot and tokens; the caller has seen that they are free."""
-        self.ahead.pop(work, None)
-        self.holders[work] = tokens
-        self.used_tokens += tokens
+    @property
+    def state(self) -> str:
+        """Of the model, as the world is told: that of its best replica."""
+        states = {one.state for one in self.replicas.values()}
+        for state in (ReplicaState.READY, ReplicaState.LOADING, ReplicaState.DRAINING, ReplicaState.UNLOADING):
+            if state in states:
+                return state.value
+        if self.sizing:
+            return "loading"
+        return "failed" if self.failures or self.never_fits is not None else "absent"
 
-    def give_back(self, work: Work) -> bool:
-        """Take back what the work holds or had counted; whether it held a slot."""
-        self.ahead.pop(work, None)
-        tokens = self.holders.pop(work, None)
-        if tokens is None:
-            return False
-        self.used_tokens -= tokens
-        return True
+    def replica_of(self, work: Work) -> Replica | None:
+        """The replica that has prepared the work's run, or runs it."""
+        return None if work.run is None else self.replicas.get(work.run.replica)
+
+    def holders(self) -> Iterator[Work]:
+        for replica in self.replicas.values():
+            yield from replica.holders
 
     def running(self) -> int:
-        """Works that are on the engine."""
-        return sum(work.stage is Stage.RUNNING for work in self.holders)
+        """Works that are on its engines."""
+        return sum(replica.running() for replica in self.replicas.values())
+
+    # -- conversations
+
+    def remember_prefix(self, line: str, replica: Replica) -> None:
+        """The replica has the beginning of this conversation in its cache."""
+        self._prefixes[line] = replica
+        self._prefixes.move_to_end(line)
+        if len(self._prefixes) > PREFIXES:
+            self._prefixes.popitem(last=False)
+
+    def with_prefix(self, line: str) -> Replica | None:
+        """The ready replica that has the beginning of this conversation."""
+        replica = self._prefixes.get(line)
+        return replica if replica is not None and replica in self.ready else None
+
+    # -- loading
 
     def loading_ms(self, since: float, until: float) -> int:
         """How much of a time the newest load of this model took."""
@@ -103,26 +174,10 @@ class Lane:
     @property
     def lost(self) -> bool:
         """It was up, its engine died, and it cannot be loaded again."""
-        return self.was_up and self.failures >= MAX_LOAD_FAILURES
+        return self.was_up and not self.ready and self.failures >= MAX_LOAD_FAILURES
 
-    # -- loading
-
-    def load(self, now: float) -> None:
-        """Its model is being loaded from now on."""
-        self.state = LaneState.LOADING
-        self.load_span = (now, float("inf"))
-
-    def up(self, slots: int, tokens: int | None, *, inline: bool, now: float) -> None:
-        """Its model is loaded, with these limits."""
-        if self.state is LaneState.LOADING:
-            self.load_span = (self.load_span[0], now)
-        self.state, self.wanted, self.was_up = LaneState.UP, True, True
-        self.slots, self.tokens, self.inline = slots, tokens, inline
-        self.failures, self.short, self.busy_until, self.fail_error = 0, False, 0.0, None
-
-    def down(self, now: float, *, with_work: bool) -> None:
-        """Its engine died. With work on it the work is the first suspect, so it is started again at once."""
-        self.state = LaneState.ABSENT
+    def died(self, now: float, *, with_work: bool) -> None:
+        """An engine died. With work on it the work is the first suspect, so it is started again at once."""
         self.deaths += 1
         quiet = QUIET_DEATHS if with_work else 1
         self.not_before = now if self.deaths <= quiet else now + min(30.0, 0.5 * 2 ** min(self.deaths - quiet, 8))
@@ -133,12 +188,8 @@ class Lane:
 
     def load_failed(self, error: BaseException, now: float) -> PenstockError | None:
         """Plan the next try. Returns the error for those who wait, once waiting is of no use any more."""
-        self.state = LaneState.ABSENT
         self.load_span = (self.load_span[0], now)
-        self.short = isinstance(error, MemoryShort)
-        if self.short:
-            self.not_before = now + MEMORY_POLL_S
-            return None
+        self.needs = None  # perhaps its files are mended before the next try
         self.not_before = now + min(30.0, 0.5 * 2 ** min(self.failures, 8))
         self.failures += 1
         hopeless = isinstance(error, CannotLoad) or not isinstance(error, EngineFailed)

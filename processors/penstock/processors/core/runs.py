@@ -26,9 +26,11 @@ class Runs(Endings):
         if run is None:
             return
         lane = self.lane(work.lane)
-        if lane.tokens is not None and need_tokens > lane.tokens:  # waited for, it would keep the lane for ever
-            message = f"it needs {need_tokens} tokens of cache; {lane.name} has {lane.tokens}"
-            details = {"need": need_tokens, "capacity": lane.tokens, "unit": "tokens"}
+        replica = lane.replica_of(work)
+        limit = None if replica is None else replica.tokens
+        if limit is not None and need_tokens > limit:  # waited for, it would keep the replica for ever
+            message = f"it needs {need_tokens} tokens of cache; {lane.name} has {limit}"
+            details = {"need": need_tokens, "capacity": limit, "unit": "tokens"}
             self._failed(work, "refused", InsufficientCapacity(message, details=details), now, again=False)
             return
         run.need_tokens, run.prepared, run.mark = need_tokens, prepared, mark
@@ -73,7 +75,10 @@ class Runs(Endings):
         lane = self.lane(work.lane)
         lane.survived()
         if run.run_at is not None:
+            lane.run_s += (now - run.run_at - lane.run_s) / 16
             self.forecast.ran(work.lane, now - run.run_at, work.cost)
+        if work.line is not None and (replica := lane.replica_of(work)) is not None:
+            lane.remember_prefix(work.line, replica)
         self._give_back(work)
         clear_suspicion(work)
         append = work.line is not None and work.task == "text_generation"
@@ -87,13 +92,15 @@ class Runs(Endings):
     def turned_away(self, work: Work, run_id: str, now: float) -> None:
         """The server behind its engine did not take it: back to its place in the queue, without an attempt spent."""
         if self._current(work, run_id, Stage.RUNNING) is not None:
-            self._requeue(work, "lane_down", now)
+            self._requeue(work, "replica_down", now)
 
     def not_started(self, work: Work, run_id: str, now: float) -> None:
-        """Its engine had gone when it was to start; `lane_down` follows, and it is not to blame for that."""
+        """Its engine had gone when it was to start; `replica_down` follows, and it is not to blame for that."""
         if self._current(work, run_id, Stage.RUNNING) is not None:
-            self.lane(work.lane).busy_until = float("inf")
-            self._requeue(work, "lane_down", now)
+            replica = self.lane(work.lane).replica_of(work)
+            if replica is not None:
+                replica.busy_until = float("inf")
+            self._requeue(work, "replica_down", now)
 
     def _failed(self, work: Work, event: str, error: PenstockError, now: float, *, again: bool) -> None:
         """Run it again in place, dead-letter it, or say that it failed."""

@@ -50,6 +50,8 @@ class Scheduler(Generic[ItemT]):
         self._with_deadline = 0
         self._tickets = 0
         self._changes = 0
+        self.paused: frozenset[str] = frozenset()
+        """Classes of which nothing is offered."""
         self.slack = Slack(slack)
         self._run_s = run_s
         self._started: dict[int, tuple[EngineSlack, str, int]] = {}  # by seq
@@ -261,6 +263,8 @@ class Scheduler(Generic[ItemT]):
             waits = known.slack.holds_back(urgent_waits=known.strict() != LOW)
             if waits or known.slack.is_paced(now, self._run_s(lane)):
                 classes = CLASSES[:-1]
+        if self.paused:
+            classes = tuple(klass for klass in classes if klass not in self.paused)
         return self._candidates(known, self._changes, classes)
 
     def holds_back(self, lane: str) -> bool:
@@ -275,7 +279,11 @@ class Scheduler(Generic[ItemT]):
             return
         offered: set[int] = set()
         if self._is_turn_of_aged(lane) and (strict := lane.strict()) is not None:
-            lower = [iter(lane.aged[klass]) for klass in CLASSES[RANKS[strict] + 1 :] if lane.aged[klass]]
+            lower = [
+                iter(lane.aged[klass])
+                for klass in CLASSES[RANKS[strict] + 1 :]
+                if lane.aged[klass] and klass not in self.paused
+            ]
             for queued in islice(merge(*lower, key=lambda one: one.item.arrived_at), AGED_TRIED):
                 offered.add(queued.ticket)
                 yield queued.item

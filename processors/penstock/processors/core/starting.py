@@ -1,8 +1,10 @@
-"""Start is grant: which waiting request of a lane gets a slot and its tokens now, and whose prompt is counted ahead.
+"""Start is grant: which waiting request of a model gets a slot and tokens of which replica now, and whose prompt is
+counted ahead.
 
 A request stays in the scheduler until it is granted, so nothing that does not run stands before something more
 urgent. What fits may pass what does not, until the most urgent has waited `RESERVE_AFTER_S` for its room: then room is
-kept for it. One that is still being prepared keeps its estimated room, for a moment, against those behind it.
+kept for it. One that is still being prepared keeps its estimated room, for a moment, against those behind it. A request
+belongs to the replica that prepared it; when that has no room and another has, it is prepared there anew.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.processors.core.budget import Budget
-from penstock.processors.core.effects import Begin, Effect, Fetch, Prepare, Start
-from penstock.processors.core.lane import Lane
+from penstock.processors.core.effects import Begin, CancelRun, Effect, Fetch, Prepare, Start
+from penstock.processors.core.fleet import HOST
+from penstock.processors.core.lane import Lane, RunWant
+from penstock.processors.core.ledger import Ledger
+from penstock.processors.core.replica import Replica
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage, check
 from penstock.processors.core.statuses import Statuses
@@ -35,8 +40,9 @@ Go = Callable[[Work, str, Stage], None]
 
 @dataclass(slots=True)
 class _Room:
-    """What is free while a lane's candidates are walked in order."""
+    """What is free on a replica while its model's candidates are walked in order."""
 
+    replica: Replica
     slots: int
     tokens: int
 
@@ -46,6 +52,15 @@ class _Room:
     def set_aside(self, need: int) -> None:
         self.slots -= 1
         self.tokens -= need
+
+    @property
+    def used_up(self) -> bool:
+        """Neither can anything start, nor is anything more to be prepared."""
+        replica = self.replica
+        return self.slots <= 0 and (replica.inline or len(replica.ahead) >= replica.look_ahead)
+
+
+Grant = tuple[Work, Replica]
 
 
 class Starter:
@@ -61,6 +76,8 @@ class Starter:
         epoch: Callable[[], int],
         *,
         max_execution_s: float,
+        affinity_s: float,
+        ledger: Ledger,
     ) -> None:
         self._scheduler = scheduler
         self._budget = budget
@@ -69,6 +86,8 @@ class Starter:
         self._transition = go
         self._epoch = epoch
         self._max_execution_s = max_execution_s
+        self._affinity_s = affinity_s
+        self._ledger = ledger
         self._ids = itertools.count(1)
         self.alone: Work | None = None
         """It waits for all others to end, or runs by itself: nobody else starts."""
@@ -76,17 +95,27 @@ class Starter:
         """Works that hold a grant, over all lanes."""
 
     def fill(self, lane: Lane, now: float) -> None:
-        """Give out what is free on a lane that is up, and count prompts ahead."""
-        self._scheduler.observe(lane.name, lane.slots, lane.tokens, now)
+        """Give out what is free on the model's replicas, and count prompts ahead."""
+        ready = lane.ready
+        if len(ready) == 1:
+            self._scheduler.observe(lane.name, ready[0].slots, ready[0].tokens, now)
+        else:
+            tokens = [one.tokens for one in ready if one.tokens is not None]
+            self._scheduler.observe(lane.name, sum(one.slots for one in ready), sum(tokens) or None, now)
         if lane.look_due:
             self._fetch_ahead(lane)
-        while (work := self._next(lane, now)) is not None:
-            self._grant(lane, work, now)
+        while (grant := self._next(lane, now)) is not None:
+            self._grant(lane, *grant, now)
 
     def leave(self, lane: Lane, work: Work) -> bool:
         """The work has ended, or must start again: its grant comes back. Whether there is more room than before."""
-        known = work in lane.ahead or work is self.alone
-        granted = lane.give_back(work)
+        replica = lane.replica_of(work)
+        known = work is self.alone or (replica is not None and work in replica.ahead)
+        granted = replica is not None and replica.give_back(work)
+        run = work.run
+        if run is not None and run.grant is not None:
+            self._ledger.release(run.grant)
+            run.grant = None
         if granted:
             self.on_lanes -= 1
             self._scheduler.ended(work)
@@ -94,75 +123,130 @@ class Starter:
             self.alone = None
         return granted or known
 
-    def _next(self, lane: Lane, now: float) -> Work | None:
-        """Who is granted next; None when there is nobody now."""
-        if now < lane.busy_until or (lane.free_slots <= 0 and not lane.look_due):
+    def _next(self, lane: Lane, now: float) -> Grant | None:
+        """Who is granted next, and where; None when there is nobody now."""
+        look = lane.look_due
+        lane.run_want = None
+        able = lane.ready
+        for replica in able:
+            if now < replica.busy_until or (not look and len(replica.holders) >= replica.slots):
+                able = [one for one in able if now >= one.busy_until and (look or one.free_slots > 0)]
+                break
+        if not able:
             return None
         lane.look_due = False
         alone = self.alone
         if alone is not None and (alone.stage in ON_LANE or self._scheduler.eligible(alone)):
-            return self._alone(lane, alone, now)
+            return self._alone(lane, able, alone, now)
         self.alone = None  # it has left the queue, or another turn of its conversation is before it now
-        if lane.exclusive is not None and not self._still_exclusive(lane):
-            lane.exclusive = None
-        return self._in_order(lane, now) if lane.exclusive is None else self._among_suspects(lane, now)
+        rooms: list[_Room] = []
+        for replica in able:
+            if replica.exclusive is None:
+                rooms.append(_room(replica))
+            elif not self._still_exclusive(lane, replica):
+                replica.exclusive = None
+                rooms.append(_room(replica))
+            elif (work := self._among_suspects(lane, replica, now)) is not None:
+                return work, replica
+        return self._in_order(lane, rooms, now) if rooms else None
 
     # -- whose turn it is
 
-    def _in_order(self, lane: Lane, now: float) -> Work | None:
-        room = self._room(lane)
+    def _in_order(self, lane: Lane, rooms: list[_Room], now: float) -> Grant | None:
         seen: dict[str, int] = dict.fromkeys(CLASSES, 0)
+        look_ahead = sum([room.replica.look_ahead for room in rooms]) if len(rooms) > 1 else rooms[0].replica.look_ahead
         for walked, work in enumerate(self._scheduler.candidates(lane.name, now)):
             if walked >= WALK:
                 return None
             seen[work.klass] += 1
             if work.alone or work.group is not None:
-                if walked == 0:
-                    return self._apart(lane, work, now)
+                if walked == 0 and not _has_its_replica(lane, work):
+                    return self._apart(lane, rooms, work, now)
                 continue
-            first, ahead = seen[work.klass] == 1, seen[work.klass] <= lane.look_ahead
+            room = rooms[0] if work.run is None and len(lane.ready) == 1 else self._room_for(lane, work, rooms, now)
+            if room is None:
+                continue
+            first, ahead = seen[work.klass] == 1, seen[work.klass] <= look_ahead
             if self._step(lane, work, room, now, may_prepare=ahead, must_fetch=first):
-                return work
+                return work, room.replica
             if walked == 0 and work.blocked_at is not None and now - work.blocked_at >= RESERVE_AFTER_S:
-                return None  # room is kept for it
-            if room.slots <= 0 and (lane.inline or len(lane.ahead) >= lane.look_ahead):
+                rooms.remove(room)  # it is kept for this one
+            if all(one.used_up for one in rooms):
                 return None
         return None
 
-    def _apart(self, lane: Lane, work: Work, now: float) -> Work | None:
+    def _room_for(self, lane: Lane, work: Work, rooms: list[_Room], now: float) -> _Room | None:
+        """Where it is prepared or runs: the replica that has prepared it, or its conversation's, or the emptiest."""
+        run = work.run
+        if run is not None:
+            own = next((room for room in rooms if room.replica.number == run.replica), None)
+            if work.stage is not Stage.READY or (own is not None and own.fits(run.need_tokens)):
+                return own
+            other = max((room for room in rooms if room.fits(run.need_tokens)), key=_emptiness, default=None)
+            if other is not None:
+                self.take_from_its_replica(lane, work)
+            return own if other is None else other
+        if len(lane.ready) > 1 and work.line is not None:
+            known = lane.with_prefix(work.line)
+            if known is not None:
+                work.held_off_at = now if work.held_off_at is None else work.held_off_at
+                if now - work.held_off_at < self._affinity_s:
+                    return next((room for room in rooms if room.replica is known), None)
+        return rooms[0] if len(rooms) == 1 else max(rooms, key=_emptiness)
+
+    def take_from_its_replica(self, lane: Lane, work: Work) -> None:
+        """It is prepared anew elsewhere."""
+        replica, run = lane.replica_of(work), work.run
+        if run is not None:
+            self._emit(CancelRun(lane.name, run.replica, run.run_id))
+        if replica is not None:
+            replica.give_back(work)
+        work.run = None
+        self._transition(work, "elsewhere", Stage.QUEUED)
+
+    def _apart(self, lane: Lane, rooms: list[_Room], work: Work, now: float) -> Grant | None:
         """The most urgent must not run beside others: they wait until it has ended."""
         if work.alone:
             self.alone = work
-            return self._alone(lane, work, now)
-        lane.exclusive = work.group
-        return self._among_suspects(lane, now)
+            return self._alone(lane, [room.replica for room in rooms], work, now)
+        min(rooms, key=lambda room: len(room.replica.holders)).replica.exclusive = work.group
+        return self._next_again(lane, now)
 
-    def _alone(self, lane: Lane, work: Work, now: float) -> Work | None:
+    def _next_again(self, lane: Lane, now: float) -> Grant | None:
+        """A replica is for suspects only from now on: they come first, then who is for the others."""
+        lane.look_due = True
+        return self._next(lane, now)
+
+    def _alone(self, lane: Lane, able: list[Replica], work: Work, now: float) -> Grant | None:
         if not self._eligible(lane, work):
             return None
-        ready = self._step(lane, work, _Room(1, MANY), now, may_prepare=True)
-        return work if ready and self.on_lanes == 0 and self._room(lane).fits(_need(work)) else None
+        replica = lane.replica_of(work) or min(able, key=lambda one: len(one.holders))
+        if replica not in able:
+            return None
+        ready = self._step(lane, work, _Room(replica, 1, MANY), now, may_prepare=True)
+        return (work, replica) if ready and self.on_lanes == 0 and _room(replica).fits(_need(work)) else None
 
-    @staticmethod
-    def _room(lane: Lane) -> _Room:
-        tokens = lane.free_tokens
-        return _Room(lane.free_slots, MANY if tokens is None else tokens)
-
-    def _among_suspects(self, lane: Lane, now: float) -> Work | None:
-        """Suspects start when all others have left the lane; then nobody else does until they have ended."""
-        group = lane.exclusive
+    def _among_suspects(self, lane: Lane, replica: Replica, now: float) -> Work | None:
+        """Suspects start when all others have left the replica; then nobody else does until they have ended."""
+        group = replica.exclusive
         if group is None:
             return None
-        others = any(holder.group is not group for holder in lane.holders)
-        room = self._room(lane)
+        others = any(holder.group is not group for holder in replica.holders)
+        room = _room(replica)
         for work in sorted(group.members, key=lambda member: member.seq):
-            if self._may_join(lane, work) and self._step(lane, work, room, now, may_prepare=True) and not others:
+            if not self._may_join(lane, work):
+                continue
+            if work.stage is Stage.READY and lane.replica_of(work) is not replica:
+                self.take_from_its_replica(lane, work)
+            if self._step(lane, work, room, now, may_prepare=True) and not others:
                 return work
         return None
 
-    def _still_exclusive(self, lane: Lane) -> bool:
-        group = lane.exclusive
-        return group is not None and any(work in lane.holders or self._may_join(lane, work) for work in group.members)
+    def _still_exclusive(self, lane: Lane, replica: Replica) -> bool:
+        group = replica.exclusive
+        return group is not None and any(
+            work in replica.holders or self._may_join(lane, work) for work in group.members
+        )
 
     def _may_join(self, lane: Lane, work: Work) -> bool:
         """Suspects of a group run together, but for one that must run beside nobody: its turn comes by itself."""
@@ -173,41 +257,56 @@ class Starter:
 
     # -- one candidate
 
-    def _startable(self, lane: Lane, work: Work) -> bool:
-        return work.stage is Stage.READY or (work.stage is Stage.QUEUED and lane.inline and work.line is None)
+    def _startable(self, replica: Replica, work: Work) -> bool:
+        return work.stage is Stage.READY or (work.stage is Stage.QUEUED and replica.inline and work.line is None)
 
     def _step(
         self, lane: Lane, work: Work, room: _Room, now: float, *, may_prepare: bool, must_fetch: bool = True
     ) -> bool:
         """True when it can start now; else what can be done for it ahead is done, and its room is set aside."""
-        if self._startable(lane, work):
+        replica = room.replica
+        if self._startable(replica, work):
             if room.fits(_need(work)):
-                return True
-            if lane.tokens is not None and _need(work) > lane.tokens - lane.used_tokens:
-                work.blocked_at = now if work.blocked_at is None else work.blocked_at
-                self._statuses.say(work, "waiting_for_memory", now)
+                if replica.device is None or self._memory_fits(lane, replica, work, now):
+                    return True
+            elif replica.tokens is None or _need(work) <= replica.tokens - replica.used_tokens:
+                return False
+            work.blocked_at = now if work.blocked_at is None else work.blocked_at
+            self._statuses.say(work, "waiting_for_memory", now)
             return False
         if work.stage is Stage.PARKED:
             self._fetch(lane, work.klass, at_least_one=must_fetch)
         elif work.stage is Stage.QUEUED:
             if not may_prepare:
                 return False
-            self._prepare(lane, work, now)
+            self._prepare(replica, work, now)
         if work.run is None or now - work.run.preparing_since < PREPARE_PATIENCE_S:
             room.set_aside(work.cost)
         return False
 
-    def _prepare(self, lane: Lane, work: Work, now: float) -> None:
-        """Have its prompt counted."""
-        self._new_run(work, now)
-        lane.ahead[work] = None
-        self._transition(work, "prepare", Stage.PREPARING)
-        assert work.run is not None
-        self._emit(Prepare(work, work.run.run_id))
+    def _memory_fits(self, lane: Lane, replica: Replica, work: Work, now: float) -> bool:
+        """Whether the memory that its run takes, beyond what its replica holds, is free."""
+        need = run_bytes(replica, work)
+        if not need:
+            return True
+        assert replica.device is not None
+        if self._ledger.free_bytes(replica.device, run_owner(lane.name), now) >= need:
+            return True
+        if lane.run_want is None:
+            lane.run_want = RunWant(work, replica, need)
+        return False
 
-    def _new_run(self, work: Work, now: float) -> Run:
+    def _prepare(self, replica: Replica, work: Work, now: float) -> None:
+        """Have its prompt counted."""
+        run = self._new_run(replica, work, now)
+        replica.ahead[work] = None
+        self._transition(work, "prepare", Stage.PREPARING)
+        self._emit(Prepare(work, run.run_id))
+
+    def _new_run(self, replica: Replica, work: Work, now: float) -> Run:
         work.epoch = self._epoch()
-        work.run = Run(run_id=f"{work.request_id}#{work.epoch}.{work.attempt}.{next(self._ids)}", preparing_since=now)
+        run_id = f"{work.request_id}#{work.epoch}.{work.attempt}.{next(self._ids)}"
+        work.run = Run(run_id=run_id, replica=replica.number, preparing_since=now)
         return work.run
 
     def _fetch_ahead(self, lane: Lane) -> None:
@@ -236,14 +335,20 @@ class Starter:
 
     # -- the grant
 
-    def _grant(self, lane: Lane, work: Work, now: float) -> None:
-        run = work.run if work.run is not None and work.stage is Stage.READY else self._new_run(work, now)
+    def _grant(self, lane: Lane, work: Work, replica: Replica, now: float) -> None:
+        run = work.run if work.run is not None and work.stage is Stage.READY else self._new_run(replica, work, now)
         self._scheduler.start(work, now, run.need_tokens)
         work.holds_line = work.line is not None
-        lane.take(work, run.need_tokens)
+        replica.take(work, run.need_tokens, now)
+        if replica.device is not None:
+            lane.uses.used(now)
+            need = run_bytes(replica, work)
+            if need:
+                run.grant = self._ledger.grant(run_owner(lane.name), {replica.device: need}, now)
+                assert run.grant is not None, "it was free a moment ago"
         self.on_lanes += 1
         run.granted_at = now
-        work.blocked_at = None
+        work.blocked_at = work.held_off_at = None
         if work.started_at is None:
             work.started_at = now
             work.load_ms = lane.loading_ms(work.arrived_at, now)
@@ -270,3 +375,32 @@ class Starter:
 def _need(work: Work) -> int:
     """Tokens of the engine's cache that it is known to need."""
     return 0 if work.run is None else work.run.need_tokens
+
+
+def _room(replica: Replica) -> _Room:
+    tokens = replica.free_tokens
+    return _Room(replica, replica.free_slots, MANY if tokens is None else tokens)
+
+
+def _emptiness(room: _Room) -> int:
+    return room.slots - len(room.replica.ahead)
+
+
+def run_owner(model: str) -> str:
+    """Who holds the memory of a model's runs, in the ledger."""
+    return f"{model} (runs)"
+
+
+def run_bytes(replica: Replica, work: Work) -> int:
+    """What its run takes of the device beyond what the replica holds; the request's own requirements are a floor."""
+    need = replica.run_bytes
+    requirements = None if work.body is None else work.body.request.requirements
+    if requirements is not None and replica.device is not None:
+        floor = requirements.cpu_memory_bytes if replica.device == HOST else requirements.vram_bytes
+        need = max(need, (floor or 0) - replica.bytes)
+    return need
+
+
+def _has_its_replica(lane: Lane, work: Work) -> bool:
+    """Whether a replica is for its group of suspects only, already."""
+    return not work.alone and any(one.exclusive is work.group for one in lane.ready)

@@ -76,26 +76,28 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "prepared": (_S.READY,),
         "refused": (_S.SETTLING, _S.LETTERING, _S.RETRYING, _S.QUEUED),
         "answer_stands": (_S.SETTLING, _S.KEEPING),
-        "lane_down": (_S.QUEUED, _S.LETTERING, _S.RETRYING),
+        "elsewhere": (_S.QUEUED,),  # nothing new starts on the replica that prepares it
+        "replica_down": (_S.QUEUED, _S.LETTERING, _S.RETRYING),
         **_END_WAITING,
     },
     _S.READY: {
         "grant": (_S.BEGINNING, _S.RUNNING),
-        "lane_down": (_S.QUEUED,),
+        "elsewhere": (_S.QUEUED,),  # the replica that prepared it has no room, or takes no more
+        "replica_down": (_S.QUEUED,),
         **_END_WAITING,
     },
     _S.BEGINNING: {
         "begun": (_S.RUNNING,),
         "log_moved": (_S.QUEUED,),
         "refused": (_S.SETTLING,),
-        "lane_down": (_S.QUEUED,),
+        "replica_down": (_S.QUEUED,),
         "cancel": (_S.SETTLING,),
         "drop": (_S.DROPPED,),
     },
     _S.RUNNING: {
         "finished": (_S.SETTLING, _S.KEEPING),
         "failed": (_S.SETTLING, _S.LETTERING, _S.RETRYING),
-        "lane_down": (_S.QUEUED, _S.LETTERING, _S.RETRYING),
+        "replica_down": (_S.QUEUED, _S.LETTERING, _S.RETRYING),
         "cancel": (_S.SETTLING,),
         "timeout": (_S.SETTLING,),
         "drop": (_S.DROPPED,),

@@ -33,6 +33,10 @@ class Run:
     """One attempt on an engine, from preparing to its end."""
 
     run_id: str
+    replica: int = 0
+    """Of its model: the one that prepares it, and runs it."""
+    grant: Any = None
+    """Memory of the ledger that it holds while it runs, beyond what its replica holds."""
     need_tokens: int = 0
     prepared: Any = None
     spec: Any = None
@@ -71,6 +75,7 @@ class Work:
         "error",
         "first_place",
         "group",
+        "held_off_at",
         "holds_line",
         "in_budget",
         "key",
@@ -163,6 +168,8 @@ class Work:
         """Deaths of an engine in which it took part."""
         self.blocked_at: float | None = None
         """Since when it has been the most urgent of its lane and did not fit."""
+        self.held_off_at: float | None = None
+        """Since when it waits for the replica that has its conversation's beginning."""
         self.started_at: float | None = None
         self.load_ms = 0
         self.position: int | None = None

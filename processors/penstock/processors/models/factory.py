@@ -14,12 +14,24 @@ from penstock.processors.models.sizing import ModelSize, estimate
 from penstock.schemas.errors import InvalidRequest
 
 
-def make_engine(config: ModelConfig, size: ModelSize, *, logs: Path = Path("logs")) -> Engine:
-    """The engine, not started. Those in processes take the options load_timeout_s (300) and silent_s (60).
+def make_engine(
+    config: ModelConfig,
+    size: ModelSize,
+    device: str | None = None,
+    granted_bytes: int | None = None,
+    *,
+    logs: Path = Path("logs"),
+) -> Engine:
+    """The engine, not started, for a device and so many granted bytes of it.
+
+    Those in processes take the options load_timeout_s (300) and silent_s (60).
 
     `logs` is the folder for what managed servers say. Raises InvalidRequest.
     """
     options = dict(config.options)
+    granted_bytes = size.need_bytes if granted_bytes is None else granted_bytes
+    if device is not None:
+        options["device"] = device
     if config.engine == "noop":
         return NoopEngine(config.id, options)
     if config.engine == "remote":
@@ -36,7 +48,7 @@ def make_engine(config: ModelConfig, size: ModelSize, *, logs: Path = Path("logs
             size.source,
             options,
             devices=[device],
-            granted_bytes=size.need_bytes,
+            granted_bytes=granted_bytes,
             total_bytes=total,
             logs=logs,
         )
@@ -48,7 +60,7 @@ def make_engine(config: ModelConfig, size: ModelSize, *, logs: Path = Path("logs
     silent_s = float(options.pop("silent_s", 60))
     if config.engine == "text":
         options["cache_tokens"] = cache_tokens(options)
-    options["granted_bytes"] = size.need_bytes
+    options["granted_bytes"] = granted_bytes
     if size.adapters:
         options["adapters"] = list(size.adapters)
     return ChildEngine(

@@ -1,4 +1,4 @@
-"""What this worker serves: the configured models, the memory ledger of its devices, and what it tells about both."""
+"""What this worker serves: the configured models, its devices, and what it tells about both."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from penstock.processors.core.ledger import Ledger
-from penstock.processors.engines.base import Engine, EngineInfo, Limits
+from penstock.processors.core.fleet import HOST
+from penstock.processors.core.flow import Flow
+from penstock.processors.core.ledger import DeviceCapacity
+from penstock.processors.core.replica import Replica
+from penstock.processors.core.residents import ModelSpec
+from penstock.processors.engines.base import Engine, EngineInfo
+from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.hardware import cpu, nvml
 from penstock.processors.models.catalog import Catalog, ModelConfig
 from penstock.processors.models.factory import make_engine
-from penstock.processors.models.manager import ModelManager
-from penstock.processors.models.sizing import Estimate
+from penstock.processors.models.manager import ModelManager, Reports
+from penstock.processors.models.sizing import Estimate, estimate
 from penstock.processors.settings import WorkerSettings
 from penstock.producers.model_entry import served_by
 from penstock.schemas.desired import model_key
-from penstock.schemas.records import DeviceState, ModelInfo, ModelState, Record, Requirements
-from penstock.schemas.topics import TopicNames
+from penstock.schemas.records import DeviceHolder, DeviceState, ModelInfo, ModelState, Record
+from penstock.schemas.topics import CLASSES, TopicNames
 
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[str, str, Record], None]
+ORDINARY = 5.0
+"""The priority of a model that has none of its own."""
 
 
 class Serving:
-    """The models' side of the worker, as its shell and reports need it. What is loaded when is the flow's to decide.
-
-    `on_up`, `on_down` and `on_change` are the manager's.
-    """
+    """The models' side of the worker, as its shell and reports need it. `reports` hears of its engines."""
 
     def __init__(
         self,
@@ -38,92 +42,148 @@ class Serving:
         *,
         publish: Publish,
         names: TopicNames,
-        on_up: Callable[[str, Limits], None],
-        on_down: Callable[[str, int | None], None],
-        on_change: Callable[[], None],
+        reports: Reports,
         clock_ms: Callable[[], int],
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._publish = publish
         self._names = names
-        self._on_change = on_change
-        self._clock_ms = clock_ms
+        self._clock_ms, self._clock = clock_ms, clock
         memory = settings.memory
-        self._ledger = Ledger(
-            [cpu.capacity(memory.cpu_bytes, memory.cpu_reserve_bytes), *nvml.capacities(memory.gpu_reserve_bytes)]
-        )
-        self._manager = ModelManager(
-            Catalog(ModelConfig.of(entry) for entry in served_by(settings.models, settings.worker.pool)),
-            self._ledger,
-            probe=used_bytes,
-            on_up=on_up,
-            on_down=on_down,
-            on_change=self._changed,
-            make=partial(make_engine, logs=settings.worker.data_dir / "logs"),
-        )
+        self.capacities: list[DeviceCapacity] = [
+            cpu.capacity(memory.cpu_bytes, memory.cpu_reserve_bytes),
+            *nvml.capacities(memory.gpu_reserve_bytes),
+        ]
+        self.catalog = Catalog(ModelConfig.of(entry) for entry in served_by(settings.models, settings.worker.pool))
+        make = partial(make_engine, logs=settings.worker.data_dir / "logs")
+        self.manager = ModelManager(self.catalog, reports, make=make)
         self._used: dict[str, int] = {}
+        self._flow: Flow
+
+    def connect(self, flow: Flow) -> None:
+        """The flow decides what is loaded of these models; it hears of them here."""
+        self._flow = flow
+        flow.configure(self.specs(), self._clock())
 
     async def stop(self) -> None:
         """End all engines and all loading at once; their memory comes back with their processes."""
-        await self._manager.stop()
+        await self.manager.stop()
 
     # -- for the shell
 
     @property
     def models(self) -> list[str]:
         """In the order they are configured."""
-        return [config.id for config in self._manager.catalog]
+        return [config.id for config in self.catalog]
+
+    def specs(self) -> dict[str, ModelSpec]:
+        """The configured models as the flow takes them."""
+        return {config.id: self._spec(config) for config in self.catalog}
+
+    def _spec(self, config: ModelConfig) -> ModelSpec:
+        return ModelSpec(
+            model=config.id,
+            devices=self._devices(config),
+            min_replicas=config.min_replicas,
+            max_replicas=config.max_replicas,
+            priority=config.priority / ORDINARY,
+            pinned=config.pinned,
+            preload=config.preload,
+            keep_alive_s=config.keep_alive_s,
+        )
+
+    def _devices(self, config: ModelConfig) -> tuple[str, ...]:
+        if not config.local and config.vram_bytes is None:
+            return ()
+        told = config.device or config.options.get("device")
+        return (str(told),) if told else (HOST,)
 
     def resolve(self, task: str, model: str | None) -> ModelConfig:
         """Raises ModelNotFound."""
-        return self._manager.resolve(task, model)
+        return self.catalog.resolve(task, model)
 
     def engine(self, model: str) -> Engine | None:
-        return self._manager.engine(model)
+        """The engine of one of the model's replicas that take runs."""
+        for replica in self._flow.lane(model).ready:
+            engine = self.manager.engine(model, replica.number)
+            if engine is not None:
+                return engine
+        return None
 
     def estimate(self, model: str) -> Estimate:
-        return self._manager.estimate(model)
+        return estimate(self.catalog.get(model))
 
     def defaults(self, model: str) -> Mapping[str, Any]:
         """The parameters of its runs where a request leaves them out."""
-        return self._manager.catalog.get(model).defaults
+        return self.catalog.get(model).defaults
 
-    async def load(self, model: str) -> Engine:
-        """Raises MemoryShort, InsufficientCapacity, CannotLoad, EngineFailed."""
-        return await self._manager.load(model)
-
-    async def unload(self, model: str) -> None:
-        await self._manager.unload(model)
-
-    def check_fits(self, model: str, requirements: Requirements | None) -> None:
-        """Raises InsufficientCapacity, naming need and capacity."""
-        self._manager.check_fits(model, requirements)
-
-    # -- for reports
+    # -- devices
 
     async def observe(self) -> None:
         """Measure the devices; what no grant explains is not granted again."""
-        self._used = dict(await self._manager.observe())
+        self._used = await in_daemon_thread(used_bytes)
+        measured = self.manager.measured()
+        ours = dict.fromkeys(self._used, 0)
+        for lane in self._flow.lanes.values():
+            for replica in lane.replicas.values():
+                if replica.device in ours:
+                    # What it uses beyond its grant is nobody's grant: it counts as others' use.
+                    ours[replica.device] += min(measured.get((lane.name, replica.number), 0), replica.bytes)
+        observed = {device: (used, min(used, ours[device])) for device, used in self._used.items()}
+        self._flow.devices_observed(observed, self._clock(), measured)
+
+    # -- for reports
 
     def model_states(self) -> list[ModelState]:
-        return list(self._manager.states())
+        """One for each replica, and one for each model that has none."""
+        states: list[ModelState] = []
+        for config in self.catalog:
+            lane = self._flow.lane(config.id)
+            queued = sum(self._flow.scheduler.depth(lane.name, klass) for klass in CLASSES)
+            replicas: list[Replica | None] = list(lane.replicas.values()) or [None]
+            for replica in replicas:
+                states.append(
+                    ModelState(
+                        model=lane.name,
+                        state=lane.state if replica is None else replica.state.value,
+                        memory_bytes=None if replica is None else replica.measured_bytes,
+                        replica=0 if replica is None else replica.number,
+                        device=None if replica is None else replica.device,
+                        reserved_bytes=None if replica is None or replica.grant is None else replica.bytes,
+                        pinned=lane.is_pinned,
+                        reason=self._flow.reason_of(lane) if replica is None else replica.reason,
+                        load_seconds=lane.load_s,
+                        queued=queued,
+                        running=0 if replica is None else len(replica.holders),
+                    )
+                )
+        return states
 
     def device_states(self) -> list[DeviceState]:
+        ledger = self._flow.ledger
         return [
             DeviceState(
                 device=device.device,
                 kind=device.kind,
                 total_bytes=device.total_bytes,
-                reserved_bytes=self._ledger.reserved_bytes(device.device),
+                reserved_bytes=ledger.reserved_bytes(device.device),
                 used_bytes=self._used.get(device.device, 0),
+                limit_bytes=device.limit_bytes,
+                foreign_bytes=ledger.foreign_bytes(device.device),
+                measured_bytes=ledger.measured_bytes(device.device),
+                holders=[
+                    DeviceHolder(model=holder.owner, bytes=holder.bytes, measured_bytes=holder.measured_bytes)
+                    for holder in ledger.holders(device.device)
+                ],
             )
-            for device in self._ledger.devices()
+            for device in ledger.devices()
         ]
 
     def publish_models(self) -> None:
         """Tell every model's facts; the topic is compacted, the latest of each counts."""
-        for config in self._manager.catalog:
-            engine = self._manager.engine(config.id)
+        for config in self.catalog:
+            engine = self.engine(config.id)
             info = EngineInfo() if engine is None else engine.info()
             record = ModelInfo(
                 model=config.id,
@@ -135,8 +195,8 @@ class Serving:
                 max_output_tokens=info.max_output_tokens,
                 dimensions=info.dimensions,
                 defaults={name: json.dumps(value, ensure_ascii=False) for name, value in config.defaults.items()},
-                state=str(self._manager.state(config.id)),
-                weights_bytes=self._manager.need_bytes(config.id),
+                state=self._flow.lane(config.id).state,
+                weights_bytes=self.manager.weights_bytes(config.id),
                 updated_at=self._clock_ms(),
                 worker_id=self._settings.worker_id,
                 priority=config.priority,
@@ -145,10 +205,6 @@ class Serving:
                 revision=config.revision,
             )
             self._publish(self._names.model, model_key(config.id, self._settings.worker.pool), record)
-
-    def _changed(self) -> None:
-        self.publish_models()
-        self._on_change()
 
 
 def used_bytes() -> dict[str, int]:

@@ -6,7 +6,6 @@ import pytest
 
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.ledger import MemoryShort
 from penstock.processors.core.states import Stage
 from penstock.processors.engines.base import Finished
 from penstock.schemas.errors import BadAvro, EngineFailed, InvalidRequest, Overloaded
@@ -198,7 +197,7 @@ def test_a_model_that_cannot_be_loaded_fails_what_waits_and_is_tried_again() -> 
     world.pass_time(0.01)
     assert world.loads == ["m"]
     for _ in range(3):
-        world.flow.load_failed("m", EngineFailed("its process dies at the start"), world.now)
+        world.flow.load_failed("m", 0, EngineFailed("its process dies at the start"), world.now)
         world.settle()
         world.pass_time(5.0)
     assert world.status_of("runs") == "failed"
@@ -212,19 +211,6 @@ def test_a_model_that_cannot_be_loaded_fails_what_waits_and_is_tried_again() -> 
     assert "later" in world.running
 
 
-def test_memory_short_now_is_waited_for() -> None:
-    world = World()
-    world.submit("r")
-    for _ in range(10):
-        world.flow.load_failed("m", MemoryShort("not now"), world.now)
-        world.settle()
-        world.pass_time(1.1)
-    assert world.status_of("r") is None
-    assert len(world.loads) > 5
-    world.up()
-    assert "r" in world.running
-
-
 def test_a_failed_lane_touches_only_what_waits() -> None:
     """Defect 12: it could settle work whose dead letter was not acknowledged yet, and overrule a standing answer."""
     world = World()
@@ -232,7 +218,7 @@ def test_a_failed_lane_touches_only_what_waits() -> None:
     letter = world.poison(BadAvro("no"), "named")
     world.submit("turn", line="c")
     world.cancel("turn")
-    world.flow.load_failed("m", InvalidRequest("never"), world.now)
+    world.flow.load_failed("m", 0, InvalidRequest("never"), world.now)
     world.settle()
     assert letter is not None
     assert letter.stage is Stage.LETTERING
@@ -248,7 +234,7 @@ def test_a_turn_on_a_failed_lane_ends_with_the_answer_that_stands_in_its_convers
     world.hold_answers = {ask.LookUp}
     turn = world.submit("turn", line="c")
     world.submit("plain")
-    world.flow.load_failed("m", InvalidRequest("never"), world.now)
+    world.flow.load_failed("m", 0, InvalidRequest("never"), world.now)
     world.settle()
     assert turn is not None
     assert turn.stage is Stage.LOOKING
@@ -282,7 +268,7 @@ def test_a_cancel_ends_it_at_every_stage_but_after_its_end(stage: str) -> None:
     else:
         assert world.ended == [("r", "cancelled")]
     assert not world.flow.works
-    assert world.flow.lane("m").free_slots == world.flow.lane("m").slots
+    assert world.flow.lane("m").replicas[0].free_slots == world.flow.lane("m").replicas[0].slots
     follower = world.submit("next", line="c")
     if stage not in ("queued", "ready"):
         if held is not None:
@@ -653,7 +639,7 @@ def test_what_a_server_turned_away_goes_behind_what_is_more_urgent_and_spends_no
     low = world.submit("low", LOW)
     assert low is not None
     assert low.run is not None
-    world.flow.lane_limits("m", 1, world.now)
+    world.flow.replica_limits("m", 0, 1, world.now)
     world.submit("high", HIGH)
     assert list(world.running) == ["low"]  # the limit is one now
     del world.running["low"]
@@ -661,6 +647,6 @@ def test_what_a_server_turned_away_goes_behind_what_is_more_urgent_and_spends_no
     world.settle()
     assert list(world.running) == ["high"]
     assert (low.stage, low.spent) == (Stage.QUEUED, 1)
-    world.flow.lane_limits("m", 2, world.now)
+    world.flow.replica_limits("m", 0, 2, world.now)
     world.settle()
     assert sorted(world.running) == ["high", "low"]

@@ -36,8 +36,8 @@ def test_words_keep_the_epoch_of_the_run_that_said_them() -> None:
     world.flow.delta(work, work.run.run_id, "old", [1], world.now)
     committed = dict.fromkeys(world.flow.gate.partitions(), (0, ""))
     world.flow.assigned(committed, 2, fenced=False, now=world.now)
-    world.flow.lane_down("m", world.now)
-    world.flow.lane_up("m", 1, None, world.now, inline=True)
+    world.flow.replica_down("m", 0, world.now)
+    world.flow.replica_up("m", 0, 1, None, world.now, inline=True)
     world.pass_time(3.0)
     (chunk,) = world.chunks
     assert (chunk.epoch, chunk.attempt) == (1, 1)
@@ -116,7 +116,7 @@ def test_those_who_waited_for_a_model_that_cannot_be_loaded_end_some_at_a_time()
     for n in range(1000):
         world.submit(f"r{n}", settle=False)
     world.settle()
-    world.flow.load_failed("m", CannotLoad("no such file"), world.now)
+    world.flow.load_failed("m", 0, CannotLoad("no such file"), world.now)
     world.flow.step(world.now)
     ends = [effect for effect in world.flow.take_effects() if isinstance(effect, ask.Terminal)]
     assert 0 < len(ends) <= 256
@@ -132,7 +132,7 @@ def test_a_model_that_is_loaded_after_all_fails_nobody_more() -> None:
     for n in range(600):
         world.submit(f"r{n}", settle=False)
     world.settle()
-    world.flow.load_failed("m", CannotLoad("no such file"), world.now)
+    world.flow.load_failed("m", 0, CannotLoad("no such file"), world.now)
     world.settle()
     failed = len(world.ended)
     world.up(inline=True)

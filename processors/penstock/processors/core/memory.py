@@ -1,0 +1,169 @@
+"""The ledger in the flow: what devices have free, what models need, and what replicas and runs are granted of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.processors.core.estimates import EstimateKey
+from penstock.processors.core.fleet import HOST
+from penstock.processors.core.lane import Lane
+from penstock.processors.core.ledger import DeviceCapacity
+from penstock.processors.core.replica import Replica
+from penstock.processors.core.residents import Needs
+from penstock.processors.core.runs import Runs
+from penstock.schemas.errors import InsufficientCapacity, PenstockError
+from penstock.schemas.records import Requirements
+
+
+class Memory(Runs):
+    """No memory is used without a grant of the ledger, and every grant comes back when what holds it has ended."""
+
+    # -- what is told
+
+    def devices_observed(
+        self,
+        observed: Mapping[str, tuple[int, int]],
+        now: float,
+        measured: Mapping[tuple[str, int], int] | None = None,
+    ) -> None:
+        """By device, bytes in use by all programs and those of them by our engines; by replica, what it holds."""
+        known = {capacity.device for capacity in self.ledger.devices()}
+        for device, (used_bytes, by_ours_bytes) in observed.items():
+            if device in known:
+                self.ledger.observe(device, used_bytes, by_ours_bytes)
+        for (model, number), measured_bytes in (measured or {}).items():
+            replica = self.lane(model).replicas.get(number)
+            if replica is not None:
+                self._measured(replica, measured_bytes)
+        self._plan_soon()
+
+    def sized(self, model: str, needs: Needs, now: float) -> None:
+        """How much memory an engine of the model takes."""
+        lane = self.lane(model)
+        lane.sizing, lane.needs = False, needs
+        lane.never_fits = self._cannot_ever(lane, needs.load_bytes + needs.run_bytes)
+        if lane.never_fits is not None:
+            self._load_is_hopeless(lane, lane.never_fits, now)
+        self._plan_soon()
+        self._mark_changed(lane)
+
+    def size_failed(self, model: str, error: BaseException, now: float) -> None:
+        """How much it takes could not be found out: that counts as a load that failed."""
+        lane = self.lane(model)
+        lane.sizing = False
+        known = lane.load_failed(error, now)
+        if known is not None:
+            self._load_is_hopeless(lane, known, now)
+        self._plan_soon()
+        self._mark_changed(lane)
+
+    def _load_is_hopeless(self, lane: Lane, error: PenstockError, now: float) -> None:
+        """Those who wait are told, unless another replica serves them."""
+        if not lane.ready:
+            lane.fail_error, lane.fail_through = error, next(self._seq)
+            lane.wanted = False
+
+    # -- what fits
+
+    def _candidate_devices(self, lane: Lane) -> list[DeviceCapacity]:
+        return [one for name in lane.spec.devices for one in self.ledger.devices() if name in (one.device, one.kind)]
+
+    def _cannot_ever(self, lane: Lane, need_bytes: int) -> InsufficientCapacity | None:
+        """The error for what no device that the model may use could hold, were it empty."""
+        devices = self._candidate_devices(lane)
+        if not need_bytes or any(need_bytes <= one.limit_bytes for one in devices):
+            return None
+        if not devices:
+            return self.ledger.insufficient(lane.name, dict.fromkeys(lane.spec.devices or ("any device",), need_bytes))
+        largest = max(devices, key=lambda one: one.limit_bytes)
+        return self.ledger.insufficient(lane.name, {largest.device: need_bytes})
+
+    def check_fits(self, lane: Lane, requirements: Requirements | None) -> None:
+        """Raises InsufficientCapacity, naming need and capacity, for what can never fit."""
+        if lane.never_fits is not None:
+            raise lane.never_fits
+        if requirements is None:
+            return
+        for need, kinds in (
+            (requirements.vram_bytes, ("cuda", "simulated")),
+            (requirements.cpu_memory_bytes, ("cpu",)),
+        ):
+            if not need:
+                continue
+            limits = {one.device: one.limit_bytes for one in self.ledger.devices() if one.kind in kinds}
+            if not any(need <= limit for limit in limits.values()):
+                best = max(limits, key=lambda device: limits[device], default=kinds[0])
+                raise self.ledger.insufficient("the request", {best: need})
+        if requirements.vram_bytes and lane.spec.devices:
+            error = self._cannot_ever(lane, requirements.vram_bytes)
+            if error is not None and any(one.kind != HOST for one in self._candidate_devices(lane)):
+                raise error
+
+    # -- grants of replicas
+
+    def _release(self, replica: Replica) -> None:
+        """What the replica holds comes back: its process has ended."""
+        grant, replica.grant = replica.grant, None
+        if grant is not None:
+            self.ledger.release(grant)
+        self._plan_soon()
+
+    def _booked(self, lane: Lane) -> int:
+        """What one engine of the model is granted: its estimate with a margin, or what was measured of others."""
+        needs = lane.needs
+        assert needs is not None
+        if needs.exact or not needs.load_bytes:
+            return needs.load_bytes
+        devices = self._candidate_devices(lane)
+        booked = max(
+            (self.estimates.need(self._key(lane, one.kind), (), needs.load_bytes) for one in devices),
+            default=needs.load_bytes,
+        )
+        largest = max((one.limit_bytes for one in devices), default=0)
+        return min(booked, max(needs.load_bytes, largest - needs.run_bytes))  # the margin alone forbids nothing
+
+    @staticmethod
+    def _key(lane: Lane, kind: str) -> EstimateKey:
+        return EstimateKey(lane.name, kind, lane.spec.dtype)
+
+    def _measured(self, replica: Replica, measured_bytes: int) -> None:
+        """What it holds now. What it holds beyond its grant is booked too, or counts as taken where it does not fit."""
+        replica.measured_bytes = measured_bytes
+        replica.peak_bytes = max(replica.peak_bytes, measured_bytes)
+        grant, device = replica.grant, replica.device
+        if grant is None or device is None:
+            return
+        self.ledger.measure(grant, device, measured_bytes)
+        if measured_bytes > replica.bytes:
+            self.ledger.resize(grant, device, measured_bytes)
+            replica.bytes = measured_bytes
+
+    def _warmed_up(self, lane: Lane, replica: Replica, measured_bytes: int) -> None:
+        """It is ready. On a card it holds by now what it will hold: what was granted beyond that comes back.
+
+        Main memory is another matter: what an engine has reserved there it holds only once it has used it.
+        """
+        self._measured(replica, measured_bytes)
+        if replica.grant is None or replica.device in (None, HOST) or lane.needs is None:
+            return
+        self._learn(lane, replica)
+        enough = max(measured_bytes, self._booked(lane))
+        if enough < replica.bytes:
+            self.ledger.resize(replica.grant, replica.grant.device, enough)
+            replica.bytes = enough
+
+    def _learn(self, lane: Lane, replica: Replica) -> None:
+        """The peak of its life replaces the estimate for the next load."""
+        kinds = [one.kind for one in self.ledger.devices() if one.device == replica.device]
+        if kinds and replica.peak_bytes and lane.needs is not None:
+            self.estimates.learn(self._key(lane, kinds[0]), (), replica.peak_bytes, lane.needs.load_bytes)
+
+    def _settled(self, replica: Replica) -> None:
+        """It is loaded: the main memory that its weights passed through comes back."""
+        grant = replica.grant
+        if grant is not None and replica.device != HOST and HOST in grant.needs:
+            self.ledger.resize(grant, HOST, 0)
+
+    def _plan_soon(self) -> None:
+        """Something changed that placement reads: the next step plans anew."""
+        self._plan_due = True

@@ -1,0 +1,364 @@
+"""Memory and models in the flow: grants of replicas and runs, drains, evictions, replicas, and what operators want."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flow_driver import World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.flow import Flow
+from penstock.processors.core.ledger import DeviceCapacity
+from penstock.processors.core.replica import ReplicaState
+from penstock.processors.core.residents import ModelSpec, Needs
+from penstock.schemas.errors import EngineFailed, InsufficientCapacity
+from penstock.schemas.records import Requirements
+
+GB = 1 << 30
+
+
+class Card(World):
+    """A flow with one simulated card. Sizes and loads are answered at once, loads unless `slow_loads`."""
+
+    def __init__(self, total_gb: int, models: dict[str, Needs], *, slots: int = 1, **settings: Any) -> None:
+        self.needs, self.slots = models, slots
+        self.specs = {model: ModelSpec(model=model, devices=("simulated",)) for model in models}
+        self.total_gb = total_gb
+        self.unloads: list[tuple[str, int, str]] = []
+        self.slow_loads: list[tuple[str, int]] | None = None
+        super().__init__(*models, **settings)
+
+    def make_flow(self, *args: Any) -> Flow:
+        return Flow(*args, devices=[DeviceCapacity(device="sim", kind="simulated", total_bytes=self.total_gb * GB)])
+
+    def observe(self, foreign_gb: int = 0) -> None:
+        held = self.flow.ledger.reserved_bytes("sim")
+        self.flow.devices_observed({"sim": (held + foreign_gb * GB, held)}, self.now)
+        self.settle()
+
+    def configure(self, **changes: ModelSpec) -> None:
+        self.specs |= changes
+        self.flow.configure(self.specs, self.now)
+        self.settle()
+
+    def answer(self, effect: Any) -> None:
+        super().answer(effect)
+        match effect:
+            case ask.Size(model):
+                self.flow.sized(model, self.needs[model], self.now)
+            case ask.Load(model, replica):
+                if self.slow_loads is None:
+                    self.loaded(model, replica)
+                else:
+                    self.slow_loads.append((model, replica))
+            case ask.Unload(model, replica, reason):
+                self.unloads.append((model, replica, reason))
+                self.flow.replica_gone(model, replica, self.now)
+            case _:
+                pass
+
+    def loaded(self, model: str, replica: int) -> None:
+        self.flow.replica_up(model, replica, self.slots, None, self.now, inline=True)
+
+    def ready(self, model: str) -> list[int]:
+        return [replica.number for replica in self.flow.lane(model).ready]
+
+    @property
+    def free_gb(self) -> float:
+        return self.flow.ledger.free_bytes("sim") / GB
+
+    def pass_steps(self, seconds: float, step_s: float = 0.1, each: Callable[[], None] = lambda: None) -> None:
+        for _ in range(round(seconds / step_s)):
+            self.pass_time(step_s)
+            each()
+
+
+def gb(load: float, run: float = 0) -> Needs:
+    return Needs(load_bytes=round(load * GB), run_bytes=round(run * GB), exact=True)
+
+
+def card(total_gb: int, slots: int = 1, **models: Needs) -> Card:
+    world = Card(total_gb, models, slots=slots)
+    world.configure()
+    world.observe()
+    return world
+
+
+def test_nothing_is_granted_before_the_first_observation() -> None:
+    world = Card(80, {"a": gb(10)})
+    world.configure()
+    world.submit("r")
+    world.pass_steps(1.0)
+    assert not world.loads
+    world.observe()
+    assert world.running.keys() == {"r"}
+    assert world.free_gb == 70
+
+
+@pytest.mark.parametrize("way", ["finish", "fail", "cancel", "death", "revocation", "stop", "timeout"])
+def test_a_runs_memory_comes_back_on_every_path(way: str) -> None:
+    world = card(80, a=gb(10, run=5))
+    world.submit("r", execution_timeout_ms=1000)
+    assert world.free_gb == 65
+    match way:
+        case "finish":
+            world.finish("r")
+        case "fail":
+            world.fail("r", EngineFailed("no"))
+        case "cancel":
+            world.cancel("r")
+        case "death":
+            world.slow_loads = []
+            world.die("a")
+        case "revocation":
+            world.flow.assigned({}, 2, fenced=False, now=world.now)
+        case "stop":
+            world.flow.stop_taking()
+            world.flow.hand_back()
+        case _:
+            world.pass_time(1.5)
+    owners = [grant.owner for grant in world.flow.ledger.grants()]
+    assert owners == ["a"], "what its replica holds, alone"
+    assert world.free_gb == 70
+
+
+def test_what_can_never_fit_is_refused_at_once_with_need_and_capacity() -> None:
+    world = card(80, a=gb(100), b=gb(10))
+    world.submit("first", model="a")
+    assert world.status_of("first") == "failed"
+    work = world.submit("second", model="a")
+    assert work is not None
+    assert isinstance(work.outcome.error, InsufficientCapacity)
+    assert work.outcome.error.details == {"need": 100 * GB, "capacity": 80 * GB, "unit": "bytes"}
+    hungry = world.submit("hungry", model="b", requirements=Requirements(vram_bytes=90 * GB))
+    assert hungry is not None
+    assert isinstance(hungry.outcome.error, InsufficientCapacity)
+
+
+def test_a_large_request_delays_small_ones_by_no_more_than_the_bound_and_runs() -> None:
+    """70 GB wanted of 80 GB, where small requests of 20 GB follow each other without end."""
+    world = Card(80, {"a": gb(5), "b": gb(5, run=20)}, slots=3, longest_reservation_s=10.0)
+    world.configure()
+    world.observe()
+    waits: list[float] = []
+    number = 0
+
+    def small() -> None:
+        nonlocal number
+        for request_id in [one for one in world.running if one.startswith("s")]:
+            work = world.running[request_id]
+            assert work.run is not None
+            if world.now - (work.run.run_at or 0.0) >= 1.0:
+                waits.append((work.started_at or 0.0) - work.arrived_at)
+                world.finish(request_id)
+        while sum(work.request_id.startswith("s") for work in world.flow.works.values()) < 4:
+            number += 1
+            world.submit(f"s{number}", model="b")
+
+    world.pass_steps(3.0, each=small)
+    world.submit("large", model="a", requirements=Requirements(vram_bytes=70 * GB))
+    for _ in range(600):
+        world.pass_steps(0.1, each=small)
+        if "large" in world.running:
+            break
+    assert "large" in world.running
+    world.pass_steps(1.0, each=small)
+    world.finish("large")
+    world.pass_steps(15.0, each=small)
+    assert max(waits) <= 10.0 + 5.0, "the longest reservation, and a few runs"
+    assert len(waits) > 30
+
+
+def test_an_idle_model_goes_for_one_that_is_waited_for_and_comes_back_when_it_is() -> None:
+    world = card(80, a=gb(50), b=gb(50))
+    world.submit("a1", model="a")
+    world.finish("a1")
+    world.pass_steps(30.0)
+    world.submit("b1", model="b")
+    world.pass_steps(1.0)
+    assert "b1" in world.running
+    assert world.unloads == [("a", 0, "idle")]
+    assert world.flow.evictions == 1
+    world.finish("b1")
+    world.pass_steps(60.0)
+    assert world.ready("a") == [], "nobody asks for it"
+
+
+def test_a_busy_model_is_drained_for_more_urgent_work_and_not_for_equal_at_once() -> None:
+    world = card(80, a=gb(50), b=gb(50))
+    world.submit("a1", "low", model="a")
+    world.submit("a2", "low", model="a")
+    world.pass_steps(2.0)
+    world.submit("b0", "low", model="b")
+    world.pass_steps(0.5)
+    assert world.flow.lane("a").replicas[0].state is ReplicaState.READY
+    world.submit("b1", "high", model="b")
+    world.pass_steps(10.0)
+    assert world.flow.lane("a").replicas[0].state is ReplicaState.DRAINING
+    assert "a1" in world.running, "what runs may end"
+    world.finish("a1")
+    world.pass_steps(0.5)
+    assert "b1" in world.running
+    assert "a2" not in world.running, "nothing new started"
+
+
+def test_a_drain_is_undone_when_nobody_waits_for_the_room_any_more() -> None:
+    world = card(80, a=gb(50), b=gb(50))
+    world.submit("a1", "low", model="a")
+    world.submit("a2", "low", model="a")
+    world.pass_steps(5.0)
+    world.submit("b1", "high", model="b")
+    world.pass_steps(10.0)
+    assert world.flow.lane("a").replicas[0].state is ReplicaState.DRAINING
+    world.cancel("b1")
+    world.pass_steps(0.5)
+    assert world.flow.lane("a").replicas[0].state is ReplicaState.READY
+    world.finish("a1")
+    assert "a2" in world.running
+
+
+def test_pinned_models_stay() -> None:
+    world = Card(80, {"a": gb(50), "b": gb(50)})
+    world.configure(a=ModelSpec(model="a", devices=("simulated",), pinned=True))
+    world.observe()
+    assert world.ready("a") == [0], "nobody had to ask"
+    work = world.submit("b1", "high", model="b")
+    assert work is not None
+    world.pass_steps(60.0)
+    assert world.ready("a") == [0]
+    waiting = world.flow.waiting_for(work, world.now)
+    assert (waiting.reason, waiting.need_bytes, waiting.free_bytes) == ("memory", 50 * GB, 30 * GB)
+    world.flow.desire("a", loaded=None, pinned=False)
+    world.pass_steps(30.0)
+    assert "b1" in world.running
+
+
+def test_keep_alive_unloads_what_nobody_uses() -> None:
+    world = Card(80, {"a": gb(50)})
+    world.configure(a=ModelSpec(model="a", devices=("simulated",), keep_alive_s=5.0))
+    world.observe()
+    world.submit("r")
+    world.finish("r")
+    world.pass_steps(4.0)
+    assert world.ready("a") == [0]
+    world.pass_steps(2.0)
+    assert world.unloads == [("a", 0, "keep_alive")]
+    assert world.flow.ledger.grants() == []
+
+
+def test_an_operator_loads_unloads_and_pauses() -> None:
+    world = card(80, a=gb(10), b=gb(10))
+    world.flow.desire("a", loaded=True, pinned=None)
+    world.settle()
+    assert world.ready("a") == [0]
+    world.flow.desire("a", loaded=False, pinned=None)
+    world.settle()
+    assert world.unloads == [("a", 0, "desired")]
+    world.flow.pause("model", "a", paused=True)
+    world.flow.pause("class", "low", paused=True)
+    model, klass = world.submit("r", model="a"), world.submit("s", "low", model="b")
+    assert model is not None
+    assert klass is not None
+    world.pass_steps(5.0)
+    assert not world.running
+    assert [world.flow.waiting_for(work, world.now).reason for work in (model, klass)] == ["paused", "paused"]
+    assert world.flow.paused() == ["class/low", "model/a"]
+    world.flow.pause("model", "a", paused=False)
+    world.flow.pause("class", "low", paused=False)
+    world.settle()
+    assert sorted(world.running) == ["r", "s"]
+
+
+def test_a_saturated_model_gets_a_replica_more_where_memory_lies_free() -> None:
+    world = Card(80, {"a": gb(30)})
+    world.configure(a=ModelSpec(model="a", devices=("simulated",), max_replicas=3))
+    world.observe()
+    for number in range(4):
+        world.submit(f"r{number}")
+    world.pass_steps(20.0)
+    assert world.ready("a") == [0, 1], "a third does not fit"
+    assert sorted(world.running) == ["r0", "r1"]
+    assert {world.running[name].run.replica for name in world.running} == {0, 1}  # type: ignore[union-attr]
+
+
+def test_a_conversation_prefers_the_replica_that_has_its_beginning() -> None:
+    world = Card(80, {"a": gb(30)}, slots=2, affinity_s=0.5)
+    world.configure(a=ModelSpec(model="a", devices=("simulated",), min_replicas=2, max_replicas=2))
+    world.observe()
+    world.submit("first", line="c")
+    world.pass_steps(0.5)
+    assert world.ready("a") == [0, 1]
+    first = world.running["first"]
+    assert first.run is not None
+    world.finish("first")
+    others = [world.submit(f"o{number}") for number in range(2)]
+    mine = {work.run.replica for work in others if work is not None and work.run is not None}
+    assert mine, "they run"
+    for number in range(3):
+        world.submit(f"turn{number}", line="c")
+        world.pass_time(0.05)
+        work = world.running[f"turn{number}"]
+        assert work.run is not None
+        assert work.run.replica == first.run.replica
+        world.finish(f"turn{number}")
+
+
+def test_an_engine_that_dies_takes_no_more_than_its_own_requests_along() -> None:
+    """In mid-batch and in mid-load; the books are right after each."""
+    world = card(80, slots=2, a=gb(10, run=2), b=gb(10, run=2))
+    world.submit("a1", model="a")
+    world.submit("b1", model="b")
+    assert world.free_gb == 80 - 20 - 4
+    world.slow_loads = []
+    world.die("a")
+    assert sorted(world.running) == ["b1"]
+    assert [grant.owner for grant in world.flow.ledger.grants()].count("b (runs)") == 1
+    world.pass_steps(1.0)
+    assert world.slow_loads == [("a", 0)]
+    world.flow.load_failed("a", 0, EngineFailed("killed while it loaded"), world.now)
+    world.settle()
+    assert world.free_gb == 80 - 10 - 2
+    world.pass_steps(3.0)
+    assert world.slow_loads[-1] == ("a", 0)
+    world.loaded("a", 0)
+    world.settle()
+    assert sorted(world.running) == ["a1", "b1"]
+    assert world.running["a1"].spent <= 2
+    assert world.free_gb == 80 - 20 - 4
+
+
+def test_foreign_memory_is_never_granted() -> None:
+    world = Card(80, {"a": gb(50)})
+    world.configure()
+    world.observe(foreign_gb=40)
+    world.submit("r")
+    world.pass_steps(2.0)
+    assert not world.loads
+    assert world.flow.lane("a").short
+    world.observe(foreign_gb=20)
+    assert "r" in world.running
+
+
+def test_health_turns_bad_when_work_waits_and_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = card(80, a=gb(10))
+    world.slow_loads = []
+    world.submit("r")
+    world.pass_steps(2.0)
+    assert world.flow.idle_in_spite_of_work(world.now) == 0.0, "it loads"
+    world.flow.lane("a").replicas.clear()  # a fault of ours: the load was forgotten
+    world.flow.lane("a").sizing = False
+    monkeypatch.setattr(world.flow, "_plan", lambda now: setattr(world.flow, "_plan_due", False))
+    world.pass_steps(5.0)
+    assert world.flow.idle_in_spite_of_work(world.now) > 3.0
+
+
+def test_a_model_that_is_not_served_any_more_is_unloaded() -> None:
+    world = card(80, a=gb(10), b=gb(10))
+    world.submit("a1", model="a")
+    world.finish("a1")
+    del world.specs["a"]
+    world.configure()
+    assert world.unloads == [("a", 0, "desired")]
+    assert world.flow.ledger.grants() == []
