@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.processors.core import effects as ask
 from penstock.processors.core.arrivals import Poison, Taken
+from penstock.processors.core.choosing import Choice
 from penstock.processors.core.flow import Flow, FlowSettings
 from penstock.processors.core.work import Body, Work
 from penstock.schemas.errors import ModelNotFound, PenstockError
@@ -31,14 +32,14 @@ class Models:
         self.names = names
         self.unfit: PenstockError | None = None
 
-    def resolve(self, task: str, model: str | None) -> str:
+    def resolve(self, task: str, model: str | None) -> Choice:
         if self.unfit is not None:
             raise self.unfit
         if model is None:
-            return self.names[0]
+            return Choice(self.names[0], "it is the first")
         if model not in self.names:
             raise ModelNotFound(f"the model {model} is not served here", param="model")
-        return model
+        return Choice(model)
 
 
 class Book:

@@ -6,6 +6,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
+from penstock.processors.core.choosing import Choice
 from penstock.processors.core.states import Transition
 from penstock.processors.core.work import WorkKey
 from penstock.processors.kafka.intake import Intake
@@ -76,12 +77,12 @@ class Catalog:
     def __init__(self, plan: Plan) -> None:
         self._names = [lane.name for lane in plan.lanes]
 
-    def resolve(self, task: str, model: str | None) -> str:
+    def resolve(self, task: str, model: str | None) -> Choice:
         if model is None:
-            return self._names[0]
+            return Choice(self._names[0], "it is the first")
         if model not in self._names:
             raise ModelNotFound(f"no model {model}")
-        return model
+        return Choice(model)
 
 
 class Cluster:

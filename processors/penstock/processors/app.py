@@ -106,6 +106,10 @@ class WorkerApp:
             await parts.control.start(deadline_s=30)
         except PenstockError as error:
             raise CannotStart(f"{kafka.names.control} could not be read: {error}", EXIT_UNREACHABLE) from error
+        try:
+            await parts.desired.start(deadline_s=30)
+        except PenstockError as error:
+            raise CannotStart(f"{kafka.names.desired} could not be read: {error}", EXIT_UNREACHABLE) from error
         parts.refetcher.start()
         await parts.serving.observe()
         parts.serving.publish_models()
@@ -159,7 +163,7 @@ class WorkerApp:
                 logger.error("worker.faust_crashed: exiting to be restarted")
                 self._finish(EXIT_FAILED)
                 return
-            if not parts.control.alive:
+            if not (parts.control.alive and parts.desired.alive):
                 logger.error("worker.control_reader_died: exiting to be restarted")
                 self._finish(EXIT_FAILED)
                 return
@@ -324,6 +328,7 @@ class WorkerApp:
         self._state = "stopped"
         self._report()
         await parts.control.stop()
+        await parts.desired.stop()
         await parts.refetcher.stop()
         parts.turns.close()
         parts.watch.close()
@@ -358,7 +363,7 @@ def verify_topics(settings: WorkerSettings) -> dict[str, int]:
     kafka = settings.kafka_settings()
     names: TopicNames = kafka.names
     requests = names.request_topics(settings.worker.pool)
-    others = [names.result, names.status, names.control, names.dlq, names.worker, names.model]
+    others = [names.result, names.status, names.control, names.dlq, names.worker, names.model, names.desired]
     try:
         counts = admin.partition_counts(kafka, [*requests, *others])
     except BrokerUnavailable as error:

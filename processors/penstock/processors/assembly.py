@@ -21,6 +21,7 @@ from penstock.processors.faults import Faults
 from penstock.processors.health import HealthServer
 from penstock.processors.kafka.broker_watch import BrokerWatch, metadata_probe
 from penstock.processors.kafka.control import ControlBook, ControlFollower
+from penstock.processors.kafka.desired import DesiredFollower
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.membership import GroupSettings, Membership
@@ -31,6 +32,7 @@ from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.serving import Serving
+from penstock.processors.models.wishes import WishedModels
 from penstock.processors.outputs import Outputs
 from penstock.processors.settings import WorkerSettings
 from penstock.processors.worker import Rooms, Worker
@@ -60,6 +62,7 @@ class Parts:
     journal: CrashJournal
     book: ControlBook
     control: ControlFollower
+    desired: DesiredFollower
     refetcher: Refetcher
     membership: Membership
     committer: Committer
@@ -204,6 +207,7 @@ def assemble(
         journal=journal,
         book=book,
         control=ControlFollower(kafka, codec, loop, worker.on_commands),
+        desired=DesiredFollower(kafka, codec, loop, WishedModels(settings.models, conf.pool, lanes).on_wishes),
         refetcher=refetcher,
         membership=membership,
         committer=Committer(flow.gate, membership.commit, lambda: membership.joined, interval_s=conf.commit_interval_s),

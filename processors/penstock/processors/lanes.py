@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
+from penstock.processors.core.choosing import Choice
 from penstock.processors.core.effects import Load, Size, Unload
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.residents import Needs
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Engine, Limits
 from penstock.processors.metrics import Metrics
+from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.serving import Serving
 from penstock.processors.models.sizing import ModelSize
@@ -27,6 +29,7 @@ class Lanes:
         self._metrics = metrics
         self._clock = clock
         self._loads: dict[tuple[str, int], float] = {}
+        self._told_tenths: dict[str, int] = {}
         self._serving: Serving
         self._manager: ModelManager
         self._flow: Flow
@@ -39,10 +42,15 @@ class Lanes:
 
     def load_all(self) -> None:
         """Have the models that are to be preloaded loaded, so that the first request does not wait for it."""
-        for model, spec in self._serving.specs().items():
-            if spec.preload:
-                self._flow.want(model)
+        self._preload(self._serving.models)
         self._changed()
+
+    def _preload(self, models: Iterable[str]) -> None:
+        """What an operator wants unloaded is not loaded before somebody asks for it."""
+        specs = self._serving.specs()
+        for model in models:
+            if specs[model].preload and self._flow.lane(model).desired is not False:
+                self._flow.want(model)
 
     def _changed(self) -> None:
         self._serving.publish_models()
@@ -50,9 +58,26 @@ class Lanes:
 
     # -- the flow's catalog
 
-    def resolve(self, task: str, model: str | None) -> str:
+    def resolve(self, task: str, model: str | None) -> Choice:
         """Raises ModelNotFound."""
-        return self._serving.resolve(task, model).id
+        return self._serving.resolve(task, model)
+
+    # -- what operators want
+
+    def configure(self, models: Sequence[ModelConfig]) -> None:
+        """These models are served from now on; new ones are preloaded, if they are to be."""
+        former = set(self._serving.models)
+        self._serving.configure(models)
+        self._preload(config.id for config in models if config.id not in former)
+        self._changed()
+
+    def desire(self, model: str, loaded: bool | None, pinned: bool | None) -> None:
+        self._flow.desire(model, loaded, pinned)
+        self._changed()
+
+    def pause(self, kind: str, name: str, paused: bool) -> None:
+        self._flow.pause(kind, name, paused)
+        self._changed()
 
     # -- effects
 
@@ -78,6 +103,14 @@ class Lanes:
         )
         self._flow.sized(model, needs, self._clock())
         self._changed()
+
+    def progressed(self, model: str, fraction: float) -> None:
+        """A download: who waits for it, and who looks at the model, hear of each tenth of it."""
+        tenths = int(fraction * 10)
+        if self._told_tenths.get(model) != tenths:
+            self._told_tenths[model] = tenths
+            self._flow.loading_progressed(model, fraction, self._clock())
+            self._changed()
 
     def size_failed(self, model: str, error: PenstockError) -> None:
         logger.warning("model.size_failed model=%s error=%s", model, error)

@@ -35,10 +35,12 @@ class Shell(World):
         self.metrics = Metrics()
         self.lanes = Lanes(self.metrics, clock=lambda: self.now)
         self.published: list[Record] = []
+        self.forgotten: list[str] = []
+        self.said: list[ask.Status] = []
         models = [ModelSection(id=name, source=name, engine="embedding") for name in ("m", "other")]
         self.serving = Serving(
             WorkerSettings(models=models),
-            publish=lambda topic, key, record: self.published.append(record),
+            publish=self.publish,
             names=TopicNames(),
             reports=self.lanes,
             clock_ms=lambda: 0,
@@ -48,6 +50,12 @@ class Shell(World):
         self.engines: list[ScriptedEngine] = []
         self.error: Exception | None = None
         super().__init__("m", "other")
+
+    def publish(self, topic: str, key: str, record: Record | None) -> None:
+        if record is None:
+            self.forgotten.append(key)
+        else:
+            self.published.append(record)
 
     def make_flow(self, *args: Any) -> Flow:
         flow = Flow(*args, devices=self.serving.capacities)
@@ -60,11 +68,13 @@ class Shell(World):
         self.engines.append(engine)
         return engine
 
-    async def find_size(self, config: ModelConfig) -> ModelSize:
+    async def find_size(self, config: ModelConfig, on_progress: Any) -> ModelSize:
         return ModelSize(source=config.source, need_bytes=BYTES)
 
     def answer(self, effect: Any) -> None:
         match effect:
+            case ask.Status():
+                self.said.append(effect)
             case ask.Size():
                 self.lanes.size(effect)
             case ask.Load():
@@ -165,8 +175,9 @@ async def test_a_busy_engine_gets_nothing_new_for_as_long_as_it_says(shell: Shel
 
 
 async def test_the_catalog_is_the_models(shell: Shell) -> None:
-    assert shell.lanes.resolve("text_generation", None) == "m"
-    assert shell.lanes.resolve("text_generation", "other") == "other"
+    first = shell.lanes.resolve("text_generation", None)
+    assert (first.model, first.reason) == ("m", "none is loaded; first in the configuration")
+    assert shell.lanes.resolve("text_generation", "other") == ("other", None)
     with pytest.raises(ModelNotFound):
         shell.lanes.resolve("text_generation", "unknown")
 
@@ -178,3 +189,55 @@ async def test_events_name_the_device_and_its_memory_while_there_is_an_engine(sh
     assert shell.lanes.engine_facts(work) == (None, None)
     await wait_until_async(lambda: "r" in shell.running)
     assert shell.lanes.engine_facts(work) == ("cpu", 42)
+
+
+# -- what operators want
+
+
+async def test_models_come_and_go(shell: Shell) -> None:
+    await shell.serving.observe()
+    new = ModelConfig.of(ModelSection(id="new", source="new", engine="embedding", tasks=["text_generation"]))
+    shell.lanes.configure([*shell.serving.catalog, new])
+    await shell.until_ready("new")
+    shell.lanes.configure([new])
+    assert shell.forgotten == ["m", "other"] or shell.forgotten == ["other", "m"]
+    assert [state.model for state in shell.serving.model_states()] == ["new"]
+    with pytest.raises(ModelNotFound):
+        shell.lanes.resolve("text_generation", "m")
+    choice = shell.lanes.resolve("text_generation", None)
+    assert choice == ("new", "it is the only model for the task")
+
+
+async def test_what_is_wanted_unloaded_is_not_preloaded(shell: Shell) -> None:
+    shell.lanes.desire("m", False, None)
+    await shell.serving.observe()
+    shell.lanes.load_all()
+    await shell.until_ready("other")
+    assert shell.states("m")[-1] == "absent"
+    shell.lanes.desire("m", True, True)
+    await shell.until_ready("m")
+    assert next(state for state in shell.serving.model_states() if state.model == "m").pinned
+
+
+async def test_nothing_of_a_paused_model_or_class_starts(shell: Shell) -> None:
+    await shell.serving.observe()
+    shell.lanes.load_all()
+    await shell.until_ready("m")
+    shell.lanes.pause("model", "m", True)
+    shell.submit("a", model="m")
+    shell.lanes.pause("class", "medium", True)
+    shell.submit("b", model="other")
+    assert not shell.running
+    shell.lanes.pause("model", "m", False)
+    assert not shell.running
+    shell.lanes.pause("class", "medium", False)
+    await wait_until_async(lambda: {"a", "b"} <= set(shell.running))
+
+
+async def test_who_waits_for_a_download_hears_how_far_it_is(shell: Shell) -> None:
+    shell.submit("r", model="m")
+    shell.lanes.progressed("m", 0.424)
+    shell.lanes.progressed("m", 0.43)
+    shell.settle()
+    told = [one for one in shell.said if one.detail]
+    assert [(one.status, one.detail) for one in told] == [("loading_model", "loading_model 42%")]

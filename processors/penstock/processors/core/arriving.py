@@ -156,7 +156,7 @@ class Arriving(Placing):
         if work.deadline_ms is not None and wall_ms >= work.deadline_ms:
             return Expired("its deadline passed before it was taken")
         try:
-            work.lane = self._catalog.resolve(work.task, read.request.model)
+            work.lane, work.model_reason = self._catalog.resolve(work.task, read.request.model)
             self.check_fits(self.lane(work.lane), read.request.requirements)
         except PenstockError as error:
             return error

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from penstock.processors.core import states
 from penstock.processors.core.budget import Budget
+from penstock.processors.core.choosing import Choice
 from penstock.processors.core.effects import Effect
 from penstock.processors.core.estimates import Estimates
 from penstock.processors.core.explaining import Explainer, LaneFacts
@@ -37,8 +38,8 @@ from penstock.schemas.topics import TP
 class Catalog(Protocol):
     """Which lane serves a request."""
 
-    def resolve(self, task: str, model: str | None) -> str:
-        """The lane. Raises ModelNotFound."""
+    def resolve(self, task: str, model: str | None) -> Choice:
+        """The model, which is the lane's name, and why when none was named. Raises ModelNotFound."""
         ...
 
 

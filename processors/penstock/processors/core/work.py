@@ -84,6 +84,7 @@ class Work:
         "line",
         "load_ms",
         "max_attempts",
+        "model_reason",
         "outcome",
         "pending_status",
         "position",
@@ -137,6 +138,8 @@ class Work:
         self.klass = klass
         self.priority = priority
         self.lane = lane
+        self.model_reason: str | None = None
+        """Why this model, when its caller named none."""
         self.line = line
         self.deadline_ms = deadline_ms
         self.deadline = deadline

@@ -75,6 +75,7 @@ class Outcomes:
                 model=work.lane or None,
                 waiting_for=effect.waiting,
                 ttl_ms=work.ttl_ms,
+                model_reason=work.model_reason,
             ),
             headers=trace_of(work),
         )

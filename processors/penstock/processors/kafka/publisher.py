@@ -63,7 +63,7 @@ class _Outgoing:
     def __init__(
         self,
         topic: str,
-        value: bytes,
+        value: bytes | None,
         key: bytes | None,
         *,
         must: bool,
@@ -189,8 +189,12 @@ class Publisher:
         )
 
     def record(self, topic: str, key: str, record: Any) -> None:
-        """Publish a fact about this worker (state, model); the latest wins, so a lost one does not matter."""
-        self._send(_Outgoing(topic, self._codec.encode(record), key.encode(), must=False))
+        """Publish a fact about this worker (state, model); the latest wins, so a lost one does not matter.
+
+        None is a tombstone: the fact is no more.
+        """
+        value = None if record is None else self._codec.encode(record)
+        self._send(_Outgoing(topic, value, key.encode(), must=False))
 
     def tick(self) -> None:
         """Send what has gathered, and offer again what the local queue refused."""

@@ -82,9 +82,13 @@ class ModelConfig:
 
 
 class Catalog:
-    """Which model serves a request. The first configured model of a task is the best for it."""
+    """The models that this worker serves, by id and alias."""
 
     def __init__(self, configs: Iterable[ModelConfig]) -> None:
+        self.replace(configs)
+
+    def replace(self, configs: Iterable[ModelConfig]) -> None:
+        """Serve these from now on. Raises InvalidRequest when two have one name."""
         self._configs = list(configs)
         self._names: dict[str, ModelConfig] = {}
         for config in self._configs:
@@ -103,17 +107,19 @@ class Catalog:
             raise ModelNotFound(f"the model {model} is not served here", param="model")
         return config
 
-    def resolve(self, task: str, model: str | None) -> ModelConfig:
-        """The model for a request; None means the best for the task. Raises ModelNotFound."""
-        if model is None:
-            for config in self._configs:
-                if task in config.tasks:
-                    return config
-            raise ModelNotFound(f"no model here serves {task}", param="model")
+    def named(self, task: str, model: str) -> ModelConfig:
+        """By id or alias, if it serves the task. Raises ModelNotFound."""
         config = self.get(model)
         if task not in config.tasks:
             raise ModelNotFound(f"the model {model} does not serve {task}", param="model")
         return config
+
+    def serving(self, task: str) -> list[ModelConfig]:
+        """Those that serve the task, in their order. Raises ModelNotFound when there is none."""
+        found = [config for config in self._configs if task in config.tasks]
+        if not found:
+            raise ModelNotFound(f"no model here serves {task}", param="model")
+        return found
 
 
 def share_cores(configs: Sequence[ModelConfig], cores: int) -> dict[str, ModelConfig]:

@@ -16,7 +16,7 @@ from penstock.processors.engines.base import Engine, EngineState
 from penstock.processors.models import sizing
 from penstock.processors.models.catalog import ModelConfig, share_cores
 from penstock.processors.models.factory import make_engine
-from penstock.processors.models.sizing import ModelSize
+from penstock.processors.models.sizing import ModelSize, OnProgress
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, ModelNotFound, PenstockError
 
 logger = logging.getLogger(__name__)
@@ -25,11 +25,18 @@ ReplicaKey = tuple[str, int]
 """(model, replica)"""
 
 
+Size = Callable[[ModelConfig, OnProgress], Awaitable[ModelSize]]
+
+
 class Reports(Protocol):
     """Whom the manager tells what came of what it was asked to do. Nothing is told once `stop` has begun."""
 
     def sized(self, model: str, size: ModelSize) -> None: ...
     def size_failed(self, model: str, error: PenstockError) -> None: ...
+
+    def progressed(self, model: str, fraction: float) -> None:
+        """So much of its download is there, from 0 to 1."""
+        ...
 
     def up(self, model: str, replica: int, engine: Engine) -> None:
         """It is ready."""
@@ -74,12 +81,13 @@ class ModelManager:
         reports: Reports,
         *,
         make: Make = make_engine,
-        size: Callable[[ModelConfig], Awaitable[ModelSize]] = sizing.size_model,
+        size: Size = sizing.size_model,
     ) -> None:
         self._reports = reports
         self._make, self._size = make, size
         self._configs: Mapping[str, ModelConfig] = {}
         self._sizes: dict[str, ModelSize] = {}
+        self._progress: dict[str, float] = {}
         self._held: dict[ReplicaKey, _Held] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -117,13 +125,29 @@ class ModelManager:
 
     async def _find_size(self, model: str) -> None:
         try:
-            size = self._sizes[model] = await self._size(self._config(model))
+            size = self._sizes[model] = await self._size_telling(model)
         except Exception as error:
             if not self._stopping:
                 self._reports.size_failed(model, _known_error(model, error))
         else:
             if not self._stopping:
                 self._reports.sized(model, size)
+
+    async def _size_telling(self, model: str) -> ModelSize:
+        """Its size; a download tells how far it is."""
+
+        def tell(fraction: float) -> None:
+            self._progress[model] = fraction
+            self._reports.progressed(model, fraction)
+
+        try:
+            return await self._size(self._config(model), tell)
+        finally:
+            self._progress.pop(model, None)
+
+    def progress(self, model: str) -> float | None:
+        """How much of a download is there, from 0 to 1; None when none is under way."""
+        return self._progress.get(model)
 
     def load(self, model: str, replica: int, device: str | None, granted_bytes: int) -> None:
         """Start an engine in the memory that was granted. → up, load_failed"""
@@ -136,7 +160,7 @@ class ModelManager:
         model = held.model
         try:
             config = self._config(model)
-            size = self._sizes.get(model) or await self._size(config)
+            size = self._sizes.get(model) or await self._size_telling(model)
             engine = held.engine = self._make(config, size, device, granted_bytes)
             engine.on_died = lambda code: self._died(held, code)
             await engine.start()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from penstock.processors.core.choosing import Candidate, Choice, choose
 from penstock.processors.core.fleet import HOST
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.ledger import DeviceCapacity
@@ -28,7 +29,8 @@ from penstock.schemas.topics import CLASSES, TopicNames
 
 logger = logging.getLogger(__name__)
 
-Publish = Callable[[str, str, Record], None]
+Publish = Callable[[str, str, Record | None], None]
+"""(topic, key, record); None is a tombstone."""
 ORDINARY = 5.0
 """The priority of a model that has none of its own."""
 
@@ -99,9 +101,36 @@ class Serving:
         told = config.device or config.options.get("device")
         return (str(told),) if told else (HOST,)
 
-    def resolve(self, task: str, model: str | None) -> ModelConfig:
-        """Raises ModelNotFound."""
-        return self.catalog.resolve(task, model)
+    def resolve(self, task: str, model: str | None) -> Choice:
+        """The model that a request gets, and why when it names none. Raises ModelNotFound."""
+        if model is not None:
+            return Choice(self.catalog.named(task, model).id)
+        choice = choose(self._candidate(config, order) for order, config in enumerate(self.catalog.serving(task)))
+        assert choice is not None
+        return choice
+
+    def _candidate(self, config: ModelConfig, order: int) -> Candidate:
+        lane = self._flow.lane(config.id)
+        running = sum(len(replica.holders) for replica in lane.replicas.values())
+        return Candidate(
+            model=config.id,
+            state=lane.state,
+            order=order,
+            priority=config.priority,
+            queued=running + sum(self._flow.scheduler.depth(config.id, klass) for klass in CLASSES),
+            slots=sum(replica.slots for replica in lane.ready) or 1,
+            load_s=lane.load_s,
+            paused=lane.paused,
+        )
+
+    def configure(self, models: Sequence[ModelConfig]) -> None:
+        """Serve these models from now on; those that are gone leave the listing too."""
+        gone = set(self.models) - {config.id for config in models}
+        self.catalog.replace(models)
+        self.manager.configure(models)
+        self._flow.configure(self.specs(), self._clock())
+        for model in gone:
+            self._publish(self._names.model, model_key(model, self._settings.worker.pool), None)
 
     def engine(self, model: str) -> Engine | None:
         """The engine of one of the model's replicas that take runs."""
@@ -154,6 +183,7 @@ class Serving:
                         pinned=lane.is_pinned,
                         reason=self._flow.reason_of(lane) if replica is None else replica.reason,
                         load_seconds=lane.load_s,
+                        progress=self.manager.progress(lane.name),
                         queued=queued,
                         running=0 if replica is None else len(replica.holders),
                     )
@@ -183,7 +213,7 @@ class Serving:
     def publish_models(self) -> None:
         """Tell every model's facts; the topic is compacted, the latest of each counts."""
         for config in self.catalog:
-            engine = self.engine(config.id)
+            engine, lane = self.engine(config.id), self._flow.lane(config.id)
             info = EngineInfo() if engine is None else engine.info()
             record = ModelInfo(
                 model=config.id,
@@ -195,13 +225,17 @@ class Serving:
                 max_output_tokens=info.max_output_tokens,
                 dimensions=info.dimensions,
                 defaults={name: json.dumps(value, ensure_ascii=False) for name, value in config.defaults.items()},
-                state=self._flow.lane(config.id).state,
+                state=lane.state,
                 weights_bytes=self.manager.weights_bytes(config.id),
                 updated_at=self._clock_ms(),
                 worker_id=self._settings.worker_id,
                 priority=config.priority,
-                pinned=config.pinned,
+                pinned=lane.is_pinned,
                 max_batch_size=config.max_batch_size,
+                reason=self._flow.reason_of(lane),
+                load_seconds=lane.load_s,
+                progress=self.manager.progress(config.id),
+                replicas_ready=len(lane.ready),
                 revision=config.revision,
             )
             self._publish(self._names.model, model_key(config.id, self._settings.worker.pool), record)

@@ -65,7 +65,7 @@ class Bench:
         self.made_for.append((device, granted_bytes))
         return engine
 
-    async def find_size(self, config: ModelConfig) -> ModelSize:
+    async def find_size(self, config: ModelConfig, on_progress: Any) -> ModelSize:
         self.sized_times += 1
         if self.size_error is not None:
             raise self.size_error
@@ -95,17 +95,18 @@ class Bench:
         self.told.append(("gone", model, replica))
 
 
-def test_the_first_of_a_task_is_the_best_and_aliases_are_names() -> None:
+def test_models_are_found_by_task_id_and_alias() -> None:
     catalog = Catalog(
         [config("a", aliases=("default", "A-1")), config("b"), config("e", tasks=("embedding",))],
     )
-    assert catalog.resolve("text_generation", None).id == "a"
-    assert catalog.resolve("text_generation", "default").id == "a"
-    assert catalog.resolve("embedding", None).id == "e"
-    for task, model in (("text_generation", "x"), ("embedding", "a"), ("image_generation", None)):
+    assert [one.id for one in catalog.serving("text_generation")] == ["a", "b"]
+    assert catalog.named("text_generation", "default").id == "a"
+    for task, model in (("text_generation", "x"), ("embedding", "a")):
         with pytest.raises(ModelNotFound) as caught:
-            catalog.resolve(task, model)
+            catalog.named(task, model)
         assert caught.value.param == "model"
+    with pytest.raises(ModelNotFound):
+        catalog.serving("image_generation")
 
 
 def test_two_models_cannot_share_a_name() -> None:

@@ -1,0 +1,108 @@
+"""Orders of operators, end to end: the command, the gateway, the topic, a real worker, and a restart of it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from odd_records import write_odd_records
+from penstock.cli.main import app
+from support import wait_until
+from system import Process, System, running
+
+FAST = {
+    "id": "fast",
+    "source": "noop",
+    "engine": "noop",
+    "options": {"tokens": 9},
+    "defaults": {"max_tokens": 2},
+    "priority": 4,
+}
+OTHER = {"id": "other", "source": "noop", "engine": "noop", "options": {"tokens": 1}}
+
+
+class Site:
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.worker: Process = system.worker()
+        self.gateway: Process = system.gateway()
+        self.worker.wait_ready()
+        self.gateway.wait_ready()
+
+    def models(self, *arguments: str) -> Any:
+        """What a `penstock models` command prints."""
+        result = CliRunner().invoke(app, ["models", *arguments, "--url", self.gateway.url, "--json"])
+        assert result.exit_code == 0, result.output
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        return lines if arguments[0] == "list" else lines[-1]
+
+    def ask(self, *, wait: int = 20, **fields: Any) -> dict[str, Any]:
+        body = {"task": "text_generation", "payload": {"prompt": "a b"}, **fields}
+        answer = httpx.post(f"{self.gateway.url}/v1/requests", json=body)
+        assert answer.status_code == 202, answer.text
+        return self.wait_for(answer.json()["request_id"], wait)
+
+    def wait_for(self, request_id: str, wait: int) -> dict[str, Any]:
+        url = f"{self.gateway.url}/v1/requests/{request_id}"
+        return httpx.get(url, params={"wait": wait}, timeout=90).json()
+
+    def state(self, name: str) -> str | None:
+        found = [one for one in self.models("list") if one["id"] == name]
+        return found[0]["state"] if found else None
+
+    def restart_worker(self) -> None:
+        self.worker.stop()
+        self.worker = self.system.worker()
+        self.worker.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def site(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder, prefix = tmp_path_factory.mktemp("desired"), f"d{uuid.uuid4().hex[:6]}-"
+    with running(System(kafka.bootstrap_servers, prefix, folder, models=(OTHER, FAST))) as system:
+        write_odd_records(kafka.bootstrap_servers, [(f"{prefix}inference.desired", 0)], 20, seed=9, keyed=True)
+        yield Site(system)
+
+
+def test_defaults_change_the_answer_and_no_model_gets_the_best(site: Site) -> None:
+    wait_until(lambda: site.state("fast") == "ready", 30, "the model is ready")
+    done = site.ask()
+    assert (done["status"], done["model"]) == ("completed", "fast"), "priority 4 goes before 5"
+    assert done["result"]["usage"]["completion_tokens"] == 2
+    longer = site.ask(payload={"prompt": "a", "max_tokens": 5})
+    assert longer["result"]["usage"]["completion_tokens"] == 5
+
+
+def test_a_model_is_added_obeyed_after_a_restart_and_removed(site: Site) -> None:
+    added = site.models("add", "new", "--source", "x", "--engine", "noop", "--alias", "fresh", "--wait")
+    assert (added["id"], added["state"]) == ("new", "ready")
+    assert site.ask(model="fresh")["model"] == "new"
+    site.models("pin", "new")
+    site.models("unload", "other", "--wait")
+    site.restart_worker()
+    wait_until(lambda: site.state("new") == "ready", 30, lambda: str(site.models("list")))
+    assert site.models("show", "new")["pinned"]
+    assert site.state("other") == "absent", "what was unloaded stays so until somebody asks"
+    assert site.ask(model="other")["status"] == "completed"
+    site.models("remove", "new")
+    wait_until(lambda: site.state("new") is None, 30, "it has left the list")
+    body = {"task": "text_generation", "model": "new", "payload": {"prompt": "x"}}
+    refused = httpx.post(f"{site.gateway.url}/v1/requests", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_paused_class_waits_through_a_restart(site: Site) -> None:
+    site.models("pause", "--class", "low")
+    wait_until(lambda: site.ask(priority=9, wait=1)["status"] != "completed", 30, "low is paused")
+    assert site.ask(priority=5)["status"] == "completed"
+    site.restart_worker()
+    waiting = site.ask(priority=9, wait=1)
+    assert waiting["status"] != "completed"
+    site.models("resume", "--class", "low")
+    assert site.wait_for(waiting["request_id"], 30)["status"] == "completed"
