@@ -106,6 +106,7 @@ class Memory(Runs):
         grant, replica.grant = replica.grant, None
         if grant is not None:
             self.ledger.release(grant)
+            self._memory_is_back()  # runs that wait for it are looked at before placement gives it to a load
         self._plan_soon()
 
     def _booked(self, lane: Lane) -> int:
