@@ -76,6 +76,11 @@ class ModelConfig:
         )
 
     @property
+    def keep_weight(self) -> float:
+        """How much keeping it loaded counts, 1 for an ordinary model: each step of priority is twice as much."""
+        return 2.0 ** max(-10, min(10, PRIORITY - self.priority))
+
+    @property
     def local(self) -> bool:
         """Whether it runs in processes on this machine, with memory to be granted."""
         return self.engine in BACKENDS or self.engine == "managed"

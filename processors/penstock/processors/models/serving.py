@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 Publish = Callable[[str, str, Record | None], None]
 """(topic, key, record); None is a tombstone."""
-ORDINARY = 5.0
-"""The priority of a model that has none of its own."""
 
 
 class Serving:
@@ -89,7 +87,7 @@ class Serving:
             devices=self._devices(config),
             min_replicas=config.min_replicas,
             max_replicas=config.max_replicas,
-            priority=config.priority / ORDINARY,
+            priority=config.keep_weight,
             pinned=config.pinned,
             preload=config.preload,
             keep_alive_s=config.keep_alive_s,
