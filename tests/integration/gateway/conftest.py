@@ -273,7 +273,7 @@ def read_events(
         assert stream.status_code == 200, stream.read()
         identity = ""
         for line in stream.iter_lines():
-            assert "waiting" not in line, "nothing came for ten seconds"
+            assert line != ": waiting", "nothing came for ten seconds"
             if line.startswith("id: "):
                 identity = line[4:]
             elif line.startswith("data: "):
