@@ -28,6 +28,7 @@ from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import health
 from penstock.gateway.routes import registry as registry_routes
 from penstock.gateway.routes import tickets as ticket_routes
+from penstock.gateway.service.models import public_models
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
@@ -140,6 +141,12 @@ class FakeService:
 
     def models(self) -> list[ModelInfo]:
         return MODELS
+
+    def public_models(self) -> list[dict[str, Any]]:
+        return public_models(MODELS, self.liveness().without_worker, self.workers)
+
+    def routed(self, request: InferenceRequest) -> InferenceRequest:
+        return request
 
     def readiness(self) -> Readiness:
         return self.ready
