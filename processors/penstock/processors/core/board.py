@@ -68,6 +68,9 @@ class FlowSettings:
     """So long a conversation waits for the replica that has its beginning."""
     longest_reservation_s: float = 30.0
     """So long room is kept from small requests for one that needs much, at first."""
+    run_grants: bool = False
+    """Whether runs take grants of their own beyond their replica's. Off: the simulator still finds runs that wait for
+    memory and hold one another up for ever (docs/decisions/0023), and no engine of this release asks for it."""
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     slack: SlackSettings | None = None
     """None: low work is held back by nothing but the order."""

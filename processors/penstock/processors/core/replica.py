@@ -37,6 +37,7 @@ class Replica:
         self.device = None if grant is None else grant.device
         self.bytes = 0 if grant is None else grant.bytes
         self.run_bytes = 0
+        self.grants_runs = False
         """What each run needs beyond that."""
         self.klass: str | None = None
         """Of the newest run."""

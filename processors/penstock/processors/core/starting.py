@@ -393,6 +393,8 @@ def run_owner(model: str) -> str:
 
 def run_bytes(replica: Replica, work: Work) -> int:
     """What its run takes of the device beyond what the replica holds; the request's own requirements are a floor."""
+    if not replica.grants_runs:
+        return 0
     need = replica.run_bytes
     requirements = None if work.body is None else work.body.request.requirements
     if requirements is not None and replica.device is not None:

@@ -28,7 +28,7 @@ class Card(World):
         self.total_gb = total_gb
         self.unloads: list[tuple[str, int, str]] = []
         self.slow_loads: list[tuple[str, int]] | None = None
-        super().__init__(*models, **settings)
+        super().__init__(*models, **{"run_grants": True, **settings})
 
     def make_flow(self, *args: Any) -> Flow:
         return Flow(*args, devices=[DeviceCapacity(device="sim", kind="simulated", total_bytes=self.total_gb * GB)])
