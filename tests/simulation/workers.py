@@ -17,7 +17,7 @@ from penstock.processors.core.residents import Needs
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Body, Work
 from penstock.processors.kafka.control import ControlBook
-from penstock.schemas.errors import BadAvro, EngineFailed, InternalError, PenstockError
+from penstock.schemas.errors import BadAvro, EngineFailed, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.records import ControlCommand
 from simulation import events
 from simulation.consumer import Batch, Consumer
@@ -423,7 +423,9 @@ class Life(Actor):
     def _republish(self, effect: ask.Republish) -> None:
         work = effect.work
         if self.cluster.happens("unmovable", self._rng, 0.3):
-            self.flow.cannot_move(work, BadAvro("it cannot be written again"))
+            # Poison, or a pool that is not there: its caller hears which.
+            poison = work.key[2] % 2 == 0
+            self.flow.cannot_move(work, BadAvro("it cannot be written again") if poison else InvalidRequest("no pool"))
             return
         key, value, headers = events.republished(effect, self.cluster.codec)
         tp = (work.key[0], effect.partition)
