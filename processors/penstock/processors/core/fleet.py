@@ -47,7 +47,7 @@ class ModelView:
     `priority`: weight of keeping it, 1 for an ordinary one. `preload`: it is to be loaded though nobody asks; the flow
     clears it once it was loaded, from then on `keep_alive_s` holds. `min_replicas`: so many while memory lies free,
     though nobody asks. `use_rate`: uses per second, see `UseRate`.
-    `desired_loaded`: what an operator ordered. `broken_until`: the circuit breaker lets no load begin before.
+    `desired_loaded`: what an operator ordered. `broken_until`: after failed loads no other begins before.
     `saturated_since`: since when all of its replicas are full while more waits.
     """
 
