@@ -176,6 +176,7 @@ class Placing(Loads):
                 and not lane.ready
                 and not lane.loading
                 and now >= lane.not_before
+                and self._is_wanted(lane)
                 and self._booked(lane)
             )
 

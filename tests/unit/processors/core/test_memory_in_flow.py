@@ -271,6 +271,17 @@ def test_an_operator_loads_unloads_and_pauses() -> None:
     assert sorted(world.running) == ["r", "s"]
 
 
+def test_a_model_that_nobody_wants_waits_for_nothing() -> None:
+    """An operator who unloads a model and lists the models must not read that it waits for memory."""
+    world = card(20, a=gb(10))
+    world.flow.desire("a", loaded=True, pinned=None)
+    world.settle()
+    world.flow.desire("a", loaded=False, pinned=None)
+    world.pass_steps(1.0)
+    assert world.ready("a") == []
+    assert world.flow.reason_of(world.flow.lane("a")) is None
+
+
 def test_a_saturated_model_gets_a_replica_more_where_memory_lies_free() -> None:
     world = Card(80, {"a": gb(30)})
     world.configure(a=ModelSpec(model="a", devices=("simulated",), max_replicas=3))
