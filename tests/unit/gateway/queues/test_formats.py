@@ -94,7 +94,10 @@ def test_what_has_no_id_goes_to_the_dead_letters(value: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_end_in_an_error_of_ours(value: bytes) -> None:
-    for read in (read_llmd, lambda one: read_penstock(one, QUEUE, default_codec(), ("jobs", 0, 1, 2))):
+    def ours(one: bytes) -> object:
+        return read_penstock(one, QUEUE, default_codec(), ("jobs", 0, 1, 2))
+
+    for read in (read_llmd, ours):
         with pytest.raises((PenstockError, BadMessage)):
             read(value)
 
