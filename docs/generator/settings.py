@@ -35,6 +35,7 @@ ORDER = (
     "gateway.limits",
     "auth",
     "artifacts",
+    "images",
     "schema_registry",
     "queue_merge",
     "queues",
