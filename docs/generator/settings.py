@@ -30,6 +30,7 @@ ORDER = (
     "scheduler",
     "conversations",
     "memory",
+    "devices",
     "models",
     "gateway",
     "gateway.limits",
@@ -76,12 +77,20 @@ MODELS = """\
 One table for each model of a worker. In the environment all of them are one variable, `PENSTOCK_MODELS`, a JSON list
 of objects. What `options` may hold stands in [engine options](engine-options.md)."""
 
+DEVICES = """\
+What a worker may use of single devices; without any table it finds main memory and all cards itself. In the environment
+all of them are one variable, `PENSTOCK_DEVICES`, a JSON list of objects. A table that names a device goes before one
+for its kind. How to: [devices](../how-to.md#say-what-penstock-may-use-of-a-machine)."""
+
+TABLES = ("devices", "models")
+"""Sections that are lists of tables."""
+
 LIMITS = """\
 What each tenant may have at the gateway; `[gateway.limits.tenants.NAME]` holds what differs for one of them. A key may
 have `limits` of its own, of the same names, in the keys file: they hold beside its tenant's. Without keys there is one
 tenant, and only what is set holds. More: [limits](http.md#limits)."""
 
-NOTES = {"models": MODELS, "gateway.limits": LIMITS}
+NOTES = {"devices": DEVICES, "models": MODELS, "gateway.limits": LIMITS}
 
 OTHERS = [
     ["`PENSTOCK_CONFIG`", "all", "The TOML file."],
@@ -116,7 +125,7 @@ def page() -> str:
     parts = [INTRO]
     for name in ORDER:
         readers, keys = section(name)
-        heading = f"## [[{name}]]" if name == "models" else f"## [{name}]"
+        heading = f"## [[{name}]]" if name in TABLES else f"## [{name}]"
         note = NOTES.get(name, f"Read by the {listed(readers)}.")
         parts.append(f"{heading}\n\n{note}\n\n{keys_table(name, keys)}")
     others = table(["variable", "read by", "meaning"], OTHERS)
@@ -156,11 +165,11 @@ def keys_table(name: str, keys: list[Key]) -> str:
         row = [code(key.name), code(variable), type_text(key.info), "", key.meaning]
         defaults = set(key.defaults.values())
         row[3] = defaults.pop() if len(defaults) == 1 else ", ".join(f"{v} ({r})" for r, v in key.defaults.items())
-        if name == "models":
+        if name in TABLES:
             del row[1]
         rows.append(row)
     columns = ["key", "variable", "type", "default", "meaning"]
-    return table([c for c in columns if c != "variable"] if name == "models" else columns, rows)
+    return table([c for c in columns if c != "variable"] if name in TABLES else columns, rows)
 
 
 def model_of(annotation: Any) -> type[BaseModel]:

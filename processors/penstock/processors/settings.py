@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
+from penstock.processors.hardware.entries import DeviceSection, check_entries
 from penstock.producers.configuration import (
     ArtifactsSection,
     KafkaSection,
@@ -112,10 +113,10 @@ ModelSection = ModelEntry
 
 
 class MemorySection(Section):
-    """What the ledger may grant of this machine's memory."""
+    """What the ledger may grant of this machine's memory; `[[devices]]` says it of single devices."""
 
     cpu_bytes: int | None = None
-    """Null: what the machine (or its cgroup) has."""
+    """The size of main memory as Penstock sees it, reserve included; null: what the machine (or its cgroup) has."""
     cpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
     """Main memory that is left to others."""
     gpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
@@ -138,7 +139,14 @@ class WorkerSettings(ProcessSettings):
     memory: MemorySection = Field(default_factory=MemorySection)
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
+    devices: list[DeviceSection] = Field(default_factory=list[DeviceSection])
     models: list[ModelEntry] = Field(default_factory=list[ModelEntry])
+
+    @field_validator("devices")
+    @classmethod
+    def _devices_differ(cls, devices: list[DeviceSection]) -> list[DeviceSection]:
+        check_entries(devices)
+        return devices
 
     @field_validator("models")
     @classmethod
