@@ -23,21 +23,21 @@ def encode(image: Any, output: OutputSpec | None, facts: Mapping[str, Any]) -> t
     output = output or OutputSpec()
     format = output.format or "png"
     told = {} if output.facts is False else {name: value for name, value in facts.items() if value is not None}
-    options: dict[str, Any] = {} if format == "png" else {"quality": output.quality or QUALITY}
+    form: dict[str, Any] = {} if format == "png" else {"quality": output.quality or QUALITY}
     if told and format == "png":
         from PIL.PngImagePlugin import PngInfo
 
         info = PngInfo()
         for name, value in {"Software": "Penstock", **told}.items():
             info.add_itxt(name, str(value))
-        options["pnginfo"] = info
+        form["pnginfo"] = info
     elif told:
         exif = image.getexif()
         exif[_DESCRIPTION] = json.dumps(told)
         exif[_SOFTWARE] = "Penstock"
-        options["exif"] = exif.tobytes()
+        form["exif"] = exif.tobytes()
     if format == "jpeg" and image.mode != "RGB":
         image = image.convert("RGB")
     file = io.BytesIO()
-    image.save(file, format=format, **options)
+    image.save(file, format=format, **form)
     return file.getvalue(), MEDIA_TYPES[format]
