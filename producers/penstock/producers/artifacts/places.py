@@ -109,6 +109,11 @@ class Places:
         """None for the default one, which stands first."""
         return [None, *self._named]
 
+    def folders(self) -> list[Path]:
+        """Of all places that are local."""
+        folders = [self[name].folder for name in self.names]
+        return [folder for folder in folders if folder is not None]
+
     def __getitem__(self, store: str | None) -> OpenPlace:
         """Raises InvalidRequest for a store that is not configured here."""
         opened = self._open.get(store)
