@@ -11,9 +11,10 @@ from typing import Any
 from penstock.processors.core.work import Work
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.artifacts.configured import open_store
+from penstock.producers.artifacts.places import check_place
 from penstock.producers.configuration import ArtifactsSection
 from penstock.schemas.ids import output_artifact_id
-from penstock.schemas.records import ArtifactRef
+from penstock.schemas.records import ArtifactRef, OutputSpec
 
 INLINE_BYTES = 256 * 1024
 """The largest output that travels inside its event."""
@@ -39,6 +40,11 @@ class Outputs:
         self._location = location
         self._section = section or ArtifactsSection()
         self._store: ArtifactStore | None = None
+
+    def check(self, output: OutputSpec | None) -> None:
+        """Whether a request's output can be kept where it says. Raises InvalidRequest naming what is wrong."""
+        if output is not None:
+            check_place(self._section.stores, output.store, output.prefix)
 
     async def keep(self, work: Work, output: Mapping[str, Any]) -> ArtifactRef:
         """The output as a JSON artifact. Raises PenstockError, and what the store raises."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from penstock.cli.commands.common import (
     raise_for_error,
     unreachable,
 )
-from penstock.cli.failures import CliFailure
+from penstock.cli.failures import CliFailure, ExitCode
 
 app = typer.Typer(no_args_is_help=True, help="Artifacts: uploads, images and outputs too large for Kafka.")
 ArtifactId = Annotated[str, typer.Argument(metavar="ARTIFACT", help="The artifact's id.")]
@@ -115,7 +116,7 @@ def _save(pieces: Iterator[bytes], file: Path, size_bytes: int) -> None:
 
 @app.command()
 def put(
-    file: Annotated[Path, typer.Argument(help="The file to upload.", exists=True, dir_okay=False, readable=True)],
+    file: Annotated[Path, typer.Argument(help="The file to upload.")],
     media_type: Annotated[str | None, typer.Option(help="Its type; by default guessed from its name.")] = None,
     ttl_s: Annotated[float | None, typer.Option("--ttl", min=1, help="Seconds for which it is kept.")] = None,
     url: Url = DEFAULT_URL,
@@ -127,9 +128,13 @@ def put(
     Example:  penstock artifacts put cat.png --ttl 86400
     """
     kind = media_type or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-    size = file.stat().st_size
+    try:
+        content = file.open("rb")
+    except OSError as error:
+        raise CliFailure(f"{file} cannot be read: {error.strerror}", exit_code=ExitCode.USAGE) from error
+    size = os.fstat(content.fileno()).st_size
     headers = {"content-type": kind, "content-length": str(size)}
-    with Gateway(url, key) as gateway, file.open("rb") as content, _progress(file.name, size) as advance:
+    with content, Gateway(url, key) as gateway, _progress(file.name, size) as advance:
         try:
             answer = gateway.http.post(
                 PATH,
