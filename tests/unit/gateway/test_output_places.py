@@ -1,4 +1,4 @@
-"""`output {store, prefix}` of a request: refused by name at the gateway before it is sent, and by a worker before it runs."""
+"""`output {store, prefix}` of a request: refused by name at the gateway, and by a worker before it runs."""
 
 from __future__ import annotations
 
