@@ -86,7 +86,7 @@ class BatchingLoop(ContinuousBatchingManager):
         end_ids: list[int],
         control: Control | None = None,
     ) -> bool:
-        """Whether the loop took it; it takes nothing once it has died. `forget` a run with a control when it is over."""
+        """Whether the loop took it; it takes nothing once it has died. When a run with a control is over: `forget`."""
         if control is not None:
             self.controls[run_id] = control
         added = self.add_request(

@@ -36,6 +36,7 @@ class CallReader:
         self._parallel = parallel
         self._text = ""
         self._shown = False
+        self._behind_call = False
         self.calls: list[Json] = []
 
     def feed(self, text: str) -> str:
@@ -68,6 +69,10 @@ class CallReader:
         """Take what is decided off the front of the text."""
         dialect, shown = self._dialect, ""
         while self._text:
+            if self._behind_call:  # white space between calls is no text
+                self._text = self._text.lstrip()
+                self._behind_call = not self._text
+                continue
             if self._may_be_bare(self._text):
                 break
             if not dialect.marker:
@@ -80,16 +85,16 @@ class CallReader:
                 self._text = self._text[len(self._text) - keep :]
                 break
             inside, end, behind = after.partition(dialect.end) if dialect.end else (after, "", "")
-            shown += before.rstrip() if not end or self._parsed(inside) else before
+            shown += before
             self._text = marker + after
             if not end:
                 break
             found = self._parsed(inside)
-            if found:
-                self._add(found)
-            else:
+            self._add(found)
+            if not found:
                 shown += marker + inside + end
-            self._text = behind.lstrip("\n") if found else behind
+            self._text = behind
+            self._behind_call = bool(found)
         return shown
 
     def _may_be_bare(self, text: str) -> bool:

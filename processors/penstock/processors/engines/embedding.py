@@ -54,6 +54,7 @@ class EmbeddingBackend:
         self._tokenizer: Any = None
         self._window = 0
         self._dimensions = 0
+        self._vocabulary = 0
 
     def load(self) -> EngineInfo:
         import torch

@@ -66,9 +66,7 @@ def check_depth(value: Any, param: str) -> None:
         ]
         if not level:
             return
-    raise InvalidRequest(
-        f"{param} has more than {MAX_DEPTH} levels", param=param, details={"max_depth": MAX_DEPTH}
-    )
+    raise InvalidRequest(f"{param} has more than {MAX_DEPTH} levels", param=param, details={"max_depth": MAX_DEPTH})
 
 
 def _object(value: Any, param: str) -> Json:

@@ -36,7 +36,9 @@ _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 class Grammars:
     """Matchers for grammars, by their text. Thread-safe."""
 
-    def __init__(self, tokenizer: Any, *, vocabulary: int, end_ids: Sequence[int], cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, tokenizer: Any, *, vocabulary: int, end_ids: Sequence[int], cache_bytes: int = CACHE_BYTES
+    ) -> None:
         self._source = tokenizer
         self._vocabulary = vocabulary
         self._end_ids = sorted(end_ids)

@@ -68,9 +68,7 @@ class Plan:
         """What reads calls out of one answer; None when there are no tools."""
         if not self.use.tools:
             return None
-        return CallReader(
-            self.dialect, self.use.names, run_id, forced=self.use.forced, parallel=self.use.parallel
-        )
+        return CallReader(self.dialect, self.use.names, run_id, forced=self.use.forced, parallel=self.use.parallel)
 
 
 class Guidance:
@@ -189,7 +187,9 @@ def _named(choice: str) -> Any:
 def _call_rules(use: ToolUse, dialect: Dialect) -> list[str]:
     """Lark rules for `calls`: one after another, each an object with a name and its arguments."""
     rules = ["call: " + " | ".join(f"tool_{number}" for number in range(len(use.tools)))]
-    more = f" ({json.dumps(dialect.separator)} call){{0,{MOST_CALLS - 1}}}" if use.parallel and dialect.separator else ""
+    more = (
+        f" ({json.dumps(dialect.separator)} call){{0,{MOST_CALLS - 1}}}" if use.parallel and dialect.separator else ""
+    )
     rules.append(f"calls: call{more}")
     for number, tool in enumerate(use.tools):
         function = tool["function"]

@@ -46,6 +46,11 @@ class ControlledRunner(ModelRunner):
         self._masks = Masks(threads)
         self.logit_processor = _Around(runner.logit_processor, self)
 
+    @property
+    def rows(self) -> list[Row]:
+        """Those of the batch that is computed which have a control."""
+        return self._rows
+
     def compute_batch(self, model: Any, batch_data: dict[str, Any]) -> None:
         self._rows = self._controlled() if self._controls else []
         super().compute_batch(model, batch_data)
@@ -94,7 +99,7 @@ class ControlledRunner(ModelRunner):
             return
         some = allowed.any(axis=1)
         for place, (_, control) in enumerate(guided):
-            failure = control.failure() or (None if some[place] else EngineFailed("the grammar allows no token"))
+            failure = control.failure() or (None if some.item(place) else EngineFailed("the grammar allows no token"))
             if failure is not None:
                 self._end(control, failure)
                 allowed[place] = True  # a row without any token would end the loop
@@ -157,7 +162,7 @@ class _Around:
         self._inner, self._runner = inner, runner
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, arguments: torch.Tensor) -> torch.Tensor:
-        controlled = bool(self._runner._rows)
+        controlled = bool(self._runner.rows)
         if controlled:
             scores = self._runner.before(scores)
         if self._inner.do_processing:
@@ -175,7 +180,7 @@ class Masks:
         self._executor = LLExecutor(num_threads=max(1, threads))
         self._bits = numpy.zeros((0, 0), dtype=numpy.int32)
 
-    def allowed(self, matchers: list[Any], vocabulary: int) -> numpy.ndarray[Any, Any]:
+    def allowed(self, matchers: list[Any], vocabulary: int) -> Any:
         """[matchers, vocabulary], true for what is allowed."""
         words = -(-vocabulary // 32)
         if self._bits.shape[0] < len(matchers) or self._bits.shape[1] != words:

@@ -201,7 +201,7 @@ class TextBackend:
         capacity = self._cache_tokens - self._block
         if answers > 1 and need > capacity:
             raise InvalidRequest(
-                f"{answers} answers need {need} tokens of the cache, which has {capacity}: ask for fewer or shorter ones",
+                f"{answers} answers need {need} tokens of the cache, which has {capacity}",
                 param="payload.n",
                 details={"need": need, "capacity": capacity, "unit": "tokens"},
             )
@@ -253,7 +253,9 @@ class TextBackend:
         """One answer of a request that wants more than plain text."""
         ids, new_tokens, _ = prompt
         control = plan.control(index)
-        wants_logprobs = control is not None and plan.wishes.top_logprobs is not None
+        told_logprobs = None
+        if control is not None and plan.wishes.top_logprobs is not None:
+            told_logprobs = partial(self._guidance.told_logprobs, control)
         run = TextRun(
             spec,
             len(ids),
@@ -262,7 +264,7 @@ class TextBackend:
             emit,
             run_id=run_id,
             calls=plan.reader(run_id),
-            told_logprobs=partial(self._guidance.told_logprobs, control) if wants_logprobs else None,
+            told_logprobs=told_logprobs,
         )
         self._begin(spec, ids, new_tokens, run, control, guided=plan.matcher is not None)
 
