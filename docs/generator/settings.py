@@ -7,9 +7,9 @@ import inspect
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -30,13 +30,19 @@ ORDER = (
     "scheduler",
     "conversations",
     "memory",
+    "devices",
     "models",
     "gateway",
     "gateway.limits",
     "auth",
     "artifacts",
+    "images",
     "schema_registry",
+    "queue_merge",
+    "queues",
 )
+LISTS = ("devices", "models", "queues")
+"""Sections of which there may be several."""
 
 INTRO = """\
 All processes read one TOML file: the one that `--config` names, else the variable `PENSTOCK_CONFIG`, else
@@ -76,12 +82,22 @@ MODELS = """\
 One table for each model of a worker. In the environment all of them are one variable, `PENSTOCK_MODELS`, a JSON list
 of objects. What `options` may hold stands in [engine options](engine-options.md)."""
 
+DEVICES = """\
+What a worker may use of single devices; without any table it finds main memory and all cards itself. In the environment
+all of them are one variable, `PENSTOCK_DEVICES`, a JSON list of objects. A table that names a device goes before one
+for its kind. How to: [devices](../how-to.md#say-what-penstock-may-use-of-a-machine)."""
+
 LIMITS = """\
 What each tenant may have at the gateway; `[gateway.limits.tenants.NAME]` holds what differs for one of them. A key may
 have `limits` of its own, of the same names, in the keys file: they hold beside its tenant's. Without keys there is one
 tenant, and only what is set holds. More: [limits](http.md#limits)."""
 
-NOTES = {"models": MODELS, "gateway.limits": LIMITS}
+QUEUES = """\
+One table for each topic of another system that gateways read. Beside the tables, above all sections, stands
+`queue_policy`, which says who is next: `strict` (in their order), `weighted` (the default), `round_robin` or `random`.
+In the environment: `PENSTOCK_QUEUE_POLICY`, and `PENSTOCK_QUEUES` as a JSON list."""
+
+NOTES = {"devices": DEVICES, "models": MODELS, "gateway.limits": LIMITS, "queues": QUEUES}
 
 OTHERS = [
     ["`PENSTOCK_CONFIG`", "all", "The TOML file."],
@@ -116,7 +132,7 @@ def page() -> str:
     parts = [INTRO]
     for name in ORDER:
         readers, keys = section(name)
-        heading = f"## [[{name}]]" if name == "models" else f"## [{name}]"
+        heading = f"## [[{name}]]" if name in LISTS else f"## [{name}]"
         note = NOTES.get(name, f"Read by the {listed(readers)}.")
         parts.append(f"{heading}\n\n{note}\n\n{keys_table(name, keys)}")
     others = table(["variable", "read by", "meaning"], OTHERS)
@@ -156,11 +172,11 @@ def keys_table(name: str, keys: list[Key]) -> str:
         row = [code(key.name), code(variable), type_text(key.info), "", key.meaning]
         defaults = set(key.defaults.values())
         row[3] = defaults.pop() if len(defaults) == 1 else ", ".join(f"{v} ({r})" for r, v in key.defaults.items())
-        if name == "models":
+        if name in LISTS:
             del row[1]
         rows.append(row)
     columns = ["key", "variable", "type", "default", "meaning"]
-    return table([c for c in columns if c != "variable"] if name == "models" else columns, rows)
+    return table([c for c in columns if c != "variable"] if name in LISTS else columns, rows)
 
 
 def model_of(annotation: Any) -> type[BaseModel]:
@@ -213,11 +229,14 @@ def kind_text(kind: Any) -> str:
         bool: "true or false",
         Path: "path",
         Any: "any",
+        SecretStr: "secret text",
     }
     if kind in names:
         return names[kind]
     arguments = get_args(kind)
     origin = get_origin(kind)
+    if origin is Annotated:
+        return kind_text(arguments[0])
     if origin is Literal:
         return ", ".join(code(str(choice)) for choice in arguments)
     if origin in (types.UnionType, Union):

@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack
 
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.memory import few_heaps, hold_the_collector, spare_the_collector
+from penstock.gateway.queues.errands import Errands
+from penstock.gateway.queues.feeder import QueueFeeder
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
@@ -19,7 +21,7 @@ from penstock.gateway.view.store import Store
 from penstock.gateway.view.topics_read import missing_topics
 from penstock.gateway.view.view import View
 from penstock.producers import admin
-from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.artifacts.configured import open_store
 from penstock.producers.clock import now_ms
 from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
@@ -28,7 +30,6 @@ from penstock.schemas.registry import registry_codecs
 
 logger = logging.getLogger(__name__)
 
-ARTIFACT_BYTES = 64 * 2**20
 ASK_S = 5.0
 RETRY_S = 1.0
 HELD_AT_MOST_S = 600.0
@@ -112,7 +113,7 @@ class Connecting:
                 on_caught_up=spare_the_collector,
                 on_failure=lambda reason: self._context.on_failure(reason),
             )
-            artifacts = await asyncio.to_thread(ArtifactStore, settings.artifacts_location, max_bytes=ARTIFACT_BYTES)
+            artifacts = await asyncio.to_thread(open_store, settings.artifacts, settings.artifacts_location)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
             service = GatewayService.compose(
                 settings, sender, view, follower, hub, codecs.blocking, artifacts, threads, run_times
@@ -122,8 +123,24 @@ class Connecting:
             asyncio.get_running_loop().call_later(HELD_AT_MOST_S, spare_the_collector)
             await follower.start()
             stack.push_async_callback(follower.stop)
+            if settings.queues:
+                feeder = self._feeder(service, sender)
+                feeder.start()
+                stack.push_async_callback(feeder.stop)
             self._stack = stack.pop_all()
         self._context.connected = service
+
+    def _feeder(self, service: GatewayService, sender: AsyncTransport) -> QueueFeeder:
+        settings = self._settings
+        return QueueFeeder(
+            settings.queues,
+            settings.queue_policy,
+            settings.queue_merge,
+            service.kafka,
+            Errands(service, self._context.allowances, sender),
+            counted=self._context.metrics.on_queue_message,
+            on_failure=lambda reason: self._context.on_failure(reason),
+        )
 
     async def close(self) -> None:
         """Read nothing new, write what was read, send what was accepted."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.limits.settings import LimitsSection
+from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection, check_queues
 from penstock.producers.configuration import (
     ArtifactsSection,
     KafkaSection,
@@ -39,7 +40,7 @@ class GatewaySection(Section):
     recent_bytes: int = Field(64 * 2**20, ge=1_000_000)
     """Memory for ended requests; who asks for one that is not there waits for the disk."""
     max_body_bytes: int = Field(2_000_000, ge=1_000)
-    """The largest body of an HTTP request; an artifact may have 64 MiB."""
+    """The largest body of an HTTP request; an artifact may have `artifacts.max_bytes`."""
     max_http: int = Field(4_096, ge=1)
     """HTTP exchanges open at once; more are refused with 503."""
     max_sockets: int = Field(4_096, ge=1)
@@ -95,6 +96,17 @@ class GatewaySettings(ProcessSettings):
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
     topics: TopicsSection = Field(default_factory=TopicsSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
+    queue_policy: QueuePolicy = "weighted"
+    """Which of `[[queues]]` is next when several have messages; strict takes them in their order."""
+    queue_merge: QueueMergeSection = QueueMergeSection()  # pyright: ignore[reportCallIssue]
+    queues: list[QueueSection] = Field(default_factory=list[QueueSection])
+    """Topics of other systems whose messages become requests."""
+
+    @field_validator("queues")
+    @classmethod
+    def _queues_differ(cls, queues: list[QueueSection]) -> list[QueueSection]:
+        check_queues(queues)
+        return queues
 
     @property
     def artifacts_location(self) -> str:
