@@ -175,7 +175,7 @@ class ModelEntry(Section):
             )
         except PenstockError as error:
             raise ValueError(str(error).replace("payload.", "defaults.")) from error
-        unknown = None if self.engine in OPENAI_ENGINES else next(only_remote(request.payload, {}), None)
+        unknown = None if self.engine in OPENAI_ENGINES else next(only_remote(request.payload, {}, self.engine), None)
         if unknown is not None:
             raise ValueError(f"{unknown.replace('payload.', 'defaults.')} is known only to remote and managed models")
         return {name: request.payload.get(name) for name in mine}

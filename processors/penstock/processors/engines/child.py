@@ -238,6 +238,8 @@ class Desk:
 
 
 def size_of(spec: RunSpec) -> int:
-    """Characters of all texts of a spec."""
+    """Characters of all texts of a spec. What has to be compiled counts as long."""
+    if spec.params.get("response_format") or spec.params.get("tools") or spec.params.get("logprobs"):
+        return INLINE_CHARS + 1
     texts = [message.get("content") for message in (*(spec.history or ()), *(spec.messages or ()))]
     return sum(len(text) for text in (*texts, spec.prompt, *(spec.inputs or ())) if isinstance(text, str))
