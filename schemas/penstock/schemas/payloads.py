@@ -63,12 +63,6 @@ def embedding_payload(payload: Payload, limits: Limits) -> Payload:
     return payload
 
 
-PAYLOADS: dict[str, Callable[[Payload, Limits], Payload]] = {
-    "text_generation": text_payload,
-    "embedding": embedding_payload,
-}
-
-
 def size_within(text: str, param: str, limits: Limits) -> int:
     """Its bytes. Raises TooLarge, and InvalidRequest for what is no text."""
     try:
@@ -148,6 +142,8 @@ def _of_tools(message: Payload, param: str, limits: Limits) -> int:
     """The bytes of what a message has about tools, in its normal form; nulls and empty lists are taken out."""
     for name in [name for name, value in message.items() if value is None or value == []]:
         del message[name]
+    if "parts" in message:
+        raise UnsupportedParameter(f"{param}.parts: images in a chat are not supported yet", param=f"{param}.parts")
     calls: list[Payload] = message.get("tool_calls", [])
     if calls and message["role"] != "assistant":
         raise InvalidRequest(f"{param}.tool_calls: only an assistant asks for tools", param=f"{param}.tool_calls")
@@ -245,15 +241,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """The fields that not every engine of ours supports, each with the values that change nothing."""
 
-DEFAULT_FIELDS: dict[str, frozenset[str]] = {
-    "text_generation": frozenset(
-        {
-            "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop",
-            "seed", "n", "logprobs", "top_logprobs", "response_format",
-        }
-    ),
-    "embedding": frozenset({"dimensions"}),
-}  # fmt: skip
+TEXT_DEFAULTS = frozenset(
+    {
+        "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop",
+        "seed", "n", "logprobs", "top_logprobs", "response_format",
+    }
+)  # fmt: skip
+EMBEDDING_DEFAULTS = frozenset({"dimensions"})
 """The fields of a payload for which a model may have a default, by task."""
 
 PASSED_ON = frozenset({"logit_bias", "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"})

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from penstock.gateway.service.model_states import NAMED_MODELS, ModelId, best_states, named, public_model
+from penstock.producers.engine_kinds import KINDS
 from penstock.schemas.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
 from penstock.schemas.payloads import only_remote
 from penstock.schemas.records import InferenceRequest, ModelInfo, WorkerState
 
-REMOTE = frozenset({"remote", "managed"})
-"""The kinds of engines that pass on whatever OpenAI's protocol has."""
 LEAST_WINDOW = 512
 """No model has a smaller one; most answers are shorter, and nothing is looked for."""
 
@@ -57,7 +56,7 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
         return
     unknown = {
         model.model: None
-        if model.engine in REMOTE
+        if _passes_on(model.engine)
         else next(only_remote(payload, request.extra, model.engine or ""), None)
         for model in serving
     }
@@ -75,6 +74,12 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
             param="payload.max_tokens",
             details={"need": longest, "capacity": window, "unit": "tokens"},
         )
+
+
+def _passes_on(engine: str) -> bool:
+    """Whether it passes on whatever OpenAI's protocol has; a kind of a newer release does not."""
+    kind = KINDS.get(engine)
+    return kind is not None and kind.openai
 
 
 def public_models(
