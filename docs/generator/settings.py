@@ -88,8 +88,8 @@ tenant, and only what is set holds. More: [limits](http.md#limits)."""
 
 QUEUES = """\
 One table for each topic of another system that gateways read. Beside the tables, above all sections, stands
-`queue_policy`: `strict` (in their order), `weighted` (the default), `round_robin` or `random`; it says which queue is next. In
-the environment: `PENSTOCK_QUEUE_POLICY`, and `PENSTOCK_QUEUES` as a JSON list."""
+`queue_policy`, which says who is next: `strict` (in their order), `weighted` (the default), `round_robin` or `random`.
+In the environment: `PENSTOCK_QUEUE_POLICY`, and `PENSTOCK_QUEUES` as a JSON list."""
 
 NOTES = {"models": MODELS, "gateway.limits": LIMITS, "queues": QUEUES}
 
