@@ -24,11 +24,11 @@ from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.lifetimes import Lifetimes, LifetimeSettings
+from penstock.processors.core.progress import Steps
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.slack import SlackSettings
 from penstock.processors.core.starting import Starter
 from penstock.processors.core.states import ENDING, Stage
-from penstock.processors.core.progress import Steps
 from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.streams import Streams
 from penstock.processors.core.work import Work, WorkKey
