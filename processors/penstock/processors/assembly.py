@@ -157,7 +157,7 @@ def assemble(
         flow,
         lanes.engine,
         turns,
-        Outputs(settings.artifacts_location),
+        Outputs(settings.artifacts_location, settings.artifacts),
         metrics,
         clock=clock,
         changed=worker.changed,
