@@ -83,6 +83,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         max_bytes=conf.max_body_bytes,
         by_prefix={"/v1/artifacts": settings.artifacts.max_bytes},
         timeout_s=conf.body_timeout_s,
+        max_multipart_bytes=settings.artifacts.max_bytes,
     )
     install_edge(
         app,

@@ -16,10 +16,11 @@ from typing import Any, cast
 
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
-from penstock.producers.artifacts import ArtifactStore
+from penstock.gateway.service.service import GatewayService
 from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
 from penstock.schemas.ids import input_artifact_id
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff
+from penstock.schemas.records import InferenceRequest
 
 MAX_IMAGES = 64
 """So many images may come with one request."""
@@ -69,14 +70,27 @@ def take_images(body: Any, tenant: str, files: Mapping[str, bytes] | None = None
         else:
             holder[name] = reference
     for name in (files or {}).keys() - named:
-        raise InvalidRequest(f'the part {name[:100]} is named nowhere in the request as {{"file": …}}', param=name[:100])
+        raise InvalidRequest(
+            f'the part {name[:100]} is named nowhere in the request as {{"file": …}}', param=name[:100]
+        )
     return list(brought.values())
 
 
 async def keep_images(
-    images: Sequence[BroughtImage], caller: Caller, allowances: Allowances, store: ArtifactStore
+    asked: InferenceRequest,
+    images: Sequence[BroughtImage],
+    caller: Caller,
+    allowances: Allowances,
+    service: GatewayService,
 ) -> None:
-    """Make them artifacts, within what the tenant may keep. Raises TenantLimit, TooLarge, and what the store raises."""
+    """Make them artifacts, within what the tenant may keep, if the request will be accepted.
+
+    Raises as `Submits.check`, TenantLimit, TooLarge, and what the store raises.
+    """
+    if not images:
+        return
+    await service.submitting.check(asked)
+    store = service.artifacts
     size = sum(len(image.data) for image in images)
     if allowances.limits_artifacts(caller):
         used = await allowances.artifacts.used(caller.tenant, lambda: store.used_bytes(caller.tenant))

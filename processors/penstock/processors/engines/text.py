@@ -16,7 +16,15 @@ from jinja2 import TemplateError
 
 from penstock.processors.core.context import build_context
 from penstock.processors.engines.backend import Emit, leave
-from penstock.processors.engines.base import EngineInfo, Message, Prepared, RunFailed, RunSpec, refuse_unsupported
+from penstock.processors.engines.base import (
+    EngineInfo,
+    Message,
+    Prepared,
+    RunFailed,
+    RunSpec,
+    refuse_images,
+    refuse_unsupported,
+)
 from penstock.processors.engines.detokenise import Detokeniser
 from penstock.processors.engines.loading import (
     block_size,
@@ -127,6 +135,7 @@ class TextBackend:
 
         Raises ContextLengthExceeded, InvalidRequest, UnsupportedParameter.
         """
+        refuse_images(spec)
         refuse_unsupported(spec)
         self._sampling(spec.params)
         wanted = None if "max_tokens" in spec.defaulted else spec.params.get("max_tokens")
