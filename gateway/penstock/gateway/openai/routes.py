@@ -149,11 +149,20 @@ class Exchange:
         return exchange
 
     async def answer(self, shape: Callable[[answers.Json], answers.Json]) -> Response:
-        """The plain answer. Raises FinalFailure; a client that went away leaves a cancelled request."""
+        """The plain answer. Raises as `result`."""
+        result = await self.result()
+        headers = {"x-request-id": self.request_id}
+        if not is_large(result):
+            return JSONResponse(shape(result), headers=headers)
+        content = await on_output_thread(lambda: encode_json(shape(result)).encode())
+        return Response(content, media_type="application/json", headers=headers)
+
+    async def result(self) -> answers.Json:
+        """The whole result. Raises FinalFailure; a client that went away leaves a cancelled request."""
         frames = self._subscribe()
         try:
             result = await unless_gone(self._request.receive, outcome(frames))
-            result = await self._whole(result)
+            return await self._whole(result)
         except ClientGone:  # the edge knows whether its client left, or its key was taken back
             frames.close()
             self._abandoned()
@@ -164,11 +173,6 @@ class Exchange:
             raise
         finally:
             frames.close()
-        headers = {"x-request-id": self.request_id}
-        if not is_large(result):
-            return JSONResponse(shape(result), headers=headers)
-        content = await on_output_thread(lambda: encode_json(shape(result)).encode())
-        return Response(content, media_type="application/json", headers=headers)
 
     async def _whole(self, result: answers.Json) -> answers.Json:
         """The result with a large output in it, where stock clients expect it."""
