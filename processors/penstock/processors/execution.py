@@ -53,6 +53,8 @@ class Images(Protocol):
         """Raises PenstockError, naming `param`."""
         ...
 
+    def close(self) -> None: ...
+
 
 class _Sink:
     """Takes the events of one run, with the run's id: the flow ignores events of a run that is over."""
@@ -114,6 +116,8 @@ class Execution:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._images is not None:
+            self._images.close()
 
     # -- effects
 
@@ -353,6 +357,7 @@ class Execution:
         defaults = self._defaults(work.lane)
         known = default_fields(request.task)
         defaulted = frozenset(name for name in defaults if name not in params and name in known)
+        filled = {name: defaults[name] for name in defaulted}
         return RunSpec(
             run_id=run.run_id,
             task=request.task,
@@ -361,10 +366,8 @@ class Execution:
             history=history,
             prompt=payload.get("prompt"),
             inputs=[inputs] if isinstance(inputs, str) else inputs,
-            params={**params, **{name: defaults[name] for name in defaulted}},
-            payload={}
-            if request.task in _AS_FIELDS
-            else _payload(payload, {name: defaults[name] for name in defaulted}),
+            params={**params, **filled},
+            payload={} if request.task in _AS_FIELDS else _payload(payload, filled),
             images=images or {},
             output=request.output,
             defaulted=defaulted,

@@ -14,7 +14,7 @@ from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.artifacts.configured import open_store
 from penstock.producers.configuration import ArtifactsSection
 from penstock.schemas.ids import output_artifact_id
-from penstock.schemas.records import ArtifactRef, Preview
+from penstock.schemas.records import ArtifactRef, OutputSpec, Preview
 
 INLINE_BYTES = 256 * 1024
 """The largest output that travels inside its event."""
@@ -54,44 +54,53 @@ class Outputs:
         self._store: ArtifactStore | None = None
 
     async def keep_images(self, work: Work, output: Mapping[str, Any]) -> dict[str, Any]:
-        """The output with references in place of its images' bytes. Raises as `keep`."""
+        """The output with references in place of its images' bytes, in the place that the request names.
+
+        Raises as `keep`.
+        """
+        place = work.request.output or OutputSpec()
         kept = [
-            await asyncio.to_thread(self._keep_image, work, image, work.epoch, work.attempt, str(number))
+            await asyncio.to_thread(self._keep_image, work, image, (work.epoch, work.attempt), str(number), place)
             for number, image in enumerate(output["images"])
         ]
         return {**output, "images": kept}
 
     async def keep_preview(self, effect: ShowPreview) -> Preview:
         """The preview with a reference in place of its bytes. Raises as `keep`."""
-        preview, part = effect.preview, f"preview {effect.preview.step}"
+        preview: Any = effect.preview
         image = {
             "data": preview.image,
             "media_type": preview.media_type,
             "width": preview.width,
             "height": preview.height,
         }
-        kept = await asyncio.to_thread(self._keep_image, effect.work, image, effect.epoch, effect.attempt, part)
+        # Nobody refers to it once its request has ended: the sweeper takes it away.
+        kept = await asyncio.to_thread(
+            self._keep_image,
+            effect.work,
+            image,
+            (effect.epoch, effect.attempt),
+            f"preview {preview.step}",
+            OutputSpec(),
+        )
         return Preview(step=preview.step, steps=preview.steps, image=kept)
 
-    def _keep_image(self, work: Work, image: Mapping[str, Any], epoch: int, attempt: int, part: str) -> dict[str, Any]:
-        store = self._store = self._store or ArtifactStore(self._location)
-        artifact = store.put(
+    def _keep_image(
+        self, work: Work, image: Mapping[str, Any], epoch_attempt: tuple[int, int], part: str, place: OutputSpec
+    ) -> dict[str, Any]:
+        artifact = self.store().put(
             work.tenant,
             image["data"],
             media_type=image["media_type"],
-            artifact_id=output_artifact_id(work.tenant, work.request_id, epoch, attempt, part),
+            artifact_id=output_artifact_id(work.tenant, work.request_id, *epoch_attempt, part),
+            width=image["width"],
+            height=image["height"],
+            seed=image.get("seed"),
+            request_id=work.request_id,
+            store=place.store,
+            prefix=place.prefix,
         )
-        return {
-            "artifact_id": artifact.artifact_id,
-            "url": artifact.uri,
-            "media_type": artifact.media_type,
-            "width": image["width"],
-            "height": image["height"],
-            "seed": image.get("seed"),
-            "sha256": artifact.sha256,
-            "bytes": artifact.size_bytes,
-            "expires_at": None,
-        }
+        return {**artifact.reference(), "expires_at": artifact.expires_at_ms}
 
     async def keep(self, work: Work, output: Mapping[str, Any]) -> ArtifactRef:
         """The output as a JSON artifact. Raises PenstockError, and what the store raises."""

@@ -137,11 +137,6 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
     if given != [request.task]:
         raise InvalidRequest(f"exactly the payload {request.task} must be set, not {given or 'none'}", param="payload")
     payload = {name: value for name, value in request.payload.items() if value is not None}
-    if payload.get("messages"):  # a record has all fields of a message; one that was left out is none that is refused
-        payload["messages"] = [
-            {name: value for name, value in message.items() if name != "parts" or value is not None}
-            for message in payload["messages"]
-        ]
     fields: dict[str, Any] = {"task": request.task, "payload": payload}
     from penstock.schemas.refusals import FIELDS
 
@@ -223,9 +218,6 @@ def _across_fields(request: InferenceRequest) -> None:
 
 
 def _output_fits(task: str, output: OutputSpec) -> None:
-    for name in ("store", "prefix"):
-        if getattr(output, name) is not None:
-            raise UnsupportedParameter(f"output.{name} is not supported yet", param=f"output.{name}")
     if TASKS[task].output != "images":
         raise UnsupportedParameter(f"output does not go with {task}", param="output")
     if output.quality is not None and output.format not in ("jpeg", "webp"):

@@ -3,7 +3,8 @@
 It is forked from a server with torch imported. Messages to it: ("prepare", number, spec), ("run", run_id) for what was
 prepared, ("run_anew", spec) for what it has forgotten, ("cancel", run_id), ("stop",). From it come lists of ("ready",
 EngineInfo, bytes), ("refused", error), ("prepared", number, Prepared | error), ("forgotten", run_id), ("delta", run_id,
-text, token_ids, first_token_index), ("progress", Progress), ("preview", Preview), ("finished", Finished), ("failed", RunFailed), ("beat", bytes).
+text, token_ids, first_token_index), ("progress", Progress), ("preview", Preview), ("finished", Finished),
+("failed", RunFailed), ("beat", bytes).
 
 A beat says that the thread which computes moves, or has nothing to do. It carries the measured memory.
 """
@@ -52,6 +53,8 @@ def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, A
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Read when CUDA is first touched, which is after this: cards in NVML's order, and an allocator that fragments less.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if "address" in options:  # its own card, or slice, is all that it sees; none, when it was granted main memory
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(options["address"])
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     log_to_stderr(logging.WARNING)
     try:
