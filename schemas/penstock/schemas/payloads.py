@@ -9,9 +9,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
+from penstock.schemas.errors import InvalidRequest, TooLarge
 from penstock.schemas.finite_json import loads_finite
 from penstock.schemas.limits import Limits
+from penstock.schemas.message_parts import content_of
 from penstock.schemas.plain import text_bytes
 
 Payload = dict[str, Any]
@@ -114,7 +115,9 @@ def _messages(messages: list[Payload], limits: Limits) -> list[Payload]:
         content = message.get("content")
         if message["role"] == "developer":
             message["role"] = "system"
-        if type(content) is not str:
+        if message.get("parts"):  # as the records have it: the content is the text of its parts
+            content = message["content"] = content_of(message["parts"], message, f"{place}.parts")
+        elif type(content) is not str:
             content = message["content"] = _content(content, message, f"{place}.content")
         size += size_within(content, f"{place}.content", limits)
         if len(message) > 2 or message["role"] == "tool":
@@ -125,17 +128,12 @@ def _messages(messages: list[Payload], limits: Limits) -> list[Payload]:
 
 
 def _content(value: list[Payload] | None, message: Payload, param: str) -> str:
-    """Parts joined; parts that are not text are not supported."""
+    """The text of its parts; images among them stand in the message's `parts`."""
     if value is None:
         if message["role"] == "assistant" and message.get("tool_calls"):
             return ""
         raise InvalidRequest(f"{param} must be text or a list of parts", param=param)
-    for part in value:
-        if part["type"] != "text":
-            raise UnsupportedParameter(f"{param}: only parts of type text are supported", param=param)
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{param}: a part of type text has no text", param=param)
-    return "".join(part["text"] for part in value)
+    return content_of(value, message, param)
 
 
 def _of_tools(message: Payload, param: str, limits: Limits) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.gateway.openai import chat_bodies as openai_models
+from penstock.gateway.openai import image_bodies
 from penstock.gateway.openai import responses_bodies as responses_models
 from penstock.gateway.openai import shapes as openai_shapes
 from penstock.gateway.routes import answers
@@ -144,6 +145,10 @@ ROUTES: dict[tuple[str, str], Documented] = {
         body=responses_models.ResponsesBody,
         errors=OF_A_RUN,
     ),
+    ("POST", "/v1/images/generations"): Documented(
+        responses=_json(openai_shapes.ImageList), body=image_bodies.ImageBody, errors=OF_A_RUN
+    ),
+    ("POST", "/v1/images/edits"): Documented(responses=_json(openai_shapes.ImageList), errors=OF_A_RUN),
     ("POST", "/v1/embeddings"): Documented(
         responses=_json(openai_shapes.EmbeddingList), body=openai_models.EmbeddingBody, errors=OF_A_RUN
     ),

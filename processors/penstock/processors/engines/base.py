@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from penstock.processors.images.decoded import DecodedImage
 from penstock.schemas.errors import EngineFailed, PenstockError, UnsupportedParameter
+from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote
 from penstock.schemas.records import ContextLimits, OutputSpec
 
@@ -228,3 +229,9 @@ def refuse_unsupported(spec: RunSpec, engine: str = "") -> None:
         raise UnsupportedParameter(
             f"{param} is not supported by {spec.model}: only models that a remote server runs know it", param=param
         )
+
+
+def refuse_images(spec: RunSpec) -> None:
+    """For engines that read text alone. Raises UnsupportedParameter."""
+    for place in image_parts({"messages": spec.messages or ()}):
+        raise UnsupportedParameter(f"{place} is an image, and {spec.model} reads text alone", param=place)
