@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from penstock.schemas.image_payloads import GENERATION_DEFAULTS, editing_payload, generation_payload
+from penstock.schemas.image_payloads import (
+    GENERATION_DEFAULTS,
+    editing_payload,
+    generation_payload,
+    image_to_text_payload,
+)
 from penstock.schemas.limits import Limits
 from penstock.schemas.payloads import EMBEDDING_DEFAULTS, TEXT_DEFAULTS, Payload, embedding_payload, text_payload
 
@@ -74,7 +79,14 @@ TASKS: Mapping[str, TaskSpec] = MappingProxyType(
             default_fields=GENERATION_DEFAULTS | {"strength"},
             example={"prompt": "x", **_IMAGE},
         ),
-        "image_to_text": TaskSpec(topic="image", output="text"),
+        "image_to_text": TaskSpec(
+            topic="image",
+            output="text",
+            normal_form=image_to_text_payload,
+            body="penstock.schemas.vision_bodies:ImageToTextRequest",
+            default_fields=frozenset({"prompt", "max_tokens"}),
+            example=_IMAGE,
+        ),
         "image_processing": TaskSpec(topic="image", output="images"),
         "summarization": TaskSpec(topic="text", output="text"),
     }
