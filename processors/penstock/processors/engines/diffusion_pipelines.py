@@ -147,4 +147,11 @@ class Pipelines:
         for part in self.base.components.values():
             for module in part.modules() if hasattr(part, "modules") else ():
                 if type(module).__name__.endswith(("Block", "Block2D", "Layer", "Transformer2DModel")):
-                    module.register_forward_hook(lambda *_: bump())
+                    module.register_forward_hook(_moved(bump))
+
+
+def _moved(bump: Callable[[], None]) -> Callable[..., None]:
+    def hook(*_: Any) -> None:
+        bump()
+
+    return hook
