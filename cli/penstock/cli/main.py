@@ -29,7 +29,7 @@ COMMANDS: dict[str, Command] = {
     "logs": Command(module="penstock.cli.up", function="logs"),
     "down": Command(module="penstock.cli.up", function="down"),
     "chat": Command(module="penstock.cli.commands.chat", function="chat"),
-    "submit": Command(module="penstock.cli.commands.submit", function="submit"),
+    "submit": Command(module="penstock.cli.commands.submit"),
     "watch": Command(module="penstock.cli.commands.watch", function="watch"),
     "requests": Command(module="penstock.cli.commands.requests"),
     "conversations": Command(module="penstock.cli.commands.conversations"),

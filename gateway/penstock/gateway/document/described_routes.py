@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.gateway.openai import chat_bodies as openai_models
+from penstock.gateway.openai import image_bodies
 from penstock.gateway.openai import responses_bodies as responses_models
 from penstock.gateway.openai import shapes as openai_shapes
 from penstock.gateway.routes import answers
 from penstock.gateway.routes.answers import Page
 from penstock.gateway.routes.registry import MEDIA_TYPE
 from penstock.producers.model_entry import ModelEntry
-from penstock.schemas.bodies import EmbeddingRequest, TextRequest
+from penstock.schemas.bodies import request_type
+from penstock.schemas.tasks import BUILT_TASKS
 
 JSON = "application/json"
 SSE = "text/event-stream"
@@ -56,7 +58,7 @@ def _registry(model: Any, *, body: Any = None, errors: tuple[int, ...] = (404,))
 
 
 _TEXT = {"type": "string"}
-_REQUEST = [TextRequest, EmbeddingRequest]
+_REQUEST = [request_type(task) for task in BUILT_TASKS]
 _STREAMED = "The answer, or with `stream: true` its events."
 
 ROUTES: dict[tuple[str, str], Documented] = {
@@ -143,6 +145,10 @@ ROUTES: dict[tuple[str, str], Documented] = {
         body=responses_models.ResponsesBody,
         errors=OF_A_RUN,
     ),
+    ("POST", "/v1/images/generations"): Documented(
+        responses=_json(openai_shapes.ImageList), body=image_bodies.ImageBody, errors=OF_A_RUN
+    ),
+    ("POST", "/v1/images/edits"): Documented(responses=_json(openai_shapes.ImageList), errors=OF_A_RUN),
     ("POST", "/v1/embeddings"): Documented(
         responses=_json(openai_shapes.EmbeddingList), body=openai_models.EmbeddingBody, errors=OF_A_RUN
     ),

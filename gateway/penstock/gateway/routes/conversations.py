@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
-from penstock.gateway.routes.native import read_json
+from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import After, Limit, Order, page_of
 from penstock.gateway.settings import GatewaySettings
 from penstock.producers import admin
