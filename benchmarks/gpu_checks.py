@@ -160,7 +160,7 @@ async def _batching(site: Site, options: dict[str, Any]) -> list[tuple[float, fl
     program = str(Path(__file__).with_name("gpu_batching.py"))
     process = await asyncio.create_subprocess_exec(
         sys.executable, program, str(site.model()), json.dumps(options), *sizes,
-        stdout=asyncio.subprocess.PIPE, env=env, start_new_session=True,
+        stdout=asyncio.subprocess.PIPE, env={**os.environ, **seen}, start_new_session=True,
     )  # fmt: skip
     try:
         said, _ = await process.communicate()
