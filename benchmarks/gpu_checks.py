@@ -153,9 +153,7 @@ async def batching(site: Site) -> Figures:
 
 async def _batching(site: Site, options: dict[str, Any]) -> list[tuple[float, float]]:
     """By round, tokens per second of an engine and of the bare manager."""
-    env = (
-        dict(os.environ) if site.device.address is None else os.environ | {"CUDA_VISIBLE_DEVICES": site.device.address}
-    )
+    seen = {} if site.device.address is None else {"CUDA_VISIBLE_DEVICES": site.device.address}
     sizes = ("1", "1") if site.on_cpu else ("2", "5")
     program = str(Path(__file__).with_name("gpu_batching.py"))
     process = await asyncio.create_subprocess_exec(
