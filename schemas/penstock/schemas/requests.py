@@ -223,14 +223,9 @@ def _across_fields(request: InferenceRequest) -> None:
 
 
 def _plain_turn(payload: Mapping[str, Any]) -> None:
-    """Conversations keep texts: calls of tools would be lost with the turn's end, and so would other answers."""
-    for name in ("tools", "n"):
-        if payload.get(name) not in (None, [], 1):
-            raise UnsupportedParameter(f"payload.{name} does not go with conversation_id yet", param=f"payload.{name}")
-    for number, message in enumerate(payload["messages"]):
-        if message["role"] == "tool" or message.get("tool_calls"):
-            param = f"payload.messages[{number}].role"
-            raise UnsupportedParameter(f"{param}: tools do not go with conversation_id yet", param=param)
+    """Conversations keep one answer a turn: others would be lost with the turn's end."""
+    if payload.get("n") not in (None, 1):
+        raise UnsupportedParameter("payload.n does not go with conversation_id yet", param="payload.n")
 
 
 def request_to_json(request: InferenceRequest) -> dict[str, Any]:
