@@ -17,7 +17,15 @@ from jinja2 import TemplateError
 
 from penstock.processors.core.context import build_context
 from penstock.processors.engines.backend import Emit, leave
-from penstock.processors.engines.base import EngineInfo, Message, Prepared, RunFailed, RunSpec, refuse_unsupported
+from penstock.processors.engines.base import (
+    EngineInfo,
+    Message,
+    Prepared,
+    RunFailed,
+    RunSpec,
+    refuse_images,
+    refuse_unsupported,
+)
 from penstock.processors.engines.choices import Choices
 from penstock.processors.engines.controls import Control
 from penstock.processors.engines.detokenise import Detokeniser, with_marker
@@ -157,6 +165,7 @@ class TextBackend:
 
         Raises ContextLengthExceeded, InvalidRequest, UnsupportedParameter.
         """
+        refuse_images(spec)
         refuse_unsupported(spec, "text")
         plan = self._guidance.plan(spec, greedy=self._sampling(spec.params) == GREEDY)
         wanted = None if "max_tokens" in spec.defaulted else spec.params.get("max_tokens")
