@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     "watch": Command(module="penstock.cli.commands.watch", function="watch"),
     "requests": Command(module="penstock.cli.commands.requests"),
     "conversations": Command(module="penstock.cli.commands.conversations"),
+    "artifacts": Command(module="penstock.cli.commands.artifacts"),
     "models": Command(module="penstock.cli.commands.models"),
     "workers": Command(module="penstock.cli.commands.workers"),
     "dlq": Command(module="penstock.cli.commands.dlq"),

@@ -6,7 +6,7 @@ Here is also what depends on `Limits` and what concerns several fields at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from penstock.schemas.errors import InvalidRequest, TooLarge
@@ -235,7 +235,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_token_ids": (),
     "input_token_ids": (),
 }
-"""The fields that engines of ours do not support yet, each with the values that change nothing."""
+"""The fields that not every engine of ours supports, each with the values that change nothing."""
 
 TEXT_DEFAULTS = frozenset(
     {
@@ -247,22 +247,41 @@ EMBEDDING_DEFAULTS = frozenset({"dimensions"})
 """The fields of a payload for which a model may have a default, by task."""
 
 PASSED_ON = frozenset({"logit_bias", "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"})
-"""Fields of OpenAI that travel in `extra`, as JSON text: only remote models know them."""
+"""Fields of OpenAI that travel in `extra`, as JSON text."""
+
+TOOL_MESSAGES = "tool_messages"
+"""Stands for messages of and for tools, where a table lists what an engine knows."""
+
+KNOWN: dict[str, frozenset[str]] = {
+    "text": frozenset(
+        {
+            "min_p", "presence_penalty", "frequency_penalty", "n", "logprobs", "top_logprobs", "tools", "tool_choice",
+            "response_format", "prompt_token_ids", "logit_bias", "parallel_tool_calls", TOOL_MESSAGES,
+        }
+    ),
+    "embedding": frozenset({"input_token_ids"}),
+}  # fmt: skip
+"""By engine of ours: what it knows of NEUTRAL and PASSED_ON. Remote and managed models know all."""
 
 
-def only_remote(payload: Payload, extra: dict[str, str]) -> Iterator[str]:
-    """The fields of a request that only a remote model can serve, as callers write them."""
+def only_remote(payload: Payload, extra: dict[str, str], engine: str = "") -> Iterator[str]:
+    """The fields of a request that only a remote model can serve, not an `engine` of ours, as callers write them."""
+    known = KNOWN.get(engine, frozenset[str]())
     if not payload.keys().isdisjoint(NEUTRAL):
         for name, neutral in NEUTRAL.items():
-            if (value := payload.get(name)) is not None and value not in neutral:
+            if name not in known and (value := payload.get(name)) is not None and value not in neutral:
                 yield f"payload.{name}"
-    messages = cast("list[Payload] | None", payload.get("messages"))
-    for number, message in enumerate(messages or ()):
+    if TOOL_MESSAGES not in known:
+        yield from _tool_messages(cast("list[Payload] | None", payload.get("messages")) or ())
+    if extra:
+        yield from (f"extra.{name}" for name in extra if name in PASSED_ON and name not in known)
+
+
+def _tool_messages(messages: Sequence[Payload]) -> Iterator[str]:
+    for number, message in enumerate(messages):
         if message["role"] == "tool" or message.get("tool_calls"):
             yield (
                 f"payload.messages[{number}].role"
                 if message["role"] == "tool"
                 else f"payload.messages[{number}].tool_calls"
             )
-    if extra:
-        yield from (f"extra.{name}" for name in extra if name in PASSED_ON)

@@ -107,15 +107,28 @@ ROUTES: dict[tuple[str, str], Documented] = {
         responses=_json(Page[answers.ConversationItem]), errors=OF_ONE
     ),
     ("GET", "/v1/conversations/{conversation_id}/replay"): Documented(responses=_json(answers.Replay), errors=OF_ONE),
+    ("POST", "/v1/admin/artifacts/sweep"): Documented(responses=_json(answers.ArtifactSweep)),
     ("POST", "/v1/artifacts"): Documented(
         responses=_json(answers.ArtifactBody, 201),
         body=BYTES,
         body_type="application/octet-stream",
         errors=(*ANY_ROUTE, 413),
     ),
+    ("GET", "/v1/artifacts"): Documented(responses=_json(Page[answers.ArtifactBody])),
     ("GET", "/v1/artifacts/{artifact_id}"): Documented(responses=_json(answers.ArtifactBody), errors=OF_ONE),
+    ("DELETE", "/v1/artifacts/{artifact_id}"): Documented(
+        responses=_json(answers.ArtifactDeleted), errors=(*OF_ONE, 409)
+    ),
+    ("POST", "/v1/artifacts/{artifact_id}/url"): Documented(
+        responses=_json(answers.ArtifactUrl), body=answers.UrlLifetime, body_required=False, errors=OF_ONE
+    ),
     ("GET", "/v1/artifacts/{artifact_id}/content"): Documented(
-        responses={200: dict.fromkeys(CONTENT_TYPES, BYTES)}, errors=OF_ONE
+        responses={
+            200: dict.fromkeys(CONTENT_TYPES, BYTES),
+            206: dict.fromkeys(CONTENT_TYPES, BYTES),
+            304: {},
+        },
+        errors=(*OF_ONE, 416),
     ),
     ("POST", "/v1/chat/completions"): Documented(
         responses={200: {JSON: openai_shapes.ChatCompletion, SSE: EVENTS}},

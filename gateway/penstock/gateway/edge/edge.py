@@ -144,7 +144,7 @@ class Edge:
 
     async def _serve_caller(self, scope: Scope, headers: Headers, receive: Receive, answer: Answer) -> None:
         path: str = scope["path"]
-        caller = self._allowances.with_priority(self._policy.authenticate(headers, None))
+        caller = self._allowances.with_priority(self._policy.authenticate_http(scope, headers))
         scope.setdefault("state", {})["caller"] = caller
         needed = needed_scope(scope["method"], path)
         if needed is not None:

@@ -39,14 +39,13 @@ def find_model(models: Iterable[ModelInfo], task: str, name: str | None, pool: s
 def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> None:
     """Refuse what no model that may serve the request can do, as far as workers have told of them.
 
-    Raises UnsupportedParameter for fields that only remote models know, and ContextLengthExceeded for an answer that is
+    Raises UnsupportedParameter for fields that none of them knows, and ContextLengthExceeded for an answer that is
     longer than the window. What a gateway cannot know yet, the engine refuses.
     """
     _check_sees(models := list(models), request)
     payload = request.payload
     longest: int = payload.get("max_tokens") or 0
-    remote = next(only_remote(payload, request.extra), None)
-    if remote is None and longest <= LEAST_WINDOW:
+    if next(only_remote(payload, request.extra), None) is None and longest <= LEAST_WINDOW:
         return
     serving = [
         model
@@ -57,10 +56,17 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
     ]
     if not serving:
         return
-    if remote is not None and not any(_passes_on(model.engine) for model in serving):
-        names = ", ".join(sorted({model.model for model in serving})[:NAMED_MODELS])
+    unknown = {
+        model.model: None
+        if _passes_on(model.engine)
+        else next(only_remote(payload, request.extra, model.engine or ""), None)
+        for model in serving
+    }
+    if None not in unknown.values():
+        names = ", ".join(sorted(unknown)[:NAMED_MODELS])
+        param = next(iter(unknown.values()))
         raise UnsupportedParameter(
-            f"{remote} is not supported by {names}: only models that a remote server runs know it", param=remote
+            f"{param} is not supported by {names}: only models that a remote server runs know it", param=param
         )
     windows = {model.model: model.context_window for model in serving}
     if all(window is not None and longest > window for window in windows.values()):

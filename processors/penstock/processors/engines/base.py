@@ -219,13 +219,13 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
 
-def refuse_unsupported(spec: RunSpec) -> None:
-    """For engines that make text or vectors here: what they do not know is refused by name, never passed over.
+def refuse_unsupported(spec: RunSpec, engine: str = "") -> None:
+    """For engines that make text or vectors here: what a kind of them does not know is refused by name.
 
     Raises UnsupportedParameter.
     """
     payload = spec.params if spec.messages is None else {**spec.params, "messages": spec.messages}
-    for param in only_remote(payload, spec.extra):
+    for param in only_remote(payload, spec.extra, engine):
         raise UnsupportedParameter(
             f"{param} is not supported by {spec.model}: only models that a remote server runs know it", param=param
         )

@@ -242,7 +242,9 @@ class Desk:
 
 
 def size_of(spec: RunSpec) -> int:
-    """Characters of all texts of a spec, and bytes of its images."""
+    """Characters of all texts of a spec, and bytes of its images. What has to be compiled counts as long."""
+    if spec.params.get("response_format") or spec.params.get("tools") or spec.params.get("logprobs"):
+        return INLINE_CHARS + 1
     images = sum(len(image.pixels) for image in spec.images.values())
     texts = [message.get("content") for message in (*(spec.history or ()), *(spec.messages or ()))]
     return images + sum(len(text) for text in (*texts, spec.prompt, *(spec.inputs or ())) if isinstance(text, str))
