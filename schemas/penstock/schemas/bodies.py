@@ -91,10 +91,10 @@ class Message(TypedDict, total=False):
 
     role: Required[Role]
     content: Annotated[str | ListOf[ContentPart] | None, Field(description="Text, or parts: texts and images.")]
-    parts: Annotated[ListOf[ContentPart] | None, Field(description="As the records have it: the parts, in order.")]
     name: Name64 | None
     tool_calls: Annotated[ListOf[ToolCall] | None, Field(description="Of an assistant: what it asked to be called.")]
     tool_call_id: Annotated[Name200 | None, Field(description="Of a tool: the call that it answers.")]
+    parts: Annotated[ListOf[MessagePart] | None, Field(description="As the records have it: the parts, in order.")]
 
 
 class FunctionDefinition(TypedDict, total=False):

@@ -153,8 +153,8 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     (messages({"role": "user"}), InvalidRequest, "payload.messages[0].content"),
     (
         messages({"role": "user", "content": [{"type": "image_url"}]}),
-        UnsupportedParameter,
-        "payload.messages[0].content",
+        InvalidRequest,
+        "payload.messages[0].content[0].image_url",
     ),
     (messages({"role": "user", "content": "a", "name": "n" * 65}), InvalidRequest, "payload.messages[0].name"),
     (messages({"role": "user", "content": "a", "id": 1}), UnsupportedParameter, "payload.messages[0].id"),
