@@ -54,16 +54,24 @@ class Evictions:
         self._settings = settings
         self._ending = ending
         self._victims: dict[tuple[int, bool], list[Victim]] = {}
+        self.waiting_at: set[tuple[str, int]] = set()
+        """Replicas on which runs wait for memory: of their models' replicas they are those that stay."""
+        self.kept: set[tuple[str, int]] = set()
+        """Of those, the replicas of runs that come before whoever is served now: they are not given up for it."""
 
     # -- choosing
 
-    def choose(self, want: Want, shortages: Mapping[str, int]) -> Choice | None:
-        """The cheapest that make up for all shortages; None when that cannot be now."""
+    def choose(self, want: Want, shortages: Mapping[str, int], *, with_runs: bool) -> Choice | None:
+        """The cheapest that make up for all shortages; None when that cannot be now.
+
+        `with_runs`: what their runs hold counts too, which else was counted already.
+        """
         victims = [
             victim
             for victim in self._for(want)
             if victim.replica.model != want.view.model
             and (victim.replica.model, victim.replica.replica) not in self._ending
+            and (victim.replica.model, victim.replica.replica) not in self.kept
             and want.oldest <= victim.if_before
         ]
         missing, chosen = dict(shortages), list[Victim]()
@@ -73,13 +81,13 @@ class Evictions:
                 if missing[device] <= 0:
                     break
                 chosen.append(victim)
-                _add(missing, victim, -1)
+                _add(missing, victim, -1, with_runs=with_runs)
         if any(short > 0 for short in missing.values()):
             return None
         for victim in sorted(chosen, key=lambda v: (-v.tier, -v.cost)):  # whom it did not need after all
-            if all(missing[device] + held <= 0 for device, held in _held(victim, missing)):
+            if all(missing[device] + held <= 0 for device, held in _held(victim, missing, with_runs=with_runs)):
                 chosen.remove(victim)
-                _add(missing, victim, 1)
+                _add(missing, victim, 1, with_runs=with_runs)
         return Choice(chosen, (max(v.tier for v in chosen), sum(v.cost for v in chosen)))
 
     def idle(self, device: str) -> list[Victim]:
@@ -147,7 +155,7 @@ class Evictions:
         if len(up) == 1:
             return False
         ready = [one for one in up if one.state == "ready" and (one.model, one.replica) not in self._ending]
-        ready.sort(key=lambda one: (not one.busy, one.replica))
+        ready.sort(key=lambda one: ((one.model, one.replica) not in self.waiting_at, not one.busy, one.replica))
         return replica in ready[max(1, view.min_replicas) :]
 
     def _resided(self, view: ModelView, replica: ReplicaView) -> bool:
@@ -178,10 +186,12 @@ class Evictions:
         return Victim(replica, tier, cost, reason, if_before)
 
 
-def _held(victim: Victim, devices: Mapping[str, int]) -> list[tuple[str, int]]:
-    return [(device, held) for device, held in victim.replica.bytes.items() if device in devices]
+def _held(victim: Victim, devices: Mapping[str, int], *, with_runs: bool) -> list[tuple[str, int]]:
+    one = victim.replica
+    runs = {one.device: one.run_bytes} if with_runs else {}
+    return [(device, held + runs.get(device, 0)) for device, held in one.bytes.items() if device in devices]
 
 
-def _add(missing: dict[str, int], victim: Victim, sign: int) -> None:
-    for device, held in _held(victim, missing):
+def _add(missing: dict[str, int], victim: Victim, sign: int, *, with_runs: bool) -> None:
+    for device, held in _held(victim, missing, with_runs=with_runs):
         missing[device] += sign * held

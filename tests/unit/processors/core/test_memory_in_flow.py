@@ -29,7 +29,7 @@ class Card(World):
         self.unloads: list[tuple[str, int, str]] = []
         self.slow_loads: list[tuple[str, int]] | None = None
         self.inline = True
-        super().__init__(*models, **{"run_grants": True, **settings})
+        super().__init__(*models, **settings)
 
     def make_flow(self, *args: Any) -> Flow:
         return Flow(*args, devices=[DeviceCapacity(device="sim", kind="simulated", total_bytes=self.total_gb * GB)])
