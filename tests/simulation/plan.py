@@ -71,12 +71,13 @@ KINDS = (
     "huge",
     "large_output",
     "unknown_model",
-    "own_memory",  # its run takes memory beyond what its model holds, a little or nearly all that there is
     "hungry",  # it asks for much memory beyond what its model holds
     "pause_and_desire",  # operators pause and resume, load, unload and pin
     "burst",
 )
 
+MEMORY_KINDS = ("own_memory",)
+"""Its run takes memory beyond what its model holds, a little or nearly all that there is."""
 DEVICE_BYTES = 100
 FREE_SEEDS = 4
 """After one seed of each theme come so many without one."""
@@ -95,8 +96,6 @@ THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("cut", "pause", "engine_slow", "late_ack"), ("stream", "burst")),
     (("foreign_memory", "sizes_lie", "engine_death"), ("own_memory", "hungry", "stream", "line", "cancel")),
     (("foreign_memory", "load_failure", "crash"), ("hungry", "pause_and_desire", "killer", "line")),
-    (("foreign_memory", "sizes_lie"), ("own_memory", "burst")),
-    (("crash", "sizes_lie"), ("own_memory", "burst", "short_ttl", "reprioritize")),
 )
 
 
@@ -205,6 +204,7 @@ def draw(seed: int) -> Plan:
     if themed:
         more_faults, more_kinds = THEMES[seed % (len(THEMES) + FREE_SEEDS)]
         faults, kinds = faults | set(more_faults), kinds | set(more_kinds)
+    kinds |= {name for name in MEMORY_KINDS if memory.random() < 0.4}
     scarce = not kinds.isdisjoint({"hungry", "own_memory"}) or "foreign_memory" in faults or memory.random() < 0.3
     lies = "sizes_lie" in faults
     return Plan(

@@ -61,11 +61,8 @@ class Evictions:
 
     # -- choosing
 
-    def choose(self, want: Want, shortages: Mapping[str, int], *, with_runs: bool) -> Choice | None:
-        """The cheapest that make up for all shortages; None when that cannot be now.
-
-        `with_runs`: what their runs hold counts too, which else was counted already.
-        """
+    def choose(self, want: Want, shortages: Mapping[str, int]) -> Choice | None:
+        """The cheapest that make up for all shortages; None when that cannot be now."""
         victims = [
             victim
             for victim in self._for(want)
@@ -81,13 +78,13 @@ class Evictions:
                 if missing[device] <= 0:
                     break
                 chosen.append(victim)
-                _add(missing, victim, -1, with_runs=with_runs)
+                _add(missing, victim, -1)
         if any(short > 0 for short in missing.values()):
             return None
         for victim in sorted(chosen, key=lambda v: (-v.tier, -v.cost)):  # whom it did not need after all
-            if all(missing[device] + held <= 0 for device, held in _held(victim, missing, with_runs=with_runs)):
+            if all(missing[device] + held <= 0 for device, held in _held(victim, missing)):
                 chosen.remove(victim)
-                _add(missing, victim, 1, with_runs=with_runs)
+                _add(missing, victim, 1)
         return Choice(chosen, (max(v.tier for v in chosen), sum(v.cost for v in chosen)))
 
     def idle(self, device: str) -> list[Victim]:
@@ -186,12 +183,10 @@ class Evictions:
         return Victim(replica, tier, cost, reason, if_before)
 
 
-def _held(victim: Victim, devices: Mapping[str, int], *, with_runs: bool) -> list[tuple[str, int]]:
-    one = victim.replica
-    runs = {one.device: one.run_bytes} if with_runs else {}
-    return [(device, held + runs.get(device, 0)) for device, held in one.bytes.items() if device in devices]
+def _held(victim: Victim, devices: Mapping[str, int]) -> list[tuple[str, int]]:
+    return [(device, held) for device, held in victim.replica.bytes.items() if device in devices]
 
 
-def _add(missing: dict[str, int], victim: Victim, sign: int, *, with_runs: bool) -> None:
-    for device, held in _held(victim, missing, with_runs=with_runs):
+def _add(missing: dict[str, int], victim: Victim, sign: int) -> None:
+    for device, held in _held(victim, missing):
         missing[device] += sign * held

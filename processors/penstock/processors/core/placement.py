@@ -334,14 +334,14 @@ class _Round:
             plans = [plan for plan in plans if self._unknown.isdisjoint(plan.needs)]
         return plans
 
-    def _shortages(self, plan: Plan, want: Want) -> dict[str, int]:
-        """Bytes that are missing by device, once all that is ending has ended.
+    def _shortages(self, plan: Plan, want: Want, *, runs_end: bool) -> dict[str, int]:
+        """Bytes that are missing by device, once all that is ending has ended; with `runs_end` the runs of others too.
 
-        The runs of others end too: they are waited for by what has waited so long that it keeps room.
+        Those end by themselves, but others follow them: unless room is kept.
         """
-        keeps, model = self._keeps_room(want), want.view.model
+        model, runs = want.view.model, self._run_bytes
         missing = {
-            device: need - self._free(device, model) - self._coming[device] - (self._run_bytes[device] if keeps else 0)
+            device: need - self._free(device, model) - self._coming[device] - (runs[device] if runs_end else 0)
             for device, need in plan.needs.items()
         }
         return {device: short for device, short in missing.items() if short > 0}
@@ -352,7 +352,8 @@ class _Round:
 
     def _wait_for_room(self, want: Want, plans: Sequence[Plan]) -> bool:
         """Whether what is ending already makes room for it: then that room is its own."""
-        waiting = [plan for plan in plans if not self._shortages(plan, want)]
+        keeps = self._keeps_room(want)
+        waiting = [plan for plan in plans if not self._shortages(plan, want, runs_end=keeps)]
         if not waiting:
             return False
         own = {
@@ -375,10 +376,10 @@ class _Round:
 
     def _evict(self, want: Want, plans: Sequence[Plan]) -> bool:
         """Give up the cheapest that makes room for it, if those who hold the room may be given up now."""
-        keeps = self._keeps_room(want)
-        choices = [
-            (self._evictions.choose(want, self._shortages(plan, want), with_runs=not keeps), plan) for plan in plans
-        ]
+        missing = [(self._shortages(plan, want, runs_end=True), plan) for plan in plans]
+        if not all(short for short, _ in missing):
+            return False  # it fits when those that run have ended: nobody is given up for that
+        choices = [(self._evictions.choose(want, short), plan) for short, plan in missing]
         possible = [(choice, plan) for choice, plan in choices if choice is not None]
         if not possible:
             return False
@@ -394,7 +395,7 @@ class _Round:
         What came before more urgent work only by its age does not hold that up.
         """
         if want.order >= want.rank and self._keeps_room(want):
-            plan = min(plans, key=lambda plan: sum(self._shortages(plan, want).values()))
+            plan = min(plans, key=lambda plan: sum(self._shortages(plan, want, runs_end=True).values()))
             self._claim(plan, want.view.model)
             self._contested.update(plan.devices)
 
