@@ -97,7 +97,7 @@ class SchedulerSection(Section):
     affinity_s: float = Field(default=0.5, ge=0)
     """So long, in seconds, a turn of a conversation waits for the replica that has the conversation's beginning."""
     lookahead_s: float = Field(default=5.0, ge=0)
-    """Of models whose oldest requests came within so many seconds, that one is loaded first which shortens waits most."""
+    """Of models whose oldest requests came within so many seconds, the one that shortens waits most is loaded first."""
     reserve_after_s: float = Field(default=5.0, ge=0)
     """What waits for memory lets smaller ones pass for so many seconds; then what becomes free is kept for it."""
     longest_reservation_s: float = Field(default=30.0, gt=0)
