@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
-from penstock.schemas.image_operations import MAX_OPERATIONS, MAX_SIDE, OPERATIONS, normal_operations, typed, wants_model
+from penstock.schemas.image_operations import (
+    MAX_OPERATIONS,
+    MAX_SIDE,
+    OPERATIONS,
+    normal_operations,
+    typed,
+    wants_model,
+)
 
 SIDES = st.integers(1, MAX_SIDE)
 PLACES = st.integers(-MAX_SIDE, MAX_SIDE)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from penstock.processors.images.decoded import DecodedImage
 from penstock.schemas.errors import EngineFailed, PenstockError, UnsupportedParameter
 from penstock.schemas.payloads import only_remote
-from penstock.schemas.records import ContextLimits
+from penstock.schemas.records import ContextLimits, OutputSpec
 
 Message = dict[str, Any]
 
@@ -55,6 +56,9 @@ class RunSpec:
     stream: bool = False
     extra: dict[str, str] = field(default_factory=dict[str, str])
     timeout_s: float | None = None
+    payload: dict[str, Any] = field(default_factory=dict[str, Any])
+    images: list[DecodedImage] = field(default_factory=list[DecodedImage])
+    output: OutputSpec | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

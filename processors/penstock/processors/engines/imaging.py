@@ -20,7 +20,7 @@ from penstock.processors.engines.loading import measured_memory
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.operations import Picture, apply, encode
 from penstock.processors.images.planning import MAX_PIXELS, Step, plan
-from penstock.schemas.errors import EngineFailed, InvalidRequest
+from penstock.schemas.errors import EngineFailed, InvalidRequest, UnsupportedParameter
 from penstock.schemas.image_operations import FORMATS
 
 logger = logging.getLogger(__name__)
@@ -102,8 +102,8 @@ class ImagingBackend:
         return measured_memory(self.device)
 
     def upscale(self, run_id: str, image: Image.Image, factor: int) -> Image.Image:
-        """What `upscale` does, where a model is there. Raises Stopped for a run that was cancelled meanwhile."""
-        raise NotImplementedError
+        """`factor` times larger, where there is a model. Raises Stopped for a run that was cancelled meanwhile."""
+        raise UnsupportedParameter("upscale needs a model", param="payload.operations")
 
     # -- in a thread of the pool
 
@@ -125,7 +125,9 @@ class ImagingBackend:
         source = job.images[0]
         images = [opened(image) for image in job.images]
         name = source.source_format.lower()
-        picture = Picture(image=images[0], format=job.format or (name if name in FORMATS else "png"), quality=job.quality)
+        picture = Picture(
+            image=images[0], format=job.format or (name if name in FORMATS else "png"), quality=job.quality
+        )
         for step in job.steps:
             self._go_on(run_id)
             picture = apply(picture, step, images, lambda image, factor: self.upscale(run_id, image, factor))

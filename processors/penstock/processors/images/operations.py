@@ -42,9 +42,7 @@ class Encoded:
     height: int
 
 
-def apply(
-    picture: Picture, step: Step, further: Sequence[Image.Image] = (), upscale: Upscale | None = None
-) -> Picture:
+def apply(picture: Picture, step: Step, further: Sequence[Image.Image] = (), upscale: Upscale | None = None) -> Picture:
     """One planned operation. `further`: the image itself at place 0, then those that compositions take."""
     values: Mapping[str, Any] = step.values
     image = picture.image

@@ -98,7 +98,9 @@ def resized(size: Size, width: int | None, height: int | None, fit: str) -> Size
     scales = [wanted / own for wanted, own in ((width, size[0]), (height, size[1])) if wanted is not None]
     scale = min(scales)
     found = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-    return (found[0] if width is None else min(found[0], width)), (found[1] if height is None else min(found[1], height))
+    return (found[0] if width is None else min(found[0], width)), (
+        found[1] if height is None else min(found[1], height)
+    )
 
 
 def covering_box(size: Size, wanted: Size) -> tuple[float, float, float, float]:

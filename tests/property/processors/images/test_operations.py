@@ -21,7 +21,12 @@ IMAGES = st.builds(lambda mode, size: Image.effect_noise(size, 90).convert(mode)
 
 STEPS: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries(
-        {"op": st.just("resize"), "width": SIDES, "height": SIDES, "fit": st.sampled_from(["exact", "contain", "cover"])}
+        {
+            "op": st.just("resize"),
+            "width": SIDES,
+            "height": SIDES,
+            "fit": st.sampled_from(["exact", "contain", "cover"]),
+        }
     ),
     st.fixed_dictionaries({"op": st.just("resize"), "height": SIDES}),
     st.fixed_dictionaries({"op": st.just("thumbnail"), "width": SIDES, "height": SIDES}),
@@ -76,7 +81,8 @@ def test_fits(size: tuple[int, int], width: int, height: int) -> None:
 
     assert sized("exact") == sized("cover") == (width, height)
     contained = sized("contain")
-    assert contained[0] <= width and contained[1] <= height
+    assert contained[0] <= width
+    assert contained[1] <= height
     assert contained[0] == width or contained[1] == height
     # In proportion, as far as whole pixels allow.
     assert abs(contained[0] * size[1] - contained[1] * size[0]) <= max(*size, *contained)
@@ -135,9 +141,11 @@ def test_composite() -> None:
         return run(ground, {"op": "composite", "image": {"url": "x"}, **values}, further=(layer,)).image
 
     whole = put()
-    assert whole.mode == "RGB" and whole.getpixel((9, 9)) == (255, 255, 255)
+    assert whole.mode == "RGB"
+    assert whole.getpixel((9, 9)) == (255, 255, 255)
     cut = put(left=-5, top=8)
-    assert cut.getpixel((4, 9)) == (255, 255, 255) and cut.getpixel((5, 9)) == (0, 0, 0)
+    assert cut.getpixel((4, 9)) == (255, 255, 255)
+    assert cut.getpixel((5, 9)) == (0, 0, 0)
     assert put(opacity=0.5).getpixel((0, 0)) == pytest.approx((128, 128, 128), abs=1)
     assert put(opacity=0).getpixel((0, 0)) == (0, 0, 0)
     for values, field in (({"left": 10}, "left"), ({"left": -10}, "left"), ({"top": -10}, "top")):
@@ -147,7 +155,8 @@ def test_composite() -> None:
     # Each composition takes the next image.
     second = Image.new("RGB", (2, 2), "red")
     both = run(ground, *[{"op": "composite", "image": {"url": "x"}}] * 2, further=(layer, second)).image
-    assert both.getpixel((0, 0)) == (255, 0, 0) and both.getpixel((5, 5)) == (255, 255, 255)
+    assert both.getpixel((0, 0)) == (255, 0, 0)
+    assert both.getpixel((5, 5)) == (255, 255, 255)
 
 
 def test_too_large_and_no_model() -> None:
