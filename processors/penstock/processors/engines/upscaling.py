@@ -4,7 +4,7 @@ The network is Real-ESRGAN's compact one (SRVGGNetCompact): convolutions of 3 ×
 pixel sees only so many pixels around it as there are convolutions, so tiles that overlap by that much give exactly what
 the whole image would. Memory follows the tile, not the image.
 
-A model's folder holds config.json (`{"model_type": "srvgg", "channels", "convolutions", "scale"}`) and model.safetensors.
+A model's folder holds model.safetensors and config.json with model_type (srvgg), channels, convolutions and scale.
 """
 
 from __future__ import annotations

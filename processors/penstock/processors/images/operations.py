@@ -24,7 +24,7 @@ Upscale = Callable[[Image.Image, int], Image.Image]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """An image in sRGB with what belongs to it beside pixels. `format`: a name of FORMATS. `quality` None: the default."""
+    """An image in sRGB with what belongs to it. `format`: a name of FORMATS. `quality` None: the default."""
 
     image: Image.Image
     format: str = "png"
