@@ -7,7 +7,7 @@ knows, and `on_died` is told once for all runs that the engine had.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -56,8 +56,8 @@ class RunSpec:
     stream: bool = False
     extra: dict[str, str] = field(default_factory=dict[str, str])
     timeout_s: float | None = None
-    payload: dict[str, Any] = field(default_factory=dict[str, Any])
-    images: list[DecodedImage] = field(default_factory=list[DecodedImage])
+    payload: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    images: Mapping[str, DecodedImage] = field(default_factory=dict[str, DecodedImage])
     output: OutputSpec | None = None
 
 

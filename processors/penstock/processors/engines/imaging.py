@@ -34,7 +34,7 @@ class Stopped(Exception):
 class Job:
     """A request's images and what is to be done with the first of them."""
 
-    images: list[DecodedImage]
+    images: Mapping[str, DecodedImage]
     steps: list[Step]
     format: str | None
     quality: int | None
@@ -68,17 +68,17 @@ class ImagingBackend:
     def prepare(self, spec: RunSpec) -> tuple[Prepared, Job]:
         """What cannot work is refused here, by the operation's number and field. Raises as `planning.plan`."""
         refuse_unsupported(spec)
-        if not spec.images:
+        if "image" not in spec.images:
             raise InvalidRequest("payload.image is missing", param="payload.image")
         steps = plan(
             spec.payload.get("operations") or [],
-            [(image.width, image.height) for image in spec.images],
+            {place: (image.width, image.height) for place, image in spec.images.items()},
             upscales=self.upscales,
             max_pixels=self._max_pixels,
         )
         output = spec.output
         job = Job(
-            images=list(spec.images),
+            images=spec.images,
             steps=steps,
             format=None if output is None else output.format,
             quality=None if output is None else output.quality,
@@ -122,11 +122,11 @@ class ImagingBackend:
         self._loop.call_soon_threadsafe(self._end, run_id, event)
 
     def _computed(self, run_id: str, job: Job) -> Finished:
-        source = job.images[0]
-        images = [opened(image) for image in job.images]
+        source = job.images["image"]
+        images = {place: opened(image) for place, image in job.images.items()}
         name = source.source_format.lower()
         picture = Picture(
-            image=images[0], format=job.format or (name if name in FORMATS else "png"), quality=job.quality
+            image=images["image"], format=job.format or (name if name in FORMATS else "png"), quality=job.quality
         )
         for step in job.steps:
             self._go_on(run_id)

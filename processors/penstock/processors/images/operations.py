@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,8 +42,8 @@ class Encoded:
     height: int
 
 
-def apply(picture: Picture, step: Step, further: Sequence[Image.Image] = (), upscale: Upscale | None = None) -> Picture:
-    """One planned operation. `further`: the image itself at place 0, then those that compositions take."""
+def apply(picture: Picture, step: Step, images: Mapping[str, Image.Image], upscale: Upscale | None = None) -> Picture:
+    """One planned operation. `images` by place, as `planning.plan` knows them: what compositions take is there."""
     values: Mapping[str, Any] = step.values
     image = picture.image
     match step.op:
@@ -64,7 +64,7 @@ def apply(picture: Picture, step: Step, further: Sequence[Image.Image] = (), ups
             made = ImageOps.mirror(image) if values["axis"] == "horizontal" else ImageOps.flip(image)
         case "composite":
             assert step.overlay is not None
-            made = _composite(image, further[step.overlay], values["left"], values["top"], values["opacity"])
+            made = _composite(image, images[step.overlay], values["left"], values["top"], values["opacity"])
         case "upscale":
             assert upscale is not None
             made = upscale(image, int(values["factor"]))

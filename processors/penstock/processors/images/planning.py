@@ -22,41 +22,41 @@ MAX_PIXELS = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One operation: its arguments as values, the size that it makes, and which of the further images it takes."""
+    """One operation: its arguments as values, the size that it makes, and the place of the image that it takes."""
 
     op: str
     values: Mapping[str, Value]
     size: Size
     path: str
-    overlay: int | None = None
+    overlay: str | None = None
 
 
 def plan(
     operations: Sequence[Mapping[str, Any]],
-    sizes: Sequence[Size],
+    sizes: Mapping[str, Size],
     *,
     upscales: bool,
     max_pixels: int = MAX_PIXELS,
     path: str = "payload.operations",
 ) -> list[Step]:
-    """The steps of operations in any form. `sizes`: of the image, then of those that compositions take, in order.
+    """The steps of operations in any form. `sizes` by place: `image`, and `operations[2].image` for a composition.
 
     Raises InvalidRequest, TooLarge and, for `upscale` where no model `upscales`, UnsupportedParameter; each names the
     operation's number and field.
     """
-    size, further = sizes[0], 1
+    size = sizes["image"]
     steps: list[Step] = []
     for number, operation in enumerate(operations):
         place = f"{path}[{number}]"
         op, values = str(operation["op"]).lower(), typed(operation, place)
-        overlay: int | None = None
+        overlay: str | None = None
         if op == "upscale" and not upscales:
             raise UnsupportedParameter(
                 f"{place}.op: upscale needs a model, and the one that serves this request has none", param=f"{place}.op"
             )
         if op == "composite":
-            overlay, further = further, further + 1
-            if overlay >= len(sizes):
+            overlay = f"operations[{number}].image"
+            if overlay not in sizes:
                 raise InvalidRequest(f"{place}.image is not there", param=f"{place}.image")
             _check_overlay(values, size, sizes[overlay], place)
         size = made_size(op, values, size, place)

@@ -48,9 +48,11 @@ STEPS: st.SearchStrategy[dict[str, Any]] = st.one_of(
 
 def run(image: Image.Image, *given_: dict[str, Any], further: tuple[Image.Image, ...] = (), **facts: Any) -> Picture:
     """All operations on an image, each held to its planned size."""
-    images = (image, *further)
+    places = (f"operations[{n}].image" for n, operation in enumerate(given_) if operation["op"] == "composite")
+    images = {"image": image, **dict(zip(places, further, strict=True))}
+    sizes = {place: one.size for place, one in images.items()}
     picture = Picture(image=image, **facts)
-    for step in plan(normal_operations(given_), [one.size for one in images], upscales=False):
+    for step in plan(normal_operations(given_), sizes, upscales=False):
         picture = apply(picture, step, images)
         assert picture.image.size == step.size
     return picture
@@ -161,12 +163,16 @@ def test_composite() -> None:
 
 def test_too_large_and_no_model() -> None:
     with pytest.raises(TooLarge) as caught:
-        plan(normal_operations([{"op": "resize", "width": 16_000, "height": 16_000}]), [(10, 10)], upscales=False)
+        plan(
+            normal_operations([{"op": "resize", "width": 16_000, "height": 16_000}]),
+            {"image": (10, 10)},
+            upscales=False,
+        )
     assert caught.value.param == "payload.operations[0]"
     with pytest.raises(UnsupportedParameter) as refused:
-        plan(normal_operations([{"op": "strip_metadata"}, {"op": "upscale"}]), [(10, 10)], upscales=False)
+        plan(normal_operations([{"op": "strip_metadata"}, {"op": "upscale"}]), {"image": (10, 10)}, upscales=False)
     assert refused.value.param == "payload.operations[1].op"
-    (step,) = plan(normal_operations([{"op": "upscale"}]), [(10, 10)], upscales=True)
+    (step,) = plan(normal_operations([{"op": "upscale"}]), {"image": (10, 10)}, upscales=True)
     assert step.size == (40, 40)
 
 

@@ -30,7 +30,7 @@ def spec(number: int, *operations: dict[str, Any], images: list[Image.Image], **
         task="image_processing",
         model="images",
         payload={"operations": list(operations)},
-        images=[decoded(image) for image in images],
+        images={"image": decoded(images[0])},
         **fields,
     )
 
@@ -95,12 +95,12 @@ async def test_the_form_of_the_output() -> None:
     assert (await bench.image(spec(1, flip, images=[noise(4, 4)]))).format == "PNG"
     jpeg = RunSpec(
         run_id="run-2", task="image_processing", model="m", payload={"operations": [flip]},
-        images=[decoded(noise(4, 4), "JPEG")],
+        images={"image": decoded(noise(4, 4), "JPEG")},
     )  # fmt: skip
     assert (await bench.image(jpeg)).format == "JPEG"  # as it came
     gif = RunSpec(
         run_id="run-3", task="image_processing", model="m", payload={"operations": [flip]},
-        images=[decoded(noise(4, 4), "GIF")],
+        images={"image": decoded(noise(4, 4), "GIF")},
     )  # fmt: skip
     assert (await bench.image(gif)).format == "PNG"
     webp = spec(4, flip, images=[noise(4, 4)], output=OutputSpec(format="webp", quality=5))
