@@ -19,6 +19,7 @@ from penstock.processors.engines.base import EngineInfo, Finished, Prepared, Run
 from penstock.processors.engines.loading import measured_memory
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.operations import Picture, apply, encode
+from penstock.processors.images.pictures import opened
 from penstock.processors.images.planning import MAX_PIXELS, Step, plan
 from penstock.schemas.errors import EngineFailed, InvalidRequest, UnsupportedParameter
 from penstock.schemas.image_operations import FORMATS
@@ -154,8 +155,3 @@ class ImagingBackend:
         if run_id in self._running:
             self._running.discard(run_id)
             self._emit(event)
-
-
-def opened(image: DecodedImage) -> Image.Image:
-    """The pixels as Pillow has them, not copied."""
-    return Image.frombuffer(image.mode, (image.width, image.height), image.pixels, "raw", image.mode, 0, 1)
