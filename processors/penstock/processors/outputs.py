@@ -1,4 +1,4 @@
-"""Outputs that are too large for Kafka are kept as artifacts under their tenant; the event refers to them."""
+"""What is too large for Kafka is kept as artifacts under its tenant, images always; events refer to it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.processors.core.effects import ShowPreview
 from penstock.processors.core.work import Work
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.ids import output_artifact_id
-from penstock.schemas.records import ArtifactRef
+from penstock.schemas.records import ArtifactRef, Preview
 
 INLINE_BYTES = 256 * 1024
 """The largest output that travels inside its event."""
@@ -29,12 +30,66 @@ def size_of(output: Mapping[str, Any]) -> int:
     return size
 
 
+def has_images(output: Mapping[str, Any]) -> bool:
+    """Whether the output holds images whose bytes are not kept yet."""
+    images: list[dict[str, Any]] = output.get("images") or []
+    return any("data" in image for image in images)
+
+
+def pixels_of(output: Mapping[str, Any]) -> int | None:
+    """Pixels of all images of an output; None for one that has none."""
+    images: list[dict[str, Any]] | None = output.get("images")
+    return None if images is None else sum(int(image["width"]) * int(image["height"]) for image in images)
+
+
 class Outputs:
-    """Where large outputs go. The store is opened when the first one comes."""
+    """Where large outputs and images go. The store is opened when the first one comes."""
 
     def __init__(self, location: str | Path) -> None:
         self._location = location
         self._store: ArtifactStore | None = None
+
+    async def keep_images(self, work: Work, output: Mapping[str, Any]) -> dict[str, Any]:
+        """The output with references in place of its images' bytes. Raises as `keep`."""
+        kept = [
+            await asyncio.to_thread(self._keep_image, work, image, work.epoch, work.attempt, str(number))
+            for number, image in enumerate(output["images"])
+        ]
+        return {**output, "images": kept}
+
+    async def keep_preview(self, effect: ShowPreview) -> Preview:
+        """The preview with a reference in place of its bytes. Raises as `keep`."""
+        preview, part = effect.preview, f"preview {effect.preview.step}"
+        image = {
+            "data": preview.image,
+            "media_type": preview.media_type,
+            "width": preview.width,
+            "height": preview.height,
+        }
+        kept = await asyncio.to_thread(self._keep_image, effect.work, image, effect.epoch, effect.attempt, part)
+        return Preview(step=preview.step, steps=preview.steps, image=kept)
+
+    def _keep_image(
+        self, work: Work, image: Mapping[str, Any], epoch: int, attempt: int, part: str
+    ) -> dict[str, Any]:
+        store = self._store = self._store or ArtifactStore(self._location)
+        artifact = store.put(
+            work.tenant,
+            image["data"],
+            media_type=image["media_type"],
+            artifact_id=output_artifact_id(work.tenant, work.request_id, epoch, attempt, part),
+        )
+        return {
+            "artifact_id": artifact.artifact_id,
+            "url": artifact.uri,
+            "media_type": artifact.media_type,
+            "width": image["width"],
+            "height": image["height"],
+            "seed": image.get("seed"),
+            "sha256": artifact.sha256,
+            "bytes": artifact.size_bytes,
+            "expires_at": None,
+        }
 
     async def keep(self, work: Work, output: Mapping[str, Any]) -> ArtifactRef:
         """The output as a JSON artifact. Raises PenstockError, and what the store raises."""

@@ -63,12 +63,6 @@ def embedding_payload(payload: Payload, limits: Limits) -> Payload:
     return payload
 
 
-PAYLOADS: dict[str, Callable[[Payload, Limits], Payload]] = {
-    "text_generation": text_payload,
-    "embedding": embedding_payload,
-}
-
-
 def size_within(text: str, param: str, limits: Limits) -> int:
     """Its bytes. Raises TooLarge, and InvalidRequest for what is no text."""
     try:
@@ -245,15 +239,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """The fields that engines of ours do not support yet, each with the values that change nothing."""
 
-DEFAULT_FIELDS: dict[str, frozenset[str]] = {
-    "text_generation": frozenset(
-        {
-            "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop",
-            "seed", "n", "logprobs", "top_logprobs", "response_format",
-        }
-    ),
-    "embedding": frozenset({"dimensions"}),
-}  # fmt: skip
+TEXT_DEFAULTS = frozenset(
+    {
+        "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop",
+        "seed", "n", "logprobs", "top_logprobs", "response_format",
+    }
+)  # fmt: skip
+EMBEDDING_DEFAULTS = frozenset({"dimensions"})
 """The fields of a payload for which a model may have a default, by task."""
 
 PASSED_ON = frozenset({"logit_bias", "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"})

@@ -12,7 +12,8 @@ from penstock.gateway.routes import answers
 from penstock.gateway.routes.answers import Page
 from penstock.gateway.routes.registry import MEDIA_TYPE
 from penstock.producers.model_entry import ModelEntry
-from penstock.schemas.bodies import EmbeddingRequest, TextRequest
+from penstock.schemas.bodies import request_type
+from penstock.schemas.tasks import BUILT_TASKS
 
 JSON = "application/json"
 SSE = "text/event-stream"
@@ -56,7 +57,7 @@ def _registry(model: Any, *, body: Any = None, errors: tuple[int, ...] = (404,))
 
 
 _TEXT = {"type": "string"}
-_REQUEST = [TextRequest, EmbeddingRequest]
+_REQUEST = [request_type(task) for task in BUILT_TASKS]
 _STREAMED = "The answer, or with `stream: true` its events."
 
 ROUTES: dict[tuple[str, str], Documented] = {

@@ -82,9 +82,8 @@ class Control:
         if not entry.done:
             raise Conflict("the request has not ended; cancel it first")
         offset = await self._command("erase", entry, None)
-        kept = None if entry.terminal is None else entry.terminal.output_artifact
-        if kept is not None:
-            await asyncio.to_thread(self._artifacts.delete, tenant, kept.artifact_id)
+        for artifact_id in _kept_artifacts(entry):
+            await asyncio.to_thread(self._artifacts.delete, tenant, artifact_id)
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
 
     async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:
@@ -104,3 +103,13 @@ class Control:
         except NotFound as error:
             raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
         return delivery.offset
+
+
+def _kept_artifacts(entry: Entry) -> list[str]:
+    """The artifacts that an outcome refers to."""
+    event = entry.terminal
+    if event is None:
+        return []
+    images: list[dict[str, Any]] = (event.output or {}).get("images") or []
+    large = [] if event.output_artifact is None else [event.output_artifact.artifact_id]
+    return [*large, *(image["artifact_id"] for image in images)]

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from penstock.gateway.service.model_states import NAMED_MODELS, ModelId, best_states, named, public_model
+from penstock.producers.engine_kinds import KINDS
 from penstock.schemas.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
 from penstock.schemas.payloads import only_remote
 from penstock.schemas.records import InferenceRequest, ModelInfo, WorkerState
 
-REMOTE = frozenset({"remote", "managed"})
-"""The kinds of engines that pass on whatever OpenAI's protocol has."""
 LEAST_WINDOW = 512
 """No model has a smaller one; most answers are shorter, and nothing is looked for."""
 
@@ -56,7 +55,7 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
     ]
     if not serving:
         return
-    if remote is not None and all(model.engine not in REMOTE for model in serving):
+    if remote is not None and not any(_passes_on(model.engine) for model in serving):
         names = ", ".join(sorted({model.model for model in serving})[:NAMED_MODELS])
         raise UnsupportedParameter(
             f"{remote} is not supported by {names}: only models that a remote server runs know it", param=remote
@@ -69,6 +68,12 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
             param="payload.max_tokens",
             details={"need": longest, "capacity": window, "unit": "tokens"},
         )
+
+
+def _passes_on(engine: str) -> bool:
+    """Whether it passes on whatever OpenAI's protocol has; a kind of a newer release does not."""
+    kind = KINDS.get(engine)
+    return kind is not None and kind.openai
 
 
 def public_models(

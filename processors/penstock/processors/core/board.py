@@ -28,6 +28,7 @@ from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.slack import SlackSettings
 from penstock.processors.core.starting import Starter
 from penstock.processors.core.states import ENDING, Stage
+from penstock.processors.core.progress import Steps
 from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.streams import Streams
 from penstock.processors.core.work import Work, WorkKey
@@ -117,6 +118,7 @@ class Board:
         )
         self.budget = Budget(settings.intake_bytes)
         self.streams = Streams(self._emit, settings.chunk_linger_s)
+        self.steps = Steps(self._emit)
         self.lifetimes = Lifetimes(settings.lifetimes)
         self.explainer = Explainer(self.scheduler, self.forecast, self._lane_facts)
         self.statuses = Statuses(self._emit, settings.status_linger_s, self.explainer, self._on_run)

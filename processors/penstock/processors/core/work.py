@@ -38,6 +38,8 @@ class Run:
     grant: Any = None
     """Memory of the ledger that it holds while it runs, beyond what its replica holds."""
     need_tokens: int = 0
+    memory_bytes: int = 0
+    """What its engine says that it takes of the device while it runs, beyond what the engine holds then."""
     prepared: Any = None
     spec: Any = None
     mark: Any = None
@@ -50,6 +52,11 @@ class Run:
     timeout_at: float | None = None
     text: list[str] = field(default_factory=list[str])
     tokens: list[int] = field(default_factory=list[int])
+    step: int = 0
+    """Steps done, of `steps`."""
+    steps: int = 0
+    step_told_at: float | None = None
+    step_due: bool = False
     sent_pieces: int = 0
     sent_chars: int = 0
     sent_tokens: int = 0

@@ -50,6 +50,13 @@ class RunSpec:
     prompt: str | None = None
     inputs: list[str] | None = None
     params: dict[str, Any] = field(default_factory=dict[str, Any])
+    payload: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The whole payload in its normal form without nulls, the model's defaults filled in; empty for text and
+    embeddings, which come as the fields above."""
+    images: Mapping[str, DecodedImage] = field(default_factory=dict[str, DecodedImage])
+    """The images that the payload names, by their place in it: `image`, `mask`, `operations[2].image`."""
+    output: OutputSpec | None = None
+    """The form of the images to be made."""
     defaulted: frozenset[str] = frozenset()
     """Those of `params` that the model's defaults gave: an answer's length is then cut to what fits, not refused."""
     context: ContextLimits | None = None
@@ -63,11 +70,15 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A run ready for admission: its prompt's tokens and how many tokens of the engine's cache it needs in all."""
+    """A run ready for admission: its prompt's tokens and how many tokens of the engine's cache it needs in all.
+
+    `memory_bytes`: what it takes of the engine's device while it runs, beyond what the engine holds then.
+    """
 
     run_id: str
     prompt_tokens: int
     need_tokens: int
+    memory_bytes: int = 0
     context_messages: int = 0
     dropped_turns: int = 0
     messages: list[Message] | None = None
@@ -84,8 +95,34 @@ class Delta:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """So many steps of a run are done."""
+
+    run_id: str
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preview:
+    """What there is so far of an image on its way: `image` is a small file."""
+
+    run_id: str
+    step: int
+    steps: int
+    image: bytes
+    media_type: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """The whole output of a run."""
+    """The whole output of a run.
+
+    One of images is {"images": [{"data": bytes, "media_type", "width", "height", "seed"}]}: the worker keeps the bytes
+    as artifacts, and what is published refers to them.
+    """
 
     run_id: str
     output: dict[str, Any]
@@ -126,6 +163,8 @@ class Sink(Protocol):
     """Where a run's events go; called on the event loop."""
 
     def on_delta(self, delta: Delta) -> None: ...
+    def on_progress(self, progress: Progress) -> None: ...
+    def on_preview(self, preview: Preview) -> None: ...
     def on_finished(self, finished: Finished) -> None: ...
     def on_failed(self, failed: RunFailed) -> None: ...
 

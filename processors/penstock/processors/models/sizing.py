@@ -27,6 +27,7 @@ from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.models import gguf_header
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.fetching import PROGRESS
+from penstock.producers.engine_kinds import load
 from penstock.schemas.errors import InvalidRequest
 
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
@@ -37,7 +38,6 @@ LOGITS_COPIES = 4
 BYTES_PER_TOKEN = 4
 """Of text, before a tokenizer is there to count."""
 DEFAULT_MAX_TOKENS = 512
-SLOTS = {"text": 64, "embedding": 256, "noop": 256, "remote": 8, "managed": 8}
 
 OnProgress = Callable[[float], None]
 """Hears how much of a download is there, from 0 to 1."""
@@ -72,12 +72,24 @@ class Estimate:
 
 
 def estimate(config: ModelConfig) -> Estimate:
+    """As its kind of engine has it."""
+    return load(config.kind.estimate)(config)
+
+
+def slots_of(config: ModelConfig) -> int:
+    return int(config.options.get("slots", config.kind.slots))
+
+
+def slots_estimate(config: ModelConfig) -> Estimate:
+    """Of an engine that only its slots limit."""
+    return Estimate(limits=Limits(slots=slots_of(config)))
+
+
+def text_estimate(config: ModelConfig) -> Estimate:
+    """Of an engine with a cache of tokens."""
     options = config.options
-    slots = int(options.get("slots", SLOTS.get(config.engine, 1)))
-    if config.engine != "text":
-        return Estimate(limits=Limits(slots=slots))
     return Estimate(
-        limits=Limits(slots=slots, tokens=cache_tokens(options)),
+        limits=Limits(slots=slots_of(config), tokens=cache_tokens(options)),
         default_max_tokens=int(config.defaults.get("max_tokens", DEFAULT_MAX_TOKENS)),
         block=block_size(options),
     )
@@ -89,15 +101,21 @@ async def size_model(config: ModelConfig, on_progress: OnProgress = lambda fract
     `on_progress` hears how much of a download is there, from 0 to 1. What the entry says of the model's memory goes
     before what its files say. Raises CannotLoad or InvalidRequest with the cure, OSError.
     """
-    if config.engine == "managed":
-        return _managed_size(config)
-    if not config.local:
-        return ModelSize(source=config.source, need_bytes=0)
+    return await load(config.kind.sizer)(config, on_progress)
+
+
+async def own_size(config: ModelConfig, on_progress: OnProgress) -> ModelSize:
+    """Of an engine that takes no memory here."""
+    return ModelSize(source=config.source, need_bytes=0)
+
+
+async def size_of_files(config: ModelConfig, on_progress: OnProgress) -> ModelSize:
+    """Of an engine that loads a model's files."""
     check_packages(config)
     code = bool(config.options.get("trust_remote_code"))
     path = local_path(config.source) or await fetch(config.source, config.revision, code=code, on_progress=on_progress)
     adapters = [str(local_path(one) or await fetch(one, on_progress=on_progress)) for one in config.adapters]
-    need = await in_daemon_thread(memory_need, path, config.engine, config.options)
+    need = await in_daemon_thread(load(config.kind.files_need), path, config)
     return ModelSize(source=str(path), need_bytes=config.vram_bytes or need, adapters=tuple(adapters))
 
 
@@ -110,7 +128,7 @@ def check_packages(config: ModelConfig) -> None:
         )
 
 
-def _managed_size(config: ModelConfig) -> ModelSize:
+async def managed_size(config: ModelConfig, on_progress: OnProgress) -> ModelSize:
     """What its server may take of each device: nobody but who wrote its command knows. Raises InvalidRequest."""
     if config.vram_bytes is None:
         raise InvalidRequest(
@@ -202,22 +220,37 @@ def kv_bytes_per_token(config: Mapping[str, Any], element_bytes: int) -> int:
     return 2 * int(config.get("num_hidden_layers", 0)) * kv_heads * head_size * element_bytes
 
 
-def memory_need(path: Path, kind: str, options: Mapping[str, Any]) -> int:
-    """Bytes that an engine of this model will take: weights in its dtype, its token cache, its steps, its process."""
-    element_bytes = 4 if dtype_name(options) == "float32" else 2
-    if path.is_file():
-        header = gguf_header.read(path)
-        count, config = header.parameters, header.config()
-    else:
-        count, config = parameters(path), model_config(path)
+def weights_need(path: Path, config: ModelConfig) -> int:
+    """Bytes that an engine of this model will take: weights in its dtype, and its process."""
+    return base_need(_count_and_config(path)[0], path, config.options)
+
+
+def text_need(path: Path, config: ModelConfig) -> int:
+    """The same with its token cache, and its steps."""
+    options = config.options
+    count, told = _count_and_config(path)
+    need = base_need(count, path, options) + cache_tokens(options) * kv_bytes_per_token(told, element_bytes(options))
+    # A step makes logits for one token of each of its runs.
+    return need + slots_of(config) * int(told.get("vocab_size", 0)) * 4 * LOGITS_COPIES
+
+
+def base_need(count: int, path: Path, options: Mapping[str, Any]) -> int:
+    """Bytes of so many parameters, and of the process that holds them. Raises InvalidRequest when there are none."""
     if not count:
         raise InvalidRequest(f"{path} holds no safetensors weights (pickled ones are not opened)")
-    need = count * element_bytes + PROCESS_BYTES
-    if kind == "text":
-        need += cache_tokens(options) * kv_bytes_per_token(config, element_bytes)
-        # A step makes logits for one token of each of its runs.
-        need += int(options.get("slots", SLOTS[kind])) * int(config.get("vocab_size", 0)) * 4 * LOGITS_COPIES
-    return need + (0 if device_name(options) == "cpu" else CUDA_CONTEXT_BYTES)
+    context = 0 if device_name(options) == "cpu" else CUDA_CONTEXT_BYTES
+    return count * element_bytes(options) + PROCESS_BYTES + context
+
+
+def element_bytes(options: Mapping[str, Any]) -> int:
+    return 4 if dtype_name(options) == "float32" else 2
+
+
+def _count_and_config(path: Path) -> tuple[int, Mapping[str, Any]]:
+    if path.is_file():
+        header = gguf_header.read(path)
+        return header.parameters, header.config()
+    return parameters(path), model_config(path)
 
 
 def usable_cores() -> int:

@@ -3,6 +3,7 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,10 @@ def write_safetensors(path: Path, shapes: dict[str, tuple[str, int]]) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text)
 
 
+def of(engine: str, options: dict[str, Any]) -> ModelConfig:
+    return ModelConfig(id="m", source="m", engine=engine, options=options)
+
+
 def test_parameters_over_all_shards(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model-00001-of-00002.safetensors", {"a": ("BF16", 1000), "b": ("F32", 24)})
     write_safetensors(tmp_path / "model-00002-of-00002.safetensors", {"c": ("F16", 7)})
@@ -40,16 +45,16 @@ def test_need_is_weights_cache_logits_and_process(tmp_path: Path) -> None:
     kv = 992 * 2 * 2 * 4 * 8 * 2
     logits = 4 * 50 * 4 * sizing.LOGITS_COPIES
     expected = 2_000_000 + kv + logits + sizing.PROCESS_BYTES
-    assert sizing.memory_need(tmp_path, "text", options) == expected
-    assert sizing.memory_need(tmp_path, "embedding", options) == 2_000_000 + sizing.PROCESS_BYTES
+    assert sizing.text_need(tmp_path, of("text", options)) == expected
+    assert sizing.weights_need(tmp_path, of("embedding", options)) == 2_000_000 + sizing.PROCESS_BYTES
     on_card = {**options, "device": "cuda"}
-    assert sizing.memory_need(tmp_path, "text", on_card) == expected + loading.CUDA_CONTEXT_BYTES
+    assert sizing.text_need(tmp_path, of("text", on_card)) == expected + loading.CUDA_CONTEXT_BYTES
 
 
 def test_pickled_weights_are_not_weights(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(InvalidRequest, match="safetensors"):
-        sizing.memory_need(tmp_path, "text", {})
+        sizing.text_need(tmp_path, of("text", {}))
 
 
 @pytest.mark.parametrize("source", ["no-such-model", "/no/such/folder", "./nothing", "a/b/c"])
