@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -122,6 +123,35 @@ class MemorySection(Section):
     """Memory of each card that is left to others."""
 
 
+class ImagesSection(Section):
+    """Images that come in: from where they are fetched, and what decoding one may take."""
+
+    allow_hosts: list[str] = Field(default_factory=list[str])
+    """Hosts on the internet that a request's image URL may name: `images.example.com`, `.example.com` for all names
+    below it, or `*`; with `:port` where it is not the usual one. Only at public addresses. Empty: none."""
+    internal_hosts: list[str] = Field(default_factory=list[str])
+    """Hosts inside the cluster, by their exact names: these may have private addresses. Not behind names that others
+    control. Link-local and metadata addresses are refused even here."""
+    max_bytes: int = Field(default=20 << 20, ge=1_000)
+    """The largest image, in bytes as it comes: fetched, or of an artifact."""
+    timeout_s: float = Field(default=20.0, gt=0)
+    """Seconds in which an image must have come from its URL, redirects included."""
+    max_redirects: int = Field(default=3, ge=0)
+    """Redirects that are followed; each is checked as the first URL."""
+    formats: list[Literal["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"]] = Field(
+        default_factory=lambda: ["PNG", "JPEG", "WEBP", "GIF", "BMP"]
+    )
+    """Formats that are decoded; which one an image has is told from its bytes."""
+    max_pixels: int = Field(default=50_000_000, ge=1)
+    """Width times height of the largest image that is decoded. A decoder may have 512 MiB and 24 bytes for each."""
+    max_side: int = Field(default=16_384, ge=1)
+    """The longest side of an image that is decoded, in pixels."""
+    decode_cpu_s: int = Field(default=10, ge=1)
+    """Seconds of processor time that decoding an image may take."""
+    decoders: int = Field(default=2, ge=1)
+    """Images that are decoded at once, each in a process of its own."""
+
+
 class TopicsSection(SharedSection):
     durability: str = "replicas"
     """replicas, or fsync: flush conversation topics on every record."""
@@ -137,6 +167,7 @@ class WorkerSettings(ProcessSettings):
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
     memory: MemorySection = Field(default_factory=MemorySection)
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
+    images: ImagesSection = Field(default_factory=ImagesSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
     models: list[ModelEntry] = Field(default_factory=list[ModelEntry])
 
