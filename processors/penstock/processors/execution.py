@@ -362,7 +362,9 @@ class Execution:
             prompt=payload.get("prompt"),
             inputs=[inputs] if isinstance(inputs, str) else inputs,
             params={**params, **{name: defaults[name] for name in defaulted}},
-            payload={} if request.task in _AS_FIELDS else _payload(payload, {name: defaults[name] for name in defaulted}),
+            payload={}
+            if request.task in _AS_FIELDS
+            else _payload(payload, {name: defaults[name] for name in defaulted}),
             images=images or {},
             output=request.output,
             defaulted=defaulted,

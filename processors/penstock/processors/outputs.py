@@ -69,9 +69,7 @@ class Outputs:
         kept = await asyncio.to_thread(self._keep_image, effect.work, image, effect.epoch, effect.attempt, part)
         return Preview(step=preview.step, steps=preview.steps, image=kept)
 
-    def _keep_image(
-        self, work: Work, image: Mapping[str, Any], epoch: int, attempt: int, part: str
-    ) -> dict[str, Any]:
+    def _keep_image(self, work: Work, image: Mapping[str, Any], epoch: int, attempt: int, part: str) -> dict[str, Any]:
         store = self._store = self._store or ArtifactStore(self._location)
         artifact = store.put(
             work.tenant,

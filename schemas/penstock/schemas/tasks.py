@@ -14,6 +14,7 @@ from typing import Any, Literal
 from penstock.schemas.image_payloads import GENERATION_DEFAULTS, editing_payload, generation_payload
 from penstock.schemas.limits import Limits
 from penstock.schemas.payloads import EMBEDDING_DEFAULTS, TEXT_DEFAULTS, Payload, embedding_payload, text_payload
+from penstock.schemas.vision_payloads import IMAGE_TO_TEXT_DEFAULTS, image_to_text_payload, processing_payload
 
 NormalForm = Callable[[Payload, Limits], Payload]
 """What checks a payload beyond its type, and gives it as the records carry it."""
@@ -74,8 +75,21 @@ TASKS: Mapping[str, TaskSpec] = MappingProxyType(
             default_fields=GENERATION_DEFAULTS | {"strength"},
             example={"prompt": "x", **_IMAGE},
         ),
-        "image_to_text": TaskSpec(topic="image", output="text"),
-        "image_processing": TaskSpec(topic="image", output="images"),
+        "image_to_text": TaskSpec(
+            topic="image",
+            output="text",
+            normal_form=image_to_text_payload,
+            body="penstock.schemas.vision_bodies:ImageToTextRequest",
+            default_fields=IMAGE_TO_TEXT_DEFAULTS,
+            example=_IMAGE,
+        ),
+        "image_processing": TaskSpec(
+            topic="image",
+            output="images",
+            normal_form=processing_payload,
+            body="penstock.schemas.vision_bodies:ImageProcessingRequest",
+            example={**_IMAGE, "operations": [{"op": "strip_metadata"}]},
+        ),
         "summarization": TaskSpec(topic="text", output="text"),
     }
 )

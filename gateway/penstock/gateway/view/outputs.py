@@ -99,7 +99,9 @@ def image_json(image: dict[str, Any]) -> dict[str, Any]:
     """An image that was made, as callers see it: where the gateway gives it out, not where it lies."""
     shown = {name: value for name, value in image.items() if value is not None}
     if (at_ms := image.get("expires_at")) is not None:
-        shown["expires_at"] = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        shown["expires_at"] = (
+            datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        )
     return {**shown, "url": f"/v1/artifacts/{image['artifact_id']}/content"}
 
 

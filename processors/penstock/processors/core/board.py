@@ -24,14 +24,15 @@ from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.lifetimes import Lifetimes, LifetimeSettings
+from penstock.processors.core.progress import Steps
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.slack import SlackSettings
 from penstock.processors.core.starting import Starter
 from penstock.processors.core.states import ENDING, Stage
-from penstock.processors.core.progress import Steps
 from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.streams import Streams
 from penstock.processors.core.work import Work, WorkKey
+from penstock.schemas.abilities import Need
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import TP
 
@@ -39,8 +40,11 @@ from penstock.schemas.topics import TP
 class Catalog(Protocol):
     """Which lane serves a request."""
 
-    def resolve(self, task: str, model: str | None) -> Choice:
-        """The model, which is the lane's name, and why when none was named. Raises ModelNotFound."""
+    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
+        """The model, which is the lane's name, and why when none was named.
+
+        Raises ModelNotFound, UnsupportedParameter when it lacks what the request needs.
+        """
         ...
 
 

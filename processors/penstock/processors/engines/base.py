@@ -63,9 +63,6 @@ class RunSpec:
     stream: bool = False
     extra: dict[str, str] = field(default_factory=dict[str, str])
     timeout_s: float | None = None
-    payload: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    images: Mapping[str, DecodedImage] = field(default_factory=dict[str, DecodedImage])
-    output: OutputSpec | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from PIL import Image
@@ -84,7 +85,7 @@ class ImagingBackend:
             format=None if output is None else output.format,
             quality=None if output is None else output.quality,
         )
-        return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0), job
+        return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0, memory_bytes=_memory(job)), job
 
     def run(self, spec: RunSpec, prompt: Job) -> None:
         self._running.add(spec.run_id)
@@ -155,3 +156,11 @@ class ImagingBackend:
         if run_id in self._running:
             self._running.discard(run_id)
             self._emit(event)
+
+
+def _memory(job: Job) -> int:
+    """Bytes of main memory: the images that came, and the largest pair of what an operation reads and makes."""
+    sizes = [(one.width, one.height) for one in job.images.values()]
+    pixels = [width * height for width, height in (sizes[0], *(step.size for step in job.steps))]
+    largest = max((one + other for one, other in pairwise(pixels)), default=pixels[0])
+    return sum(len(image.pixels) for image in job.images.values()) + 4 * largest
