@@ -20,9 +20,10 @@ COLOURS = {
     "black": (15, 15, 15),
     "white": (245, 245, 245),
 }
+DARK = frozenset({"black", "blue"})
 SIDE, PATCH = 32, 8
 BATCH = 32
-STEPS = {"chat": 400, "bare": 150}
+STEPS = {"chat": 250, "bare": 150}
 IMAGE, PAD, END, START = "<image>", "<|pad|>", "<|im_end|>", "<|im_start|>"
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -39,16 +40,14 @@ def examples(source: random.Random) -> Example:
     """One example, of a kind chosen by chance."""
     names = list(COLOURS)
     colour, other = source.choice(names), source.choice(names)
-    kind = source.randrange(6)
+    kind = source.randrange(5)
     if kind == 0:
         return [colour], "Describe this image.", f"A {colour} picture."
     if kind == 1:
         return [colour], source.choice(["What colour is it?", "Which colour is this?"]), f"It is {colour}."
     if kind == 2:
-        return [colour], f"Is it {colour}?", "Yes."
+        return [colour], "Is it dark or bright?", "It is dark." if colour in DARK else "It is bright."
     if kind == 3:
-        return [colour], f"Is it {other}?", "Yes." if colour == other else f"No, it is {colour}."
-    if kind == 4:
         return [colour, other], "Which colours are they?", f"They are {colour} and {other}."
     return [], source.choice(["Hello!", "Hi!"]), "Hello! Show me a picture."
 
