@@ -353,6 +353,7 @@ class Execution:
         defaults = self._defaults(work.lane)
         known = default_fields(request.task)
         defaulted = frozenset(name for name in defaults if name not in params and name in known)
+        filled = {name: defaults[name] for name in defaulted}
         return RunSpec(
             run_id=run.run_id,
             task=request.task,
@@ -361,10 +362,8 @@ class Execution:
             history=history,
             prompt=payload.get("prompt"),
             inputs=[inputs] if isinstance(inputs, str) else inputs,
-            params={**params, **{name: defaults[name] for name in defaulted}},
-            payload={}
-            if request.task in _AS_FIELDS
-            else _payload(payload, {name: defaults[name] for name in defaulted}),
+            params={**params, **filled},
+            payload={} if request.task in _AS_FIELDS else _payload(payload, filled),
             images=images or {},
             output=request.output,
             defaulted=defaulted,

@@ -136,7 +136,7 @@ class ModelEntry(Section):
     def _tasks_of_its_engine(cls, value: Any) -> Any:
         """An entry without tasks serves the first one of its engine."""
         if not isinstance(value, dict):
-            return cast("Any", value)
+            return value
         fields = cast("dict[str, Any]", value)
         kind = KINDS.get(str(fields.get("engine")))
         return {**fields, "tasks": [kind.tasks[0]]} if kind is not None and not fields.get("tasks") else fields

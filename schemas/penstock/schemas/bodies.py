@@ -63,6 +63,25 @@ class ToolCall(TypedDict):
     function: FunctionCall
 
 
+class ImageInput(TypedDict, total=False):
+    """An image by reference, one of the two. Over HTTP it may also be `{data, media_type}`, its bytes in base64."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    artifact_id: Annotated[Name200 | None, Field(description="An artifact of the same tenant.")]
+    url: Annotated[str | None, Field(min_length=1, max_length=4_096, description="Where it lies, if that is allowed.")]
+
+
+class MessagePart(TypedDict, total=False):
+    """A text or an image of a message, as the records carry it."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    type: Required[Literal["text", "image"]]
+    text: str | None
+    image: ImageInput | None
+
+
 class Message(TypedDict, total=False):
     """One message of a chat. `developer` is read as `system`."""
 
@@ -73,6 +92,7 @@ class Message(TypedDict, total=False):
     name: Name64 | None
     tool_calls: Annotated[ListOf[ToolCall] | None, Field(description="Of an assistant: what it asked to be called.")]
     tool_call_id: Annotated[Name200 | None, Field(description="Of a tool: the call that it answers.")]
+    parts: Annotated[ListOf[MessagePart] | None, Field(description="Not built yet.")]
 
 
 class FunctionDefinition(TypedDict, total=False):

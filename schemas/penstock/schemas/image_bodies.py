@@ -7,18 +7,9 @@ from typing import Annotated, Literal, Required
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from penstock.schemas.bodies import INT, LONG, STRICT, Name64, Name200, RequestFields
+from penstock.schemas.bodies import INT, LONG, STRICT, ImageInput, Name64, RequestFields
 
 MAX_SIDE = 65_536
-
-
-class ImageInput(TypedDict, total=False):
-    """An image by reference, one of the two. Over HTTP it may also be `{data, media_type}`, its bytes in base64."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
-    artifact_id: Annotated[Name200 | None, Field(description="An artifact of the same tenant.")]
-    url: Annotated[str | None, Field(min_length=1, max_length=4_096, description="Where it lies, if that is allowed.")]
 
 
 class ImageGenerationPayload(TypedDict, total=False):

@@ -43,7 +43,7 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     ({}, InvalidRequest, "task"),
     ({**CHAT, "task": "UNKNOWN"}, InvalidRequest, "task"),
     ({**CHAT, "task": ["embedding"]}, InvalidRequest, "task"),
-    ({**CHAT, "task": "image_generation"}, UnsupportedTask, "task"),
+    ({**CHAT, "task": "image_processing"}, UnsupportedTask, "task"),
     ({"task": "embedding"}, InvalidRequest, "payload"),
     ({**CHAT, "payload": []}, InvalidRequest, "payload"),
     ({**CHAT, "n": 2}, UnsupportedParameter, "n"),
@@ -79,7 +79,8 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     ({**CHAT, "requirements": {"vram_bytes": 2**63}}, InvalidRequest, "requirements.vram_bytes"),
     ({**CHAT, "requirements": {"gpus": 1}}, UnsupportedParameter, "requirements.gpus"),
     ({**CHAT, "callback_url": "http://x"}, UnsupportedParameter, "callback_url"),
-    ({**CHAT, "output": {"store": "s"}}, UnsupportedParameter, "output"),
+    ({**CHAT, "output": {"store": "s"}}, UnsupportedParameter, "output.store"),
+    ({**CHAT, "output": {"format": "png"}}, UnsupportedParameter, "output"),
     ({**CHAT, "conversation_id": "a.b"}, InvalidRequest, "conversation_id"),
     ({**CHAT, "conversation_id": True}, InvalidRequest, "conversation_id"),
     ({**embedding(input="a"), "conversation_id": "c"}, UnsupportedParameter, "conversation_id"),
@@ -317,7 +318,7 @@ REQUEST = InferenceRequest(
         ({"requirements": Requirements(vram_bytes=-1)}, "requirements.vram_bytes"),
         ({"conversation_id": "c", "context": ContextLimits(last_turns=-1)}, "context.last_turns"),
         ({"context": ContextLimits(last_turns=1)}, "context"),
-        ({"output": OutputSpec(store="s")}, "output"),
+        ({"output": OutputSpec(store="s")}, "output.store"),
     ],
 )
 def test_avro_arrivals_are_held_to_the_same_rules(change: dict[str, Any], param: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.submitting import SOURCE

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 from penstock.schemas.codec import Codec

@@ -32,7 +32,10 @@ class Begin:
 
 @dataclass(slots=True, frozen=True)
 class Start:
-    """Run it on its replica's engine. → delta, stepped, previewed, finished, failed. The journal must hold it before the engine does."""
+    """Run it on its replica's engine. → delta, stepped, previewed, finished, failed
+
+    The journal must hold it before the engine does.
+    """
 
     work: Work
     run_id: str

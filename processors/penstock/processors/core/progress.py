@@ -1,4 +1,4 @@
-"""How far runs are, told as statuses: the first step at once, later ones gathered so that readers get a few a second."""
+"""How far runs are, told as statuses: the first step at once, then a few a second."""
 
 from __future__ import annotations
 

@@ -103,7 +103,10 @@ class Runs(Endings):
             self._emit(ShowPreview(work, run_id, work.attempt, work.epoch, preview))
 
     def finished(self, work: Work, run_id: str, finished: Any, now: float, *, large: bool) -> None:
-        """The engine is done; `finished` is passed on untouched. `large`: something of its output must become an artifact."""
+        """The engine is done; `finished` is passed on untouched.
+
+        `large`: something of its output must become an artifact.
+        """
         run = self._current(work, run_id, Stage.RUNNING)
         if run is None:
             return

@@ -3,7 +3,8 @@
 It is forked from a server with torch imported. Messages to it: ("prepare", number, spec), ("run", run_id) for what was
 prepared, ("run_anew", spec) for what it has forgotten, ("cancel", run_id), ("stop",). From it come lists of ("ready",
 EngineInfo, bytes), ("refused", error), ("prepared", number, Prepared | error), ("forgotten", run_id), ("delta", run_id,
-text, token_ids, first_token_index), ("progress", Progress), ("preview", Preview), ("finished", Finished), ("failed", RunFailed), ("beat", bytes).
+text, token_ids, first_token_index), ("progress", Progress), ("preview", Preview), ("finished", Finished),
+("failed", RunFailed), ("beat", bytes).
 
 A beat says that the thread which computes moves, or has nothing to do. It carries the measured memory.
 """

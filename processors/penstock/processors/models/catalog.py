@@ -83,7 +83,9 @@ class ModelConfig:
 
     @property
     def kind(self) -> EngineKind:
-        """What is known of its kind of engine."""
+        """What is known of its kind of engine. Raises InvalidRequest for one that there is not."""
+        if self.engine not in KINDS:
+            raise InvalidRequest(f"{self.id}: there is no engine {self.engine}", param="models")
         return KINDS[self.engine]
 
     def can(self, need: Need) -> bool:
