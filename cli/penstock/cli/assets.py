@@ -139,7 +139,7 @@ ASSETS: Mapping[str, Asset] = {
     for asset in (
         Asset(
             id="smollm2-135m",
-            tasks=("text_generation",),
+            tasks=("text_generation", "summarization"),
             engine="text",
             aliases=("default", "SmolLM2-135M-Instruct"),
             # As its authors advise: at temperature 1 so small a model loses its thread. A request's own values stand.

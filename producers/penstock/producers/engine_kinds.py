@@ -62,7 +62,7 @@ KINDS: dict[str, EngineKind] = {
     for kind in (
         EngineKind(
             name="text",
-            tasks=("text_generation",),
+            tasks=("text_generation", "summarization"),
             slots=64,
             backend="penstock.processors.engines.text:TextBackend",
             sizer=f"{_SIZING}:size_of_files",
@@ -115,7 +115,7 @@ KINDS: dict[str, EngineKind] = {
         ),
         EngineKind(
             name="remote",
-            tasks=("text_generation", "embedding"),
+            tasks=("text_generation", "embedding", "summarization"),
             slots=8,
             local=False,
             maker=f"{_FACTORY}:make_remote",
@@ -123,7 +123,7 @@ KINDS: dict[str, EngineKind] = {
         ),
         EngineKind(
             name="managed",
-            tasks=("text_generation", "embedding"),
+            tasks=("text_generation", "embedding", "summarization"),
             slots=8,
             maker=f"{_FACTORY}:make_managed",
             sizer=f"{_SIZING}:managed_size",
@@ -131,7 +131,7 @@ KINDS: dict[str, EngineKind] = {
         ),
         EngineKind(
             name="noop",
-            tasks=("text_generation", "embedding"),
+            tasks=("text_generation", "embedding", "summarization"),
             slots=256,
             local=False,
             maker=f"{_FACTORY}:make_noop",

@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 from penstock.schemas.image_payloads import GENERATION_DEFAULTS, editing_payload, generation_payload
 from penstock.schemas.limits import Limits
-from penstock.schemas.payloads import EMBEDDING_DEFAULTS, TEXT_DEFAULTS, Payload, embedding_payload, text_payload
+from penstock.schemas.payloads import (
+    EMBEDDING_DEFAULTS,
+    TEXT_DEFAULTS,
+    Payload,
+    embedding_payload,
+    summarization_payload,
+    text_payload,
+)
 from penstock.schemas.vision_payloads import IMAGE_TO_TEXT_DEFAULTS, image_to_text_payload, processing_payload
 
 NormalForm = Callable[[Payload, Limits], Payload]
@@ -90,7 +97,13 @@ TASKS: Mapping[str, TaskSpec] = MappingProxyType(
             body="penstock.schemas.vision_bodies:ImageProcessingRequest",
             example={**_IMAGE, "operations": [{"op": "strip_metadata"}]},
         ),
-        "summarization": TaskSpec(topic="text", output="text"),
+        "summarization": TaskSpec(
+            topic="text",
+            output="text",
+            normal_form=summarization_payload,
+            body="penstock.schemas.bodies:SummarizationRequest",
+            example={"text": "x"},
+        ),
     }
 )
 """By name, in the order of the records' payload fields."""

@@ -9,6 +9,8 @@ from typing import Any
 from penstock.processors.engines.base import Engine
 from penstock.processors.engines.loading import device_name
 from penstock.processors.engines.noop import NoopEngine
+from penstock.processors.engines.summarizing import TASK as SUMMARIZATION
+from penstock.processors.engines.summarizing import SummarizingEngine
 from penstock.processors.hardware import cpu, nvml
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.sizing import ModelSize, estimate
@@ -45,7 +47,8 @@ def make_engine(
         options["device"] = device
     granted_bytes = size.need_bytes if granted_bytes is None else granted_bytes
     making = Making(config=config, size=size, options=options, granted_bytes=granted_bytes, logs=logs)
-    return load(config.kind.maker)(making)
+    engine: Engine = load(config.kind.maker)(making)
+    return SummarizingEngine(engine) if SUMMARIZATION in config.tasks else engine
 
 
 def make_noop(making: Making) -> Engine:
