@@ -7,9 +7,9 @@ import inspect
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -88,8 +88,8 @@ tenant, and only what is set holds. More: [limits](http.md#limits)."""
 
 QUEUES = """\
 One table for each topic of another system that gateways read. Beside the tables, above all sections, stands
-`queue_policy`: `strict` (in their order), `weighted` (the default), `round_robin` or `random`; it says which queue is next. In
-the environment: `PENSTOCK_QUEUE_POLICY`, and `PENSTOCK_QUEUES` as a JSON list."""
+`queue_policy`, which says who is next: `strict` (in their order), `weighted` (the default), `round_robin` or `random`.
+In the environment: `PENSTOCK_QUEUE_POLICY`, and `PENSTOCK_QUEUES` as a JSON list."""
 
 NOTES = {"models": MODELS, "gateway.limits": LIMITS, "queues": QUEUES}
 
@@ -223,11 +223,14 @@ def kind_text(kind: Any) -> str:
         bool: "true or false",
         Path: "path",
         Any: "any",
+        SecretStr: "secret text",
     }
     if kind in names:
         return names[kind]
     arguments = get_args(kind)
     origin = get_origin(kind)
+    if origin is Annotated:
+        return kind_text(arguments[0])
     if origin is Literal:
         return ", ".join(code(str(choice)) for choice in arguments)
     if origin in (types.UnionType, Union):

@@ -53,6 +53,8 @@ class Images(Protocol):
         """Raises PenstockError, naming `param`."""
         ...
 
+    def close(self) -> None: ...
+
 
 class _Sink:
     """Takes the events of one run, with the run's id: the flow ignores events of a run that is over."""
@@ -114,6 +116,8 @@ class Execution:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._images is not None:
+            self._images.close()
 
     # -- effects
 

@@ -11,8 +11,10 @@ from typing import Any
 from penstock.processors.core.effects import ShowPreview
 from penstock.processors.core.work import Work
 from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.artifacts.configured import open_store
+from penstock.producers.configuration import ArtifactsSection
 from penstock.schemas.ids import output_artifact_id
-from penstock.schemas.records import ArtifactRef, Preview
+from penstock.schemas.records import ArtifactRef, OutputSpec, Preview
 
 INLINE_BYTES = 256 * 1024
 """The largest output that travels inside its event."""
@@ -45,62 +47,78 @@ def pixels_of(output: Mapping[str, Any]) -> int | None:
 class Outputs:
     """Where large outputs and images go. The store is opened when the first one comes."""
 
-    def __init__(self, location: str | Path) -> None:
+    def __init__(self, location: str | Path, section: ArtifactsSection | None = None) -> None:
+        """`location`: as this process sees it; the rest of `[artifacts]` stands in `section`."""
         self._location = location
+        self._section = section or ArtifactsSection()
         self._store: ArtifactStore | None = None
 
     async def keep_images(self, work: Work, output: Mapping[str, Any]) -> dict[str, Any]:
-        """The output with references in place of its images' bytes. Raises as `keep`."""
+        """The output with references in place of its images' bytes, in the place that the request names.
+
+        Raises as `keep`.
+        """
+        place = work.request.output or OutputSpec()
         kept = [
-            await asyncio.to_thread(self._keep_image, work, image, work.epoch, work.attempt, str(number))
+            await asyncio.to_thread(self._keep_image, work, image, (work.epoch, work.attempt), str(number), place)
             for number, image in enumerate(output["images"])
         ]
         return {**output, "images": kept}
 
     async def keep_preview(self, effect: ShowPreview) -> Preview:
         """The preview with a reference in place of its bytes. Raises as `keep`."""
-        preview, part = effect.preview, f"preview {effect.preview.step}"
+        preview: Any = effect.preview
         image = {
             "data": preview.image,
             "media_type": preview.media_type,
             "width": preview.width,
             "height": preview.height,
         }
-        kept = await asyncio.to_thread(self._keep_image, effect.work, image, effect.epoch, effect.attempt, part)
+        # Nobody refers to it once its request has ended: the sweeper takes it away.
+        kept = await asyncio.to_thread(
+            self._keep_image,
+            effect.work,
+            image,
+            (effect.epoch, effect.attempt),
+            f"preview {preview.step}",
+            OutputSpec(),
+        )
         return Preview(step=preview.step, steps=preview.steps, image=kept)
 
-    def _keep_image(self, work: Work, image: Mapping[str, Any], epoch: int, attempt: int, part: str) -> dict[str, Any]:
-        store = self._store = self._store or ArtifactStore(self._location)
-        artifact = store.put(
+    def _keep_image(
+        self, work: Work, image: Mapping[str, Any], epoch_attempt: tuple[int, int], part: str, place: OutputSpec
+    ) -> dict[str, Any]:
+        artifact = self.store().put(
             work.tenant,
             image["data"],
             media_type=image["media_type"],
-            artifact_id=output_artifact_id(work.tenant, work.request_id, epoch, attempt, part),
+            artifact_id=output_artifact_id(work.tenant, work.request_id, *epoch_attempt, part),
+            width=image["width"],
+            height=image["height"],
+            seed=image.get("seed"),
+            request_id=work.request_id,
+            store=place.store,
+            prefix=place.prefix,
         )
-        return {
-            "artifact_id": artifact.artifact_id,
-            "url": artifact.uri,
-            "media_type": artifact.media_type,
-            "width": image["width"],
-            "height": image["height"],
-            "seed": image.get("seed"),
-            "sha256": artifact.sha256,
-            "bytes": artifact.size_bytes,
-            "expires_at": None,
-        }
+        return {**artifact.reference(), "expires_at": artifact.expires_at_ms}
 
     async def keep(self, work: Work, output: Mapping[str, Any]) -> ArtifactRef:
         """The output as a JSON artifact. Raises PenstockError, and what the store raises."""
         return await asyncio.to_thread(self._keep, work, output)
 
+    def store(self) -> ArtifactStore:
+        """The store, opened on first use. Blocks; raises as `open_store`."""
+        self._store = self._store or open_store(self._section, str(self._location))
+        return self._store
+
     def _keep(self, work: Work, output: Mapping[str, Any]) -> ArtifactRef:
-        store = self._store = self._store or ArtifactStore(self._location)
         request = work.request
-        artifact = store.put(
+        artifact = self.store().put(
             request.tenant,
             json.dumps(output, ensure_ascii=False, separators=(",", ":")).encode(),
             media_type="application/json",
             artifact_id=output_artifact_id(request.tenant, request.request_id, work.epoch, work.attempt),
+            request_id=request.request_id,
         )
         return ArtifactRef(
             artifact_id=artifact.artifact_id,

@@ -218,9 +218,6 @@ def _across_fields(request: InferenceRequest) -> None:
 
 
 def _output_fits(task: str, output: OutputSpec) -> None:
-    for name in ("store", "prefix"):
-        if getattr(output, name) is not None:
-            raise UnsupportedParameter(f"output.{name} is not supported yet", param=f"output.{name}")
     if TASKS[task].output != "images":
         raise UnsupportedParameter(f"output does not go with {task}", param="output")
     if output.quality is not None and output.format not in ("jpeg", "webp"):

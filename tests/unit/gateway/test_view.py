@@ -878,7 +878,7 @@ def test_a_preview_is_shown_until_the_outcome_and_never_says_where_it_lies(gatew
             "height": 32,
             "sha256": "0" * 64,
             "bytes": 9,
-            "expires_at": "2023-11-14T22:13:20Z",
+            "expires_at": "2023-11-14T22:13:20.000Z",
         },
         "cursor": frame.cursor,
     }

@@ -59,6 +59,9 @@ class Shell(World):
     async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
         return await self.pictures.fetch(tenant, ref, param=param)
 
+    def close(self) -> None:
+        pass
+
     def settle(self) -> None:
         if self._settling:  # an answer within an effect: the loop below goes on with it
             return

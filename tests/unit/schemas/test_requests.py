@@ -20,6 +20,7 @@ from penstock.schemas.errors import (
     UnsupportedTask,
 )
 from penstock.schemas.payloads import only_remote
+from penstock.schemas.plain import is_plain
 from penstock.schemas.records import ContextLimits, InferenceRequest, OutputSpec, Requirements
 from penstock.schemas.requests import Limits, content_hash, parse_request, parse_request_bytes, validate_request
 
@@ -79,7 +80,7 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     ({**CHAT, "requirements": {"vram_bytes": 2**63}}, InvalidRequest, "requirements.vram_bytes"),
     ({**CHAT, "requirements": {"gpus": 1}}, UnsupportedParameter, "requirements.gpus"),
     ({**CHAT, "callback_url": "http://x"}, UnsupportedParameter, "callback_url"),
-    ({**CHAT, "output": {"store": "s"}}, UnsupportedParameter, "output.store"),
+    ({**CHAT, "output": {"store": "s"}}, UnsupportedParameter, "output"),
     ({**CHAT, "output": {"format": "png"}}, UnsupportedParameter, "output"),
     ({**CHAT, "conversation_id": "a.b"}, InvalidRequest, "conversation_id"),
     ({**CHAT, "conversation_id": True}, InvalidRequest, "conversation_id"),
@@ -318,7 +319,7 @@ REQUEST = InferenceRequest(
         ({"requirements": Requirements(vram_bytes=-1)}, "requirements.vram_bytes"),
         ({"conversation_id": "c", "context": ContextLimits(last_turns=-1)}, "context.last_turns"),
         ({"context": ContextLimits(last_turns=1)}, "context"),
-        ({"output": OutputSpec(store="s")}, "output.store"),
+        ({"output": OutputSpec(store="s")}, "output"),
     ],
 )
 def test_avro_arrivals_are_held_to_the_same_rules(change: dict[str, Any], param: str) -> None:
@@ -412,3 +413,14 @@ def test_of_very_much_that_is_wrong_only_the_first_is_told_apart(
         parse_request(body, now_ms=NOW_MS)
     assert caught.value.param == param
     assert max(counts, default=0) <= 2 * refusals.MANY_NAMES
+
+
+def test_a_conversation_that_went_through_avro_is_valid() -> None:
+    """A record has every field of a message; those that nobody set must not be refused by name."""
+    request = parse_request(messages({"role": "user", "content": "hi"}), request_id="r", now_ms=NOW_MS)
+    read = default_codec().decode(default_codec().encode(request), InferenceRequest)
+    assert is_plain(read, Limits()), "what most requests are is checked fast"
+    validate_request(read)
+    with_name = parse_request(messages({"role": "user", "content": "hi", "name": "n"}), request_id="r", now_ms=NOW_MS)
+    read = default_codec().decode(default_codec().encode(with_name), InferenceRequest)
+    validate_request(read)

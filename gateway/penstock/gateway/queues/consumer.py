@@ -55,6 +55,7 @@ class QueueConsumer:
         self._loop = asyncio.get_running_loop()
         self._calls: deque[Callable[[], None]] = deque()
         self._due: dict[TP, int] = {}
+        self._held: set[str] = set()
         self._stopping = False
         config: dict[str, Any] = {
             **kafka.librdkafka(),
@@ -137,11 +138,13 @@ class QueueConsumer:
             self._due = {**{(one.topic, one.partition): one.offset for one in due}, **self._due}
 
     def _hold(self, topics: set[str]) -> None:
+        self._held = topics
         assigned = self._consumer.assignment()
         self._consumer.pause([one for one in assigned if one.topic in topics])
         self._consumer.resume([one for one in assigned if one.topic not in topics])
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._calls.append(lambda: self._hold(self._held))  # a new partition comes unpaused
         self._tell(self._listener.on_assigned, [(one.topic, one.partition) for one in partitions])
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

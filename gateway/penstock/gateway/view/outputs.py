@@ -11,12 +11,12 @@ import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import error_record_body
 from penstock.schemas.records import ResultEvent
+from penstock.schemas.times import rfc3339
 
 LARGE_BYTES = 16_384
 """The output of a record over this size is decoded and encoded on a thread, when somebody asks for it."""
@@ -100,9 +100,7 @@ def image_json(image: dict[str, Any]) -> dict[str, Any]:
     """An image that was made, as callers see it: where the gateway gives it out, not where it lies."""
     shown = {name: value for name, value in image.items() if value is not None}
     if (at_ms := image.get("expires_at")) is not None:
-        shown["expires_at"] = (
-            datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        )
+        shown["expires_at"] = rfc3339(at_ms)
     return {**shown, "url": f"/v1/artifacts/{image['artifact_id']}/content"}
 
 
