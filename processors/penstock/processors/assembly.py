@@ -92,7 +92,7 @@ def assemble(
     hooks: Hooks,
     loop: asyncio.AbstractEventLoop,
 ) -> Parts:
-    """Make and join the parts of a worker of these request topics. Raises RegistryUnavailable."""
+    """Make and join the parts of a worker of these request topics. Raises RegistryUnavailable, UnknownDevice."""
     conf, kafka = settings.worker, settings.kafka_settings()
     names, clock = kafka.names, time.monotonic
     codec, faults = make_codec(settings), Faults.from_env()

@@ -359,9 +359,13 @@ class Execution:
         history: list[dict[str, Any]] | None,
         images: Mapping[str, DecodedImage] | None = None,
     ) -> RunSpec:
-        """What the engine is asked for. The run id is this run's own, so late events of another are known as such."""
+        """What the engine is asked for. The run id is this run's own, so late events of another are known as such.
+
+        Raises InvalidRequest for a request whose output could be kept nowhere.
+        """
         request = work.request
         payload = request.payload
+        self._outputs.check(request.output)
         inputs = payload.get("input")
         params = {name: payload[name] for name in _PARAMS if payload.get(name) is not None}
         defaults = self._defaults(work.lane)

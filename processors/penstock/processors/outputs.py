@@ -12,6 +12,7 @@ from penstock.processors.core.effects import ShowPreview
 from penstock.processors.core.work import Work
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.artifacts.configured import open_store
+from penstock.producers.artifacts.places import check_place
 from penstock.producers.configuration import ArtifactsSection
 from penstock.schemas.ids import output_artifact_id
 from penstock.schemas.records import ArtifactRef, OutputSpec, Preview
@@ -52,6 +53,11 @@ class Outputs:
         self._location = location
         self._section = section or ArtifactsSection()
         self._store: ArtifactStore | None = None
+
+    def check(self, output: OutputSpec | None) -> None:
+        """Whether a request's output can be kept where it says. Raises InvalidRequest naming what is wrong."""
+        if output is not None:
+            check_place(self._section.stores, output.store, output.prefix)
 
     async def keep_images(self, work: Work, output: Mapping[str, Any]) -> dict[str, Any]:
         """The output with references in place of its images' bytes, in the place that the request names.

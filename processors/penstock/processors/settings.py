@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from penstock.processors.hardware.entries import DeviceSection, check_entries
 from penstock.producers.configuration import (
     ArtifactsSection,
     KafkaSection,
@@ -113,10 +114,10 @@ ModelSection = ModelEntry
 
 
 class MemorySection(Section):
-    """What the ledger may grant of this machine's memory."""
+    """What the ledger may grant of this machine's memory; `[[devices]]` says it of single devices."""
 
     cpu_bytes: int | None = None
-    """Null: what the machine (or its cgroup) has."""
+    """The size of main memory as Penstock sees it, reserve included; null: what the machine (or its cgroup) has."""
     cpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
     """Main memory that is left to others."""
     gpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
@@ -169,7 +170,14 @@ class WorkerSettings(ProcessSettings):
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     images: ImagesSection = Field(default_factory=ImagesSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
+    devices: list[DeviceSection] = Field(default_factory=list[DeviceSection])
     models: list[ModelEntry] = Field(default_factory=list[ModelEntry])
+
+    @field_validator("devices")
+    @classmethod
+    def _devices_differ(cls, devices: list[DeviceSection]) -> list[DeviceSection]:
+        check_entries(devices)
+        return devices
 
     @field_validator("models")
     @classmethod

@@ -36,12 +36,14 @@ TokenIds: TypeAlias = ListOf[Annotated[int, Field(ge=0, le=INT)]]
 
 
 class ContentPart(TypedDict, total=False):
-    """A part of a message; parts of type `text` are joined, others are refused by name."""
+    """A part of a message: of type `text`, `image` or OpenAI's `image_url`; others are refused by name."""
 
     __pydantic_config__ = OPEN  # pyright: ignore[reportGeneralTypeIssues]
 
     type: Required[str]
     text: str | None
+    image: Annotated[dict[str, Any] | None, Field(description="An image: {artifact_id} or {url}.")]
+    image_url: Annotated[str | dict[str, Any] | None, Field(description="The same as OpenAI has it: {url, detail}.")]
 
 
 class FunctionCall(TypedDict):
@@ -88,7 +90,8 @@ class Message(TypedDict, total=False):
     __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     role: Required[Role]
-    content: Annotated[str | ListOf[ContentPart] | None, Field(description="Text, or parts of type text.")]
+    content: Annotated[str | ListOf[ContentPart] | None, Field(description="Text, or parts: texts and images.")]
+    parts: Annotated[ListOf[ContentPart] | None, Field(description="As the records have it: the parts, in order.")]
     name: Name64 | None
     tool_calls: Annotated[ListOf[ToolCall] | None, Field(description="Of an assistant: what it asked to be called.")]
     tool_call_id: Annotated[Name200 | None, Field(description="Of a tool: the call that it answers.")]

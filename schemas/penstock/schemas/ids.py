@@ -40,6 +40,11 @@ def output_artifact_id(tenant: str, request_id: str, epoch: int, attempt: int, p
     return str(uuid.uuid5(NAMESPACE, name if part is None else f"{name}\n{part}"))
 
 
+def input_artifact_id(tenant: str, sha256: str) -> str:
+    """The artifact of bytes that came with a request: the same bytes are the same artifact of their tenant."""
+    return str(uuid.uuid5(NAMESPACE, f"input\n{tenant}\n{sha256}"))
+
+
 def idempotent_request_id(tenant: str, key: str) -> str:
     """The id that an Idempotency-Key stands for within its tenant."""
     return str(uuid.uuid5(NAMESPACE, f"idempotency\n{tenant}\n{key}"))

@@ -40,6 +40,16 @@ def editing_payload(payload: Payload, limits: Limits) -> Payload:
     return generation_payload(payload, limits)
 
 
+def image_to_text_payload(payload: Payload, limits: Limits) -> Payload:
+    """The same for image_to_text."""
+    payload["image"] = image_input(payload["image"], "payload.image")
+    if "prompt" in payload:
+        size_within(payload["prompt"], "payload.prompt", limits)
+    if "max_tokens" in payload:
+        at_most(payload, "max_tokens", limits.max_tokens, "payload.")
+    return payload
+
+
 def image_input(value: Mapping[str, Any], param: str) -> dict[str, str]:
     """A reference without nulls. Raises InvalidRequest unless exactly one of its fields is set."""
     given: dict[str, str] = {name: text for name, text in value.items() if text is not None}

@@ -233,6 +233,9 @@ def _plain_turn(payload: Mapping[str, Any]) -> None:
         if message["role"] == "tool" or message.get("tool_calls"):
             param = f"payload.messages[{number}].role"
             raise UnsupportedParameter(f"{param}: tools do not go with conversation_id yet", param=param)
+        if message.get("parts"):
+            param = f"payload.messages[{number}].content"
+            raise UnsupportedParameter(f"{param}: images do not go with conversation_id yet", param=param)
 
 
 def request_to_json(request: InferenceRequest) -> dict[str, Any]:

@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from penstock.schemas.image_payloads import GENERATION_DEFAULTS, editing_payload, generation_payload
+from penstock.schemas.image_payloads import (
+    GENERATION_DEFAULTS,
+    editing_payload,
+    generation_payload,
+    image_to_text_payload,
+)
 from penstock.schemas.limits import Limits
 from penstock.schemas.payloads import (
     EMBEDDING_DEFAULTS,
@@ -21,7 +26,7 @@ from penstock.schemas.payloads import (
     summarization_payload,
     text_payload,
 )
-from penstock.schemas.vision_payloads import IMAGE_TO_TEXT_DEFAULTS, image_to_text_payload, processing_payload
+from penstock.schemas.vision_payloads import processing_payload
 
 NormalForm = Callable[[Payload, Limits], Payload]
 """What checks a payload beyond its type, and gives it as the records carry it."""
@@ -87,7 +92,7 @@ TASKS: Mapping[str, TaskSpec] = MappingProxyType(
             output="text",
             normal_form=image_to_text_payload,
             body="penstock.schemas.vision_bodies:ImageToTextRequest",
-            default_fields=IMAGE_TO_TEXT_DEFAULTS,
+            default_fields=frozenset({"prompt", "max_tokens"}),
             example=_IMAGE,
         ),
         "image_processing": TaskSpec(

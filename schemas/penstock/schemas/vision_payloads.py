@@ -1,13 +1,11 @@
-"""Payloads of image_processing and image_to_text in their normal form."""
+"""Payloads of image_processing in their normal form."""
 
 from __future__ import annotations
 
 from penstock.schemas.image_operations import normal_operations
 from penstock.schemas.image_payloads import image_input
 from penstock.schemas.limits import Limits
-from penstock.schemas.payloads import Payload, at_most, size_within
-
-IMAGE_TO_TEXT_DEFAULTS = frozenset({"prompt", "max_tokens"})
+from penstock.schemas.payloads import Payload
 
 
 def processing_payload(payload: Payload, limits: Limits) -> Payload:
@@ -17,14 +15,4 @@ def processing_payload(payload: Payload, limits: Limits) -> Payload:
     for number, operation in enumerate(payload["operations"]):
         if "image" in operation:
             operation["image"] = image_input(operation["image"], f"payload.operations[{number}].image")
-    return payload
-
-
-def image_to_text_payload(payload: Payload, limits: Limits) -> Payload:
-    """The same for image_to_text."""
-    payload["image"] = image_input(payload["image"], "payload.image")
-    if "prompt" in payload:
-        size_within(payload["prompt"], "payload.prompt", limits)
-    if "max_tokens" in payload:
-        at_most(payload, "max_tokens", limits.max_tokens, "payload.")
     return payload

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -225,6 +226,19 @@ async def test_what_cannot_be_prepared_fails(shell: Shell, refusal: Exception, c
     assert terminal.error.code == code
     assert "secret" not in terminal.error.message, "a foreign error's words may hold anything"
     assert shell.started == []
+
+
+async def test_an_output_that_could_be_kept_nowhere_fails_before_it_runs(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = InvalidRequest("output.store 'warm' is no configured store", param="output.store")
+    monkeypatch.setattr(Outputs, "check", Mock(side_effect=refusal))
+    shell.submit("r")
+    terminal = await shell.until_ended()
+    assert terminal.status == "failed"
+    assert terminal.error is not None
+    assert (terminal.error.code, terminal.error.message) == ("invalid", refusal.message)
+    assert shell.the_engine().runs == {}
 
 
 async def test_a_refusal_that_passes_is_tried_again(shell: Shell) -> None:

@@ -251,6 +251,14 @@ def test_values_that_change_nothing_are_for_every_model() -> None:
     assert list(only_remote(request.payload, {"logit_bias": "{}"})) == ["extra.logit_bias"]
 
 
+def test_each_engine_of_ours_knows_fields_of_its_own() -> None:
+    request = parse_request(chat(n=2, tools=[{"function": {"name": "f"}}], logprobs=True), now_ms=1)
+    extra = {"logit_bias": "{}", "verbosity": '"low"'}
+    assert list(only_remote(request.payload, extra, "text")) == ["extra.verbosity"]
+    assert list(only_remote(request.payload, {}, "embedding")) == ["payload.n", "payload.logprobs", "payload.tools"]
+    assert list(only_remote({"input_token_ids": [[1]]}, {}, "embedding")) == []
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

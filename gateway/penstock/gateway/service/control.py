@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.gateway.service.lookups import Lookups
+from penstock.gateway.service.output_artifacts import artifact_ids_of
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
@@ -83,8 +83,8 @@ class Control:
         if not entry.done:
             raise Conflict("the request has not ended; cancel it first")
         offset = await self._command("erase", entry, None)
-        for artifact_id in _kept_artifacts(entry):
-            await asyncio.to_thread(self._artifacts.delete, tenant, artifact_id)
+        for artifact_id in artifact_ids_of(entry.terminal):
+            await asyncio.to_thread(self._artifacts.delete, tenant, artifact_id, even_held=True)
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
 
     async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:
@@ -104,13 +104,3 @@ class Control:
         except NotFound as error:
             raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
         return delivery.offset
-
-
-def _kept_artifacts(entry: Entry) -> list[str]:
-    """The artifacts that an outcome refers to."""
-    event = entry.terminal
-    if event is None:
-        return []
-    images: list[dict[str, Any]] = (event.output or {}).get("images") or []
-    large = [] if event.output_artifact is None else [event.output_artifact.artifact_id]
-    return [*large, *(image["artifact_id"] for image in images)]

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from penstock.processors.images.decoded import DecodedImage
 from penstock.schemas.errors import EngineFailed, PenstockError, UnsupportedParameter
+from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote
 from penstock.schemas.records import ContextLimits, OutputSpec
 
@@ -182,6 +183,11 @@ class Engine(Protocol):
     @property
     def state(self) -> EngineState: ...
 
+    @property
+    def pid(self) -> int | None:
+        """The root of its tree of processes; None when it has none of its own."""
+        ...
+
     async def start(self) -> None:
         """Load the model. Raises PenstockError. Cancelling it ends what it began."""
         ...
@@ -213,13 +219,19 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
 
-def refuse_unsupported(spec: RunSpec) -> None:
-    """For engines that make text or vectors here: what they do not know is refused by name, never passed over.
+def refuse_unsupported(spec: RunSpec, engine: str = "") -> None:
+    """For engines that make text or vectors here: what a kind of them does not know is refused by name.
 
     Raises UnsupportedParameter.
     """
     payload = spec.params if spec.messages is None else {**spec.params, "messages": spec.messages}
-    for param in only_remote(payload, spec.extra):
+    for param in only_remote(payload, spec.extra, engine):
         raise UnsupportedParameter(
             f"{param} is not supported by {spec.model}: only models that a remote server runs know it", param=param
         )
+
+
+def refuse_images(spec: RunSpec) -> None:
+    """For engines that read text alone. Raises UnsupportedParameter."""
+    for place in image_parts({"messages": spec.messages or ()}):
+        raise UnsupportedParameter(f"{place} is an image, and {spec.model} reads text alone", param=place)

@@ -11,8 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.continuous_api import (
     BackgroundThreadStatus,
@@ -20,7 +22,10 @@ from transformers.generation.continuous_batching.continuous_api import (
     OutputRouter,
 )
 
+from penstock.processors.engines.controls import Control
+from penstock.processors.engines.logits import ControlledRunner
 from penstock.processors.engines.sampling import Sampling
+from penstock.schemas.errors import PenstockError
 
 
 class BatchingLoop(ContinuousBatchingManager):
@@ -32,6 +37,8 @@ class BatchingLoop(ContinuousBatchingManager):
         self.turns = 0
         """Grows as long as the thread moves, with work or without."""
         self.current_batch = 0
+        self.controls: dict[str, Control] = {}
+        """By run: what is asked of its logits beyond the loop's own sampling."""
         self._outputs: deque[Any] = deque()
         self.output_router = _Router(self._outputs, self._tell)
 
@@ -46,6 +53,21 @@ class BatchingLoop(ContinuousBatchingManager):
             self.on_news(False)
         return goes_on
 
+    def _create_batch_processor(self) -> Any:
+        processor = super()._create_batch_processor()
+        if not isinstance(processor.model_runner, ControlledRunner):
+            processor.model_runner = ControlledRunner(
+                processor.model_runner, self.controls, self._fail_run, threads=torch.get_num_threads()
+            )
+        return processor
+
+    def _fail_run(self, run_id: str, error: PenstockError) -> None:
+        """End one run of many, in the loop's thread."""
+        if self.controls.pop(run_id, None) is not None:
+            self.cancel_request(run_id)
+            self._outputs.append(FailedRun(run_id, error))
+            self._tell()
+
     @property
     def dead(self) -> bool:
         """Whether its thread has ended, or is ending and fails its requests."""
@@ -55,8 +77,18 @@ class BatchingLoop(ContinuousBatchingManager):
     def reason(self) -> str:
         return repr(self.background_thread_status.fatal_error)
 
-    def add(self, run_id: str, ids: list[int], new_tokens: int, sampling: Sampling, end_ids: list[int]) -> bool:
-        """Whether the loop took it; it takes nothing once it has died."""
+    def add(
+        self,
+        run_id: str,
+        ids: list[int],
+        new_tokens: int,
+        sampling: Sampling,
+        end_ids: list[int],
+        control: Control | None = None,
+    ) -> bool:
+        """Whether the loop took it; it takes nothing once it has died. When a run with a control is over: `forget`."""
+        if control is not None:
+            self.controls[run_id] = control
         added = self.add_request(
             ids,
             request_id=run_id,
@@ -68,6 +100,9 @@ class BatchingLoop(ContinuousBatchingManager):
             top_p=sampling.top_p,
         )
         return added is not None
+
+    def forget(self, run_id: str) -> None:
+        self.controls.pop(run_id, None)
 
     def generated(self, run_id: str) -> list[int] | None:
         """The tokens of a run so far, not to be changed; None when it has not begun or is over."""
@@ -98,6 +133,14 @@ class BatchingLoop(ContinuousBatchingManager):
             news.wait(0.1)
             news.clear()
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """An output of a run that failed alone, while the loop goes on."""
+
+    request_id: str
+    error: PenstockError
 
 
 class _Router(OutputRouter):

@@ -53,6 +53,8 @@ def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, A
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Read when CUDA is first touched, which is after this: cards in NVML's order, and an allocator that fragments less.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if "address" in options:  # its own card, or slice, is all that it sees; none, when it was granted main memory
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(options["address"])
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     log_to_stderr(logging.WARNING)
     try:
@@ -240,7 +242,9 @@ class Desk:
 
 
 def size_of(spec: RunSpec) -> int:
-    """Characters of all texts of a spec, and bytes of its images."""
+    """Characters of all texts of a spec, and bytes of its images. What has to be compiled counts as long."""
+    if spec.params.get("response_format") or spec.params.get("tools") or spec.params.get("logprobs"):
+        return INLINE_CHARS + 1
     images = sum(len(image.pixels) for image in spec.images.values())
     texts = [message.get("content") for message in (*(spec.history or ()), *(spec.messages or ()))]
     return images + sum(len(text) for text in (*texts, spec.prompt, *(spec.inputs or ())) if isinstance(text, str))

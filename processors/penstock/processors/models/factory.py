@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,20 @@ from penstock.processors.engines.loading import device_name
 from penstock.processors.engines.noop import NoopEngine
 from penstock.processors.engines.summarizing import TASK as SUMMARIZATION
 from penstock.processors.engines.summarizing import SummarizingEngine
-from penstock.processors.hardware import cpu, nvml
+from penstock.processors.hardware.cpu import CpuProbe
+from penstock.processors.hardware.nvml import NvmlProbe
+from penstock.processors.hardware.probe import DeviceFacts
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.sizing import ModelSize, estimate
 from penstock.producers.engine_kinds import load
+
+Facts = Callable[[str], DeviceFacts | None]
+"""What is known of a device by its name."""
+
+
+def this_machine(device: str) -> DeviceFacts | None:
+    """Facts of a real device, looked up anew: for engines that are made without a worker."""
+    return next((one for probe in (CpuProbe(), NvmlProbe()) for one in probe.devices() if one.device == device), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,29 +35,36 @@ class Making:
     config: ModelConfig
     size: ModelSize
     options: dict[str, Any]
+    devices: tuple[str, ...]
     granted_bytes: int
+    facts: Facts
     logs: Path
 
 
 def make_engine(
     config: ModelConfig,
     size: ModelSize,
-    device: str | None = None,
+    devices: tuple[str, ...] = (),
     granted_bytes: int | None = None,
     *,
+    facts: Facts = this_machine,
     logs: Path = Path("logs"),
 ) -> Engine:
-    """The engine, not started, for a device and so many granted bytes of it.
+    """The engine, not started, for devices (none: the one that its options name) and so many granted bytes of each.
 
     Those in processes take the options load_timeout_s (300) and silent_s (60).
 
     `logs` is the folder for what managed servers say. Raises InvalidRequest.
     """
-    options = dict(config.options)
-    if device is not None:
-        options["device"] = device
-    granted_bytes = size.need_bytes if granted_bytes is None else granted_bytes
-    making = Making(config=config, size=size, options=options, granted_bytes=granted_bytes, logs=logs)
+    making = Making(
+        config=config,
+        size=size,
+        options=dict(config.options),
+        devices=devices,
+        granted_bytes=size.need_bytes if granted_bytes is None else granted_bytes,
+        facts=facts,
+        logs=logs,
+    )
     engine: Engine = load(config.kind.maker)(making)
     return SummarizingEngine(engine) if SUMMARIZATION in config.tasks else engine
 
@@ -64,14 +82,16 @@ def make_remote(making: Making) -> Engine:
 def make_managed(making: Making) -> Engine:
     from penstock.processors.engines.managed import ManagedEngine
 
-    device = device_name(making.options)
+    devices = making.devices or (device_name(making.options),)
+    known = [making.facts(device) for device in devices]
     return ManagedEngine(
         making.config.id,
         making.size.source,
         making.options,
-        devices=[device],
+        devices=devices,
         granted_bytes=making.granted_bytes,
-        total_bytes=_total_bytes(device),
+        total_bytes=min(0 if one is None else one.total_bytes for one in known),
+        addresses=_addresses(known),
         logs=making.logs,
     )
 
@@ -87,7 +107,7 @@ def make_child(making: Making) -> Engine:
     silent_s = float(options.pop("silent_s", 60))
     if limits.tokens is not None:
         options["cache_tokens"] = limits.tokens
-    options["granted_bytes"] = making.granted_bytes
+    options.update(_seen(making.facts(making.devices[0])) if making.devices else {}, granted_bytes=making.granted_bytes)
     if making.size.adapters:
         options["adapters"] = list(making.size.adapters)
     return ChildEngine(
@@ -101,8 +121,19 @@ def make_child(making: Making) -> Engine:
     )
 
 
-def _total_bytes(device: str) -> int:
-    """All that a device has; 0 for one that is not there."""
-    if device == "cpu":
-        return cpu.total_bytes()
-    return next((found.total_bytes for found in nvml.capacities(0) if found.device == device), 0)
+def _addresses(devices: Sequence[DeviceFacts | None]) -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES is to list; None when it is not known."""
+    if any(one is None for one in devices):
+        return None
+    return [one.address for one in devices if one is not None and one.address is not None]
+
+
+def _seen(device: DeviceFacts | None) -> dict[str, Any]:
+    """How an engine's process finds its device: a card is the only one that it sees, so it is the first.
+
+    On a simulated device it runs on the CPU. A card's number is not told to it: see `engines/child.py`.
+    """
+    if device is None:
+        return {}
+    on_card = device.address is not None
+    return {"device": "cuda:0" if on_card else "cpu", "address": device.address or ""}
