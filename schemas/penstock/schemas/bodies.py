@@ -95,7 +95,6 @@ class Message(TypedDict, total=False):
     name: Name64 | None
     tool_calls: Annotated[ListOf[ToolCall] | None, Field(description="Of an assistant: what it asked to be called.")]
     tool_call_id: Annotated[Name200 | None, Field(description="Of a tool: the call that it answers.")]
-    parts: Annotated[ListOf[MessagePart] | None, Field(description="Not built yet.")]
 
 
 class FunctionDefinition(TypedDict, total=False):
