@@ -33,6 +33,7 @@ from penstock.processors.core.states import ENDING, Stage
 from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.streams import Streams
 from penstock.processors.core.work import Work, WorkKey
+from penstock.schemas.abilities import Need
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import TP
 
@@ -40,8 +41,11 @@ from penstock.schemas.topics import TP
 class Catalog(Protocol):
     """Which lane serves a request."""
 
-    def resolve(self, task: str, model: str | None) -> Choice:
-        """The model, which is the lane's name, and why when none was named. Raises ModelNotFound."""
+    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
+        """The model, which is the lane's name, and why when none was named.
+
+        Raises ModelNotFound, UnsupportedParameter when it lacks what the request needs.
+        """
         ...
 
 
