@@ -140,8 +140,6 @@ def _of_tools(message: Payload, param: str, limits: Limits) -> int:
     """The bytes of what a message has about tools, in its normal form; nulls and empty lists are taken out."""
     for name in [name for name, value in message.items() if value is None or value == []]:
         del message[name]
-    if "parts" in message:
-        raise UnsupportedParameter(f"{param}.parts: images in a chat are not supported yet", param=f"{param}.parts")
     calls: list[Payload] = message.get("tool_calls", [])
     if calls and message["role"] != "assistant":
         raise InvalidRequest(f"{param}.tool_calls: only an assistant asks for tools", param=f"{param}.tool_calls")
