@@ -257,9 +257,10 @@ class Execution:
             finish_reason=finished.finish_reason,
             usage=usage,
             now_ms=now_ms(),
+            tool_calls=finished.output.get("tool_calls"),
         )
         winner = await self._turns.finish(answer, lambda: work.stage is Stage.KEEPING)
-        if winner is answer or winner.content == answer.content:
+        if winner is answer or (winner.content, winner.tool_calls) == (answer.content, answer.tool_calls):
             return finished
         return _standing(finished.run_id, winner)
 
@@ -421,7 +422,7 @@ def _standing(run_id: str, answer: ConversationMessage) -> Finished:
     usage = None if answer.usage is None else dataclasses.asdict(answer.usage)
     return Finished(
         run_id=run_id,
-        output={"text": answer.content},
+        output={"text": answer.content, **({"tool_calls": answer.tool_calls} if answer.tool_calls else {})},
         finish_reason=answer.finish_reason,
         usage=None if usage is None else {name: count for name, count in usage.items() if count is not None},
     )

@@ -45,13 +45,15 @@ class Serving:
         reports: Reports,
         clock_ms: Callable[[], int],
         clock: Callable[[], float],
+        machine: Machine | None = None,
     ) -> None:
+        """`machine`: in place of the one that the settings tell. Raises UnknownDevice."""
         self._settings = settings
         self._publish = publish
         self._names = names
         self._clock_ms, self._clock = clock_ms, clock
         memory = settings.memory
-        self.machine = Machine(
+        self.machine = machine or Machine(
             settings.devices,
             cpu_bytes=memory.cpu_bytes,
             cpu_reserve_bytes=memory.cpu_reserve_bytes,

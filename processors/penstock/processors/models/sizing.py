@@ -190,15 +190,19 @@ async def fetch(
 
 def parameters(folder: Path) -> int:
     """Number of parameters from the safetensors headers: exact, without reading the weights."""
+    return sum(map(file_parameters, sorted(folder.glob("*.safetensors"))))
+
+
+def file_parameters(file: Path) -> int:
+    """Number of parameters in one safetensors file."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header: dict[str, Any] = json.loads(stream.read(length))
     total = 0
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header: dict[str, Any] = json.loads(stream.read(length))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                begin, end = tensor["data_offsets"]
-                total += (end - begin) // DTYPE_BYTES.get(tensor["dtype"], 1)
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            begin, end = tensor["data_offsets"]
+            total += (end - begin) // DTYPE_BYTES.get(tensor["dtype"], 1)
     return total
 
 
