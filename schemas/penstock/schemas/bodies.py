@@ -251,6 +251,29 @@ class EmbeddingRequest(RequestFields, total=False):
     embedding: EmbeddingPayload | None
 
 
+class SummarizationPayload(TypedDict, total=False):
+    """The payload of summarization: a text, or a conversation as its topic has it."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    text: Annotated[str | None, Field(description="The text; it may be longer than the model's window.")]
+    conversation_id: Annotated[ConversationId, Field(description="The conversation; it is only read.")]
+    through_offset: Annotated[
+        int | None, Field(ge=0, le=LONG, description="Offset of the last record to sum up; null: up to its end.")
+    ]
+    max_tokens: Annotated[int | None, Field(ge=1, le=INT, description="Longest summary, tokens.")]
+
+
+class SummarizationRequest(RequestFields, total=False):
+    """A request for a summary. The payload may stand under `payload` or, as in Avro, under the task's name."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    task: Required[Literal["summarization"]]
+    payload: SummarizationPayload | None
+    summarization: SummarizationPayload | None
+
+
 @cache
 def request_type(task: str) -> Any:
     """The body of a request of a task that is built."""

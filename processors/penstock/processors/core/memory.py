@@ -10,6 +10,7 @@ from penstock.processors.core.lane import Lane
 from penstock.processors.core.ledger import DeviceCapacity
 from penstock.processors.core.replica import Replica
 from penstock.processors.core.residents import Needs
+from penstock.processors.core.run_memory import held_by_runs
 from penstock.processors.core.runs import Runs
 from penstock.schemas.errors import InsufficientCapacity, PenstockError
 from penstock.schemas.records import Requirements
@@ -147,16 +148,22 @@ class Memory(Runs):
         return EstimateKey(lane.name, kind, lane.spec.dtype)
 
     def _measured(self, replica: Replica, measured_bytes: int) -> None:
-        """What it holds now. What it holds beyond its grant is booked too, or counts as taken where it does not fit."""
-        replica.measured_bytes = measured_bytes
-        replica.peak_bytes = max(replica.peak_bytes, measured_bytes)
+        """What it holds now, less what its runs were granted.
+
+        What it holds beyond its grant is booked too, or counts as taken where it does not fit.
+        """
+        own_bytes = max(0, measured_bytes - held_by_runs(replica))
+        replica.measured_bytes = own_bytes
+        replica.peak_bytes = max(replica.peak_bytes, own_bytes)
         grant, device = replica.grant, replica.device
         if grant is None or device is None:
             return
-        self.ledger.measure(grant, device, measured_bytes)
-        if measured_bytes > replica.bytes:
-            self.ledger.resize(grant, device, measured_bytes)
-            replica.bytes = measured_bytes
+        self.ledger.measure(grant, device, own_bytes)
+        booked = max(own_bytes, replica.least_bytes)
+        if booked != replica.bytes and self.ledger.resize(grant, device, booked):
+            if booked < replica.bytes:
+                self._memory_is_back()
+            replica.bytes = booked
 
     def _measured_beside(self, replica: Replica, device: str, measured_bytes: int) -> None:
         """What it holds of a device beside its first."""
@@ -173,6 +180,7 @@ class Memory(Runs):
             return
         self._learn(lane, replica)
         enough = max(measured_bytes, self._booked(lane))
+        replica.least_bytes = min(enough, max(replica.bytes, replica.least_bytes))
         if enough < replica.bytes:
             self.ledger.resize(replica.grant, replica.grant.device, enough)
             replica.bytes = enough

@@ -23,6 +23,7 @@ from penstock.processors.models.manager import ModelManager, Reports
 from penstock.processors.models.sizing import Estimate, estimate
 from penstock.processors.settings import WorkerSettings
 from penstock.producers.model_entry import served_by
+from penstock.schemas.abilities import Need
 from penstock.schemas.desired import model_key
 from penstock.schemas.records import DeviceHolder, DeviceState, ModelInfo, ModelState, Record
 from penstock.schemas.topics import CLASSES, TopicNames
@@ -107,11 +108,12 @@ class Serving:
     def capacities(self) -> list[DeviceCapacity]:
         return self.machine.capacities
 
-    def resolve(self, task: str, model: str | None) -> Choice:
-        """The model that a request gets, and why when it names none. Raises ModelNotFound."""
+    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
+        """The model that a request gets, and why when it names none. Raises ModelNotFound, UnsupportedParameter."""
         if model is not None:
-            return Choice(self.catalog.named(task, model).id)
-        choice = choose(self._candidate(config, order) for order, config in enumerate(self.catalog.serving(task)))
+            return Choice(self.catalog.named(task, model, need).id)
+        able = self.catalog.serving(task, need)
+        choice = choose(self._candidate(config, order) for order, config in enumerate(able))
         assert choice is not None
         return choice
 
