@@ -72,7 +72,9 @@ def _text(folder: Path) -> dict[str, Any]:
 def _vae() -> Any:
     from diffusers import AutoencoderKL
 
-    return AutoencoderKL(
+    # Its annotations are of tuples of one.
+    make: Any = AutoencoderKL
+    return make(
         in_channels=3,
         out_channels=3,
         down_block_types=("DownEncoderBlock2D",) * 4,

@@ -71,6 +71,10 @@ class SummarizingEngine:
     def state(self) -> EngineState:
         return self._inner.state
 
+    @property
+    def pid(self) -> int | None:
+        return self._inner.pid
+
     async def start(self) -> None:
         await self._inner.start()
 
