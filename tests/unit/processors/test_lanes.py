@@ -37,7 +37,7 @@ class Shell(World):
         self.published: list[Record] = []
         self.forgotten: list[str] = []
         self.said: list[ask.Status] = []
-        models = [ModelSection(id=name, source=name, engine="embedding") for name in ("m", "other")]
+        models = [ModelSection(id=name, source=name, engine="text") for name in ("m", "other")]
         self.serving = Serving(
             WorkerSettings(models=models),
             publish=self.publish,
@@ -196,7 +196,7 @@ async def test_events_name_the_device_and_its_memory_while_there_is_an_engine(sh
 
 async def test_models_come_and_go(shell: Shell) -> None:
     await shell.serving.observe()
-    new = ModelConfig.of(ModelSection(id="new", source="new", engine="embedding", tasks=["text_generation"]))
+    new = ModelConfig.of(ModelSection(id="new", source="new", engine="text", tasks=["text_generation"]))
     shell.lanes.configure([*shell.serving.catalog, new])
     await shell.until_ready("new")
     shell.lanes.configure([new])
