@@ -93,7 +93,7 @@ def test_only_tasks_that_a_text_can_ask_for_are_offered_for_one() -> None:
     told = re.sub(r"[\s│]", "", done.stderr)
     assert "text_generation" in told
     assert "image" not in told
-    assert {task.value for task in BuiltTask} <= BUILT_TASKS
+    assert {task.value for task in BuiltTask} <= set(BUILT_TASKS)
 
 
 @pytest.mark.parametrize("command", [["submit", "hello"], ["chat"], ["watch", "r"], ["requests", "list"], ["bench"]])
