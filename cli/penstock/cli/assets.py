@@ -129,6 +129,16 @@ def _make_tiny_vision(scratch: Path, out: Path, progress: Progress) -> None:
     run_maker("tiny_vision", ["chat", str(out)], scratch, progress)
 
 
+def _make_tiny_generation(scratch: Path, out: Path, progress: Progress) -> None:
+    progress("making a tiny image model, untrained: what it draws is noise")
+    run_maker("tiny_diffusion", ["generation", str(out)], scratch, progress)
+
+
+def _make_tiny_editing(scratch: Path, out: Path, progress: Progress) -> None:
+    progress("making a tiny model that edits images, untrained: what it draws is noise")
+    run_maker("tiny_diffusion", ["editing", str(out)], scratch, progress)
+
+
 def _make_tiny_captioner(scratch: Path, out: Path, progress: Progress) -> None:
     progress("training a tiny model that names colours (once, about 20 s, 1 MB)")
     run_maker("tiny_vision", ["bare", str(out)], scratch, progress)
@@ -193,6 +203,20 @@ ASSETS: Mapping[str, Asset] = {
             engine="vision",
             ready_bytes=1_000_000,
             make=_make_tiny_captioner,
+        ),
+        Asset(
+            id="tiny-image-generation",
+            tasks=("image_generation",),
+            engine="diffusers",
+            ready_bytes=1_000_000,
+            make=_make_tiny_generation,
+        ),
+        Asset(
+            id="tiny-image-editing",
+            tasks=("image_editing",),
+            engine="diffusers",
+            ready_bytes=1_000_000,
+            make=_make_tiny_editing,
         ),
         Asset(id="tiny-lm", tasks=("text_generation",), engine="text", ready_bytes=4_000_000, make=_make_tiny_lm),
     )

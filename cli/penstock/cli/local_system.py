@@ -24,9 +24,21 @@ from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import ReadinessWatch, ask
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.cli.supervisor import Part, Supervisor, command_part
+from penstock.schemas.tasks import BUILT_TASKS
 
 DEFAULT_CHAT = "smollm2-135m"
 DEFAULT_EMBEDDING = "all-minilm-l6-v2"
+DEFAULT_UPSCALER = "realesr-animevideov3"
+IMAGING: Mapping[str, Any] = {
+    "id": "imaging",
+    "source": "pillow",
+    "engine": "imaging",
+    "tasks": ["image_processing"],
+    "preload": False,
+}
+"""Image processing without a model. It and the upscaler are loaded when somebody asks for them."""
+TINY_MODELS = ("tiny-image-generation", "tiny-image-editing", "tiny-image-to-text")
+"""Made in code for tasks that no package carries a model for, so that every route can be tried."""
 EMBEDDED_PARTITIONS = 4
 WORKER_HEALTH_PORT = 8001
 HEALTH_PORT = "PENSTOCK_WORKER__HEALTH_PORT"
@@ -47,6 +59,7 @@ class Options:
     bootstrap_servers: str | None = None
     model: str | None = None
     remote: str | None = None
+    tiny_models: bool = False
     config: Path | None = None
 
 
@@ -78,7 +91,7 @@ class LocalSystem:
         self._check()
         # The broker boots while the models are prepared; both are long only the first time.
         broker = self._start_broker()
-        self.models = self.models or self._models()
+        self.models = [*(self.models or self._models()), *self._tiny_models()]
         environment = self._write_settings()
         if broker is not None:
             self.supervisor.wait_ready(broker, 90.0)
@@ -184,8 +197,22 @@ class LocalSystem:
         embedding = ASSETS[DEFAULT_EMBEDDING]
         others = [model for model in configured if "text_generation" not in model.get("tasks", ["text_generation"])]
         if not configured:
-            others = [embedding.model_table(prepare_model(embedding.id, self._progress))]
+            others = [embedding.model_table(prepare_model(embedding.id, self._progress)), dict(IMAGING)]
+            others += self._upscaler()
         return [chat_model(options.model or DEFAULT_CHAT, self._progress), *others]
+
+    def _upscaler(self) -> list[dict[str, Any]]:
+        """The upscaler, if it can be had: nobody's chat shall wait for it."""
+        asset = ASSETS[DEFAULT_UPSCALER]
+        try:
+            return [{**asset.model_table(prepare_model(asset.id, self._progress)), "preload": False}]
+        except CliFailure as failure:
+            self._progress(f"going on without the upscaler: {failure}")
+            return []
+
+    def _tiny_models(self) -> list[dict[str, Any]]:
+        wanted = TINY_MODELS if self.options.tiny_models else ()
+        return [{**ASSETS[name].model_table(prepare_model(name, self._progress)), "preload": False} for name in wanted]
 
     def _configured(self) -> dict[str, Any]:
         return read_toml(self.options.config) if self.options.config is not None else {}
@@ -308,10 +335,20 @@ def card(system: LocalSystem) -> str:
     curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'
     OpenAI(base_url="{url}/v1", api_key="none").chat.completions.create(model="{chat}", messages=[…])
 
-  Kafka {system.bootstrap_servers}   models {", ".join(str(m["id"]) for m in system.models)}
+  Kafka {system.bootstrap_servers}   models {", ".join(str(m["id"]) for m in system.models)}{_without_model(system)}
   worker  http://127.0.0.1:{system.worker_port}/readyz   data  {data}
   logs  penstock logs -f{option}   status  penstock status{option}
 """
+
+
+def _without_model(system: LocalSystem) -> str:
+    """A line that says for which tasks there is no model, if there are such."""
+    served = {task for model in system.models for task in model.get("tasks", ["text_generation"])}
+    lacking = [task for task in BUILT_TASKS if task not in served]
+    if not lacking or system.options.remote is not None:
+        return ""
+    cure = "" if system.options.tiny_models else " (--tiny-models adds tiny ones to try the routes)"
+    return f"\n  no model for {', '.join(lacking)}{cure}"
 
 
 def penstock_command(name: str) -> list[str]:

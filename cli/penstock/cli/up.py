@@ -49,6 +49,12 @@ def up(
     remote: Annotated[
         str | None, typer.Option(help="Serve through this OpenAI-compatible server instead of loading models.")
     ] = None,
+    tiny_models: Annotated[
+        bool,
+        typer.Option(
+            "--tiny-models", help="Add tiny models, made in code, for tasks without a real one: to try every route."
+        ),
+    ] = False,
     port: Annotated[
         int | None,
         typer.Option(envvar="PENSTOCK_GATEWAY__PORT", help="The gateway's port (default: [gateway], else 8000)."),
@@ -72,6 +78,8 @@ def up(
 
       penstock up --model ./my-model.gguf
 
+      penstock up --tiny-models
+
       penstock up --remote http://127.0.0.1:11434/v1 --model llama3.2
 
       penstock up --bootstrap-servers kafka-1:9092,kafka-2:9092
@@ -91,6 +99,7 @@ def up(
         bootstrap_servers=bootstrap_servers or configured_bootstrap(found),
         model=model,
         remote=remote,
+        tiny_models=tiny_models,
         config=found,
     )
     run(LocalSystem(options, noted if is_detached() else say))

@@ -125,8 +125,6 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
     ({"include": ["file_search_call.results"]}, "unsupported_parameter", "include"),
     ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
-    ({"tools": TOOLS}, "unsupported_parameter", "tools"),
-    ({"text": {"format": {"type": "json_object"}}}, "unsupported_parameter", "text.format"),
     ({"reasoning": {"effort": "high"}}, "unsupported_parameter", "reasoning.effort"),
     ({"max_output_tokens": 0}, "invalid", "max_output_tokens"),
     ({"max_output_tokens": 900_000}, "context_length_exceeded", "max_output_tokens"),

@@ -156,9 +156,10 @@ class Catalog:
 def share_cores(configs: Sequence[ModelConfig], cores: int) -> dict[str, ModelConfig]:
     """By id, with `threads` for each local engine that names none: two that want all cores slow each other sevenfold.
 
-    One core is left to Kafka, the worker and the gateway where there are more than two.
+    One core is left to Kafka, the worker and the gateway where there are more than two. Models that are
+    loaded only when somebody asks for them are not counted.
     """
-    local = sum(config.local for config in configs)
+    local = sum(config.local and config.preload for config in configs)
     threads = max(1, (cores - 1) // max(1, local))
     return {
         config.id: replace(config, options={"threads": threads, **config.options}) if config.local else config
