@@ -48,6 +48,9 @@ class Replica:
         self.measured_bytes: int | None = None
         self.peak_bytes = 0
         """The most that was measured."""
+        self.booked_bytes = self.bytes
+        """What it was granted as it was loaded."""
+        self.runs_begun = 0
         self.slots = 0
         self.tokens: int | None = None
         self.inline = False
@@ -89,6 +92,7 @@ class Replica:
         """Give a slot and tokens; the caller has seen that they are free."""
         self.ahead.pop(work, None)
         self.holders[work] = tokens
+        self.runs_begun += 1
         self.used_tokens += tokens
         self.last_used = now
         self.klass = work.klass

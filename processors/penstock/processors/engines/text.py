@@ -15,18 +15,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jinja2 import TemplateError
 
 from penstock.processors.core.context import build_context
+from penstock.processors.core.ledger import OutOfMemory
 from penstock.processors.engines.backend import Emit, leave
 from penstock.processors.engines.base import EngineInfo, Message, Prepared, RunFailed, RunSpec, refuse_unsupported
 from penstock.processors.engines.detokenise import Detokeniser
 from penstock.processors.engines.loading import (
+    batch_tokens,
     block_size,
     cache_tokens,
     device_name,
     limit_device_memory,
-    measured_memory,
+    text_slots,
 )
+from penstock.processors.engines.measuring import Meter
 from penstock.processors.engines.sampling import GREEDY, Sampling, sampling_of
+from penstock.processors.engines.text_batch import TextBatch
 from penstock.processors.engines.text_run import TextRun
+from penstock.processors.engines.text_warm_up import warm_up
 from penstock.processors.engines.weights import code_option, load_weights
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 from penstock.schemas.texts import shortened
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 512
-WARM_UP_S = 120
+FIRST_TOKEN_S = 120
 LOOK_EVERY_S = 0.004
 """Tokens that come faster are taken together: the worker gathers them for longer anyway. A run's first goes at once
 when the model was idle, else within this time."""
@@ -52,12 +57,14 @@ class TextBackend:
         self._emit = emit
         self._block = block_size(options)
         self._cache_tokens = cache_tokens(options)
+        self._meter = Meter(device_name(options))
         self._runs: dict[str, TextRun] = {}
         self._loop = asyncio.get_running_loop()
         self._will_look = False
         self._next_look: asyncio.TimerHandle | None = None
         self._model: Any = None
         self._batching: BatchingLoop
+        self._batch: TextBatch
         self._tokenizer: Any = None
         self._decode: Callable[[Sequence[int]], str] = lambda ids: ""
         self._context_free = False
@@ -91,7 +98,8 @@ class TextBackend:
         if self._window < 2:
             raise InvalidRequest(f"a cache of {self._cache_tokens} tokens is too small for any prompt")
         self._batching = self._start_batching()
-        self._warm_up()
+        self._first_token()
+        self._batch = TextBatch(self._batching, self._options, self._put)
         self._batching.on_news = self._on_news
         return EngineInfo(context_window=self._window, max_output_tokens=self._window - 1, device=device)
 
@@ -109,16 +117,31 @@ class TextBackend:
             on_cpu=device_name(self._options) == "cpu",
             block_size=self._block,
             num_blocks=self._cache_tokens // self._block,
-            max_batch_tokens=int(self._options.get("max_batch_tokens", 512)),
-            max_requests_per_batch=int(self._options.get("slots", 64)),
+            max_batch_tokens=batch_tokens(self._options),
+            max_requests_per_batch=text_slots(self._options),
         )
 
-    def _warm_up(self) -> None:
+    def _first_token(self) -> None:
         """One token, so that "ready" means that the loop really runs. Raises EngineFailed with the loop's error."""
         self._batching.add("warm-up", [self._first_id()], 1, GREEDY, self._end_ids())
-        output = self._batching.wait_for_output(WARM_UP_S)
-        if output is None or output.error is not None:
-            raise EngineFailed(shortened(f"the batching loop does not run: {self._batching.reason}", 500))
+        outputs = self._batching.wait_for_outputs(1, FIRST_TOKEN_S)
+        if not outputs or outputs[0].error is not None:
+            kind = OutOfMemory if self._batching.dead and self._batching.out_of_memory else EngineFailed
+            raise kind(shortened(f"the batching loop does not run: {self._batching.reason}", 500))
+
+    def warm_up(self) -> None:
+        """Its largest batch, in main memory with all of its cache. Raises OutOfMemory, EngineFailed."""
+        if device_name(self._options) == "cpu":
+            self._batching.touch_cache()
+        warm_up(
+            self._batching,
+            self._batch,
+            window=self._window,
+            cache=self._cache_tokens,
+            block=self._block,
+            vocabulary=self._vocabulary,
+        )
+        self._batching.on_news = self._on_news
 
     # -- preparing
 
@@ -201,9 +224,22 @@ class TextBackend:
     def run(self, spec: RunSpec, prompt: tuple[list[int], int]) -> None:
         ids, new_tokens = prompt
         detokeniser = Detokeniser(self._decode, context_free=self._context_free)
-        self._runs[spec.run_id] = TextRun(spec, len(ids), detokeniser, self._eos.__contains__, self._emit)
-        if not self._batching.add(spec.run_id, ids, new_tokens, self._sampling(spec.params), self._end_ids()):
+        self._runs[spec.run_id] = TextRun(
+            spec, len(ids), detokeniser, self._eos.__contains__, self._emit, prompt=ids, new_tokens=new_tokens
+        )
+        self._batch.add(spec.run_id)
+        self._give_loop()
+
+    def _give_loop(self) -> None:
+        """What its batch has room for."""
+        if not self._batch.fill():
             self._loop_died()
+
+    def _put(self, run_id: str) -> bool:
+        """Into the loop, from where it had come to; whether the loop took it."""
+        run = self._runs[run_id]
+        ids, left = [*run.prompt, *run.before], run.new_tokens - len(run.before)
+        return self._batching.add(run_id, ids, left, self._sampling(run.params), self._end_ids())
 
     def _end_ids(self) -> list[int]:
         return sorted(self._eos) or [-1]
@@ -213,15 +249,44 @@ class TextBackend:
 
     def cancel(self, run_id: str) -> None:
         if self._runs.pop(run_id, None) is not None:
+            self._take_out(run_id)
+
+    def _take_out(self, run_id: str, *, over: bool = False) -> None:
+        """The next takes its place. `over`: the loop has ended it already."""
+        if self._batch.remove(run_id) and not over:
             self._batching.cancel_request(run_id)
+        self._give_loop()
 
     def check(self) -> None:
         """Notice a batching loop that ended, even one that ended without failing its runs."""
         if self._batching.dead:
             self._loop_died()
+        self._tell_limits()
 
-    def _loop_died(self) -> NoReturn:
-        """The batching loop is gone with all its runs. So is the process: it is its death that the worker acts upon."""
+    def _tell_limits(self) -> None:
+        """Also what the warm-up has found."""
+        batch = self._batch
+        if batch.ran_out or batch.changed:
+            self._emit(("out_of_memory" if batch.ran_out else "limits", batch.slots))
+            batch.ran_out = batch.changed = False
+
+    def _loop_died(self) -> None:
+        """Out of memory, its runs go on in smaller batches. Of all else the process dies too: the worker acts on that.
+
+        A run that memory does not suffice for alone fails, and may be tried elsewhere.
+        """
+        if self._batching.out_of_memory:
+            logger.warning("engine.out_of_memory runs=%d slots=%d", len(self._runs), self._batch.slots)
+            for run in self._runs.values():
+                run.rewind()
+            for run_id in self._batch.begin_anew():
+                self._fail(run_id, OutOfMemory("memory ran out in the smallest batch that the engine makes"))
+            self._give_loop()
+            self._tell_limits()
+            return
+        self._end_process()
+
+    def _end_process(self) -> NoReturn:
         logger.error("engine.batching_loop_died runs=%d error=%s", len(self._runs), self._batching.reason)
         leave(1)
 
@@ -229,7 +294,10 @@ class TextBackend:
         return self._batching.turns
 
     def measured_memory(self) -> int:
-        return measured_memory(device_name(self._options))
+        return self._meter.used_bytes()
+
+    def peak_memory(self) -> int:
+        return self._meter.peak_bytes()
 
     # -- tokens: the computing thread says that there are new ones, the event loop fetches them
 
@@ -251,14 +319,20 @@ class TextBackend:
 
     def _take_outputs(self) -> int:
         outputs = self._batching.take_outputs()
+        died = False
         for output in outputs:
             if output.error is not None:
                 if self._batching.dead:
-                    self._loop_died()
+                    died = True
+                    continue
                 # Requests are validated before: what fails here is the engine's fault.
-                self._fail(output.request_id, EngineFailed(shortened(f"the engine failed: {output.error}", 300)))
+                error = EngineFailed(shortened(f"the engine failed: {output.error}", 300))
+                self._fail(output.request_id, error, over=True)
             elif (run := self._runs.get(output.request_id)) is not None:
-                self._advance(run, output.generated_tokens, final=True)
+                self._batch.went_well()
+                self._advance(run, [*run.before, *output.generated_tokens], final=True)
+        if died:
+            self._loop_died()
         return len(outputs)
 
     def _take_tokens(self) -> int:
@@ -266,9 +340,9 @@ class TextBackend:
         for run in list(self._runs.values()):
             if run.wants_steps:
                 ids = self._batching.generated(run.run_id)
-                if ids is not None and (count := len(ids)) > run.seen:
+                if ids is not None and len(run.before) + (count := len(ids)) > run.seen:
                     news += 1
-                    self._advance(run, ids[:count], final=False)
+                    self._advance(run, [*run.before, *ids[:count]], final=False)
         return news
 
     def _advance(self, run: TextRun, ids: list[int], *, final: bool) -> None:
@@ -276,17 +350,16 @@ class TextBackend:
             run.take(ids, final=final)
             if final or run.stopped:
                 del self._runs[run.run_id]
-                if not final:
-                    self._batching.cancel_request(run.run_id)
                 run.finish()
+                self._take_out(run.run_id, over=final)
         except Exception as error:  # in a callback nobody hears it
             logger.exception("engine.output_failed")
             self._runs[run.run_id] = run
-            self._batching.cancel_request(run.run_id)
             self._fail(run.run_id, EngineFailed(f"{type(error).__name__} while the output was read"))
 
-    def _fail(self, run_id: str, error: EngineFailed) -> None:
+    def _fail(self, run_id: str, error: EngineFailed, *, over: bool = False) -> None:
         if self._runs.pop(run_id, None) is not None:
+            self._take_out(run_id, over=over)
             self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=True)))
 
 

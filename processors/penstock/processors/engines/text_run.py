@@ -21,8 +21,16 @@ class TextRun:
         detokeniser: Detokeniser,
         is_end: Callable[[int], bool],
         emit: Emit,
+        *,
+        prompt: Sequence[int] = (),
+        new_tokens: int = 0,
     ) -> None:
+        self.prompt, self.new_tokens = prompt, new_tokens
+        """What the loop was given: a run that memory ran out under is given to it again, with what it has said."""
+        self.before: Sequence[int] = ()
+        """Tokens from before it was given to the loop again."""
         self.run_id = spec.run_id
+        self.params = spec.params
         self.streams = spec.stream
         stops: Sequence[str] = spec.params.get("stop") or ()
         self._stops = bool(stops)
@@ -45,6 +53,10 @@ class TextRun:
     def stopped(self) -> bool:
         """A stop string has come: what follows is not wanted."""
         return self._matcher.stopped
+
+    def rewind(self) -> None:
+        """The loop has lost it: what was told stands, the rest is made anew."""
+        self.before = list(self._ids)
 
     def take(self, ids: Sequence[int], *, final: bool = False) -> None:
         """All tokens so far; of a `final` call nothing follows. Emits the new text."""

@@ -16,6 +16,7 @@ from penstock.processors.engines.base import Engine, EngineState
 from penstock.processors.models import sizing
 from penstock.processors.models.catalog import ModelConfig, share_cores
 from penstock.processors.models.factory import make_engine
+from penstock.processors.models.parts import Part
 from penstock.processors.models.sizing import ModelSize, OnProgress
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, ModelNotFound, PenstockError
 
@@ -112,6 +113,16 @@ class ModelManager:
         """Bytes that the engines really hold, those that were measured."""
         found = {key: held.engine.measured_memory() for key, held in self._held.items() if held.engine is not None}
         return {key: measured for key, measured in found.items() if measured is not None}
+
+    def peaks(self) -> dict[ReplicaKey, int]:
+        """The most bytes that the engines have held, of those that were measured."""
+        found = {key: held.engine.peak_memory() for key, held in self._held.items() if held.engine is not None}
+        return {key: peak for key, peak in found.items() if peak is not None}
+
+    def parts(self, model: str) -> tuple[Part, ...]:
+        """What its memory is made of, as estimated; nothing before it was sized."""
+        size = self._sizes.get(model)
+        return () if size is None else size.parts
 
     def weights_bytes(self, model: str) -> int | None:
         size = self._sizes.get(model)

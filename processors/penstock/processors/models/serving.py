@@ -15,12 +15,15 @@ from penstock.processors.core.ledger import DeviceCapacity
 from penstock.processors.core.replica import Replica
 from penstock.processors.core.residents import ModelSpec
 from penstock.processors.engines.base import Engine, EngineInfo
+from penstock.processors.engines.loading import dtype_name
 from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.hardware import cpu, nvml
+from penstock.processors.models.calibration import Calibration
 from penstock.processors.models.catalog import Catalog, ModelConfig
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.manager import ModelManager, Reports
-from penstock.processors.models.sizing import Estimate, estimate
+from penstock.processors.models.remembered import RememberedEstimates
+from penstock.processors.models.sizing import Estimate, estimate, size_model
 from penstock.processors.settings import WorkerSettings
 from penstock.producers.model_entry import served_by
 from penstock.schemas.desired import model_key
@@ -29,6 +32,8 @@ from penstock.schemas.topics import CLASSES, TopicNames
 
 logger = logging.getLogger(__name__)
 
+ESTIMATES_FILE = "memory.json"
+"""In the worker's folder: what engines were measured to take."""
 Publish = Callable[[str, str, Record | None], None]
 """(topic, key, record); None is a tombstone."""
 
@@ -57,7 +62,9 @@ class Serving:
         ]
         self.catalog = Catalog(ModelConfig.of(entry) for entry in served_by(settings.models, settings.worker.pool))
         make = partial(make_engine, logs=settings.worker.data_dir / "logs")
-        self.manager = ModelManager(self.catalog, reports, make=make)
+        size = partial(size_model, process_bytes=Calibration().process_bytes)
+        self.manager = ModelManager(self.catalog, reports, make=make, size=size)
+        self.remembered = RememberedEstimates(settings.worker.data_dir / ESTIMATES_FILE)
         self._used: dict[str, int] = {}
         self._flow: Flow
 
@@ -69,6 +76,7 @@ class Serving:
     async def stop(self) -> None:
         """End all engines and all loading at once; their memory comes back with their processes."""
         await self.manager.stop()
+        await self.remembered.keep()
 
     # -- for the shell
 
@@ -91,6 +99,9 @@ class Serving:
             pinned=config.pinned,
             preload=config.preload,
             keep_alive_s=config.keep_alive_s,
+            dtype=_dtype(config),
+            source=f"{config.source}@{config.revision}" if config.revision else config.source,
+            options=json.dumps([config.options, config.adapters, config.vram_bytes], sort_keys=True, default=str),
         )
 
     def _devices(self, config: ModelConfig) -> tuple[str, ...]:
@@ -158,7 +169,8 @@ class Serving:
                     # What it uses beyond its grant is nobody's grant: it counts as others' use.
                     ours[replica.device] += min(measured.get((lane.name, replica.number), 0), replica.bytes)
         observed = {device: (used, min(used, ours[device])) for device, used in self._used.items()}
-        self._flow.devices_observed(observed, self._clock(), measured)
+        self._flow.devices_observed(observed, self._clock(), measured, self.manager.peaks())
+        await self.remembered.keep()
 
     # -- for reports
 
@@ -237,6 +249,14 @@ class Serving:
                 revision=config.revision,
             )
             self._publish(self._names.model, model_key(config.id, self._settings.worker.pool), record)
+
+
+def _dtype(config: ModelConfig) -> str:
+    """What its numbers are in memory; peaks are remembered by it."""
+    if not config.local:
+        return ""
+    quantization = config.options.get("quantization")
+    return dtype_name(config.options) + ("" if quantization is None else f" {quantization}")
 
 
 def used_bytes() -> dict[str, int]:
