@@ -82,6 +82,7 @@ class World:
         self.asked: list[Any] = []
         self.loads: list[str] = []
         self.need: Callable[[Work], int] = lambda work: 0
+        self.memory: Callable[[Work], int] = lambda work: 0
         self.hold_answers: set[type] = set()
         self.offsets: dict[tuple[str, int], int] = {}
         self.bodies: dict[tuple[str, int, int], tuple[Taken, Body]] = {}
@@ -239,7 +240,7 @@ class World:
         flow = self.flow
         match effect:
             case ask.Prepare(work, run_id):
-                flow.prepared(work, run_id, self.need(work), None, self.now)
+                flow.prepared(work, run_id, self.need(work), None, self.now, memory_bytes=self.memory(work))
             case ask.Begin(work, run_id):
                 flow.begun(work, run_id, self.now)
             case ask.Start(work, _):

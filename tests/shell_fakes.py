@@ -43,6 +43,7 @@ class ScriptedEngine:
         self.device, self.error = device, error
         self.prepares_inline = inline
         self.slots, self.need_tokens = slots, need_tokens
+        self.memory_bytes = 0
         self.refusal: BaseException | None = None
         self.run_error: BaseException | None = None
         self.answers = asyncio.Event()
@@ -61,7 +62,9 @@ class ScriptedEngine:
             await self.answers.wait()
         if self.refusal is not None:
             raise self.refusal
-        return Prepared(run_id=spec.run_id, prompt_tokens=3, need_tokens=self.need_tokens)
+        return Prepared(
+            run_id=spec.run_id, prompt_tokens=3, need_tokens=self.need_tokens, memory_bytes=self.memory_bytes
+        )
 
     def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
         if self.run_error is not None:

@@ -36,7 +36,11 @@ ORDER = (
     "auth",
     "artifacts",
     "schema_registry",
+    "queue_merge",
+    "queues",
 )
+LISTS = ("models", "queues")
+"""Sections of which there may be several."""
 
 INTRO = """\
 All processes read one TOML file: the one that `--config` names, else the variable `PENSTOCK_CONFIG`, else
@@ -81,7 +85,12 @@ What each tenant may have at the gateway; `[gateway.limits.tenants.NAME]` holds 
 have `limits` of its own, of the same names, in the keys file: they hold beside its tenant's. Without keys there is one
 tenant, and only what is set holds. More: [limits](http.md#limits)."""
 
-NOTES = {"models": MODELS, "gateway.limits": LIMITS}
+QUEUES = """\
+One table for each topic of another system that gateways read. Beside the tables, above all sections, stands
+`queue_policy`, which says who is next: `strict` (in their order), `weighted` (the default), `round_robin` or `random`.
+In the environment: `PENSTOCK_QUEUE_POLICY`, and `PENSTOCK_QUEUES` as a JSON list."""
+
+NOTES = {"models": MODELS, "gateway.limits": LIMITS, "queues": QUEUES}
 
 OTHERS = [
     ["`PENSTOCK_CONFIG`", "all", "The TOML file."],
@@ -116,7 +125,7 @@ def page() -> str:
     parts = [INTRO]
     for name in ORDER:
         readers, keys = section(name)
-        heading = f"## [[{name}]]" if name == "models" else f"## [{name}]"
+        heading = f"## [[{name}]]" if name in LISTS else f"## [{name}]"
         note = NOTES.get(name, f"Read by the {listed(readers)}.")
         parts.append(f"{heading}\n\n{note}\n\n{keys_table(name, keys)}")
     others = table(["variable", "read by", "meaning"], OTHERS)
@@ -156,11 +165,11 @@ def keys_table(name: str, keys: list[Key]) -> str:
         row = [code(key.name), code(variable), type_text(key.info), "", key.meaning]
         defaults = set(key.defaults.values())
         row[3] = defaults.pop() if len(defaults) == 1 else ", ".join(f"{v} ({r})" for r, v in key.defaults.items())
-        if name == "models":
+        if name in LISTS:
             del row[1]
         rows.append(row)
     columns = ["key", "variable", "type", "default", "meaning"]
-    return table([c for c in columns if c != "variable"] if name == "models" else columns, rows)
+    return table([c for c in columns if c != "variable"] if name in LISTS else columns, rows)
 
 
 def model_of(annotation: Any) -> type[BaseModel]:

@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack
 
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.memory import few_heaps, hold_the_collector, spare_the_collector
+from penstock.gateway.queues.errands import Errands
+from penstock.gateway.queues.feeder import QueueFeeder
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
@@ -122,8 +124,24 @@ class Connecting:
             asyncio.get_running_loop().call_later(HELD_AT_MOST_S, spare_the_collector)
             await follower.start()
             stack.push_async_callback(follower.stop)
+            if settings.queues:
+                feeder = self._feeder(service, sender)
+                feeder.start()
+                stack.push_async_callback(feeder.stop)
             self._stack = stack.pop_all()
         self._context.connected = service
+
+    def _feeder(self, service: GatewayService, sender: AsyncTransport) -> QueueFeeder:
+        settings = self._settings
+        return QueueFeeder(
+            settings.queues,
+            settings.queue_policy,
+            settings.queue_merge,
+            service.kafka,
+            Errands(service, self._context.allowances, sender),
+            counted=self._context.metrics.on_queue_message,
+            on_failure=lambda reason: self._context.on_failure(reason),
+        )
 
     async def close(self) -> None:
         """Read nothing new, write what was read, send what was accepted."""

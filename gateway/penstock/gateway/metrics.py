@@ -47,6 +47,12 @@ class GatewayMetrics:
         for name, text in (("loads", "Models loaded, counted by workers."), ("unloads", "Models ended, likewise.")):
             Counter(f"penstock_model_{name}", text, ["model"], registry=self.registry)
         self._dead = Counter("penstock_dlq", "Requests that ended dead-lettered, seen.", registry=self.registry)
+        self._queued = Counter(
+            "penstock_queue_messages",
+            "Messages of [[queues]] by what became of them here.",
+            ["topic", "outcome"],
+            registry=self.registry,
+        )
         self._wait = self._histogram("penstock_wait_seconds", "From accepted to running.")
         self._run = self._histogram("penstock_run_seconds", "From running to the outcome.")
         self._first_token = self._histogram(
@@ -76,6 +82,10 @@ class GatewayMetrics:
         """Count a status that was new to its request."""
         if event.status == "retrying":
             self._retries.inc()
+
+    def on_queue_message(self, topic: str, outcome: str) -> None:
+        """Count what became of a message of a queue: completed, refused, dead_lettered, ignored or tried_again."""
+        self._queued.labels(topic=topic, outcome=outcome).inc()
 
     def render(self) -> bytes:
         """The text format of Prometheus."""

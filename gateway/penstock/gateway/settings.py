@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.limits.settings import LimitsSection
+from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection, check_queues
 from penstock.producers.configuration import (
     ArtifactsSection,
     KafkaSection,
@@ -95,6 +96,17 @@ class GatewaySettings(ProcessSettings):
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
     topics: TopicsSection = Field(default_factory=TopicsSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
+    queue_policy: QueuePolicy = "weighted"
+    """Which of `[[queues]]` is next when several have messages; strict takes them in their order."""
+    queue_merge: QueueMergeSection = QueueMergeSection()  # pyright: ignore[reportCallIssue]
+    queues: list[QueueSection] = Field(default_factory=list[QueueSection])
+    """Topics of other systems whose messages become requests."""
+
+    @field_validator("queues")
+    @classmethod
+    def _queues_differ(cls, queues: list[QueueSection]) -> list[QueueSection]:
+        check_queues(queues)
+        return queues
 
     @property
     def artifacts_location(self) -> str:

@@ -114,7 +114,15 @@ class Execution:
                 return  # the replica is down: the flow has been told
             run.spec = self._spec(work, run, history)
             prepared = await engine.prepare(run.spec)
-            self._flow.prepared(work, run_id, prepared.need_tokens, prepared, self._clock(), mark)
+            self._flow.prepared(
+                work,
+                run_id,
+                prepared.need_tokens,
+                prepared,
+                self._clock(),
+                mark,
+                memory_bytes=prepared.memory_bytes,
+            )
         except (LostOwnership, EngineGone):
             return
         except PenstockError as error:

@@ -160,12 +160,15 @@ class RequirementsBody(TypedDict, total=False):
 
 
 class Output(TypedDict, total=False):
-    """Where artifacts go."""
+    """Where artifacts go, and the form of the images that are made."""
 
     __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
-    store: Annotated[str | None, Field(min_length=1, max_length=63)]
+    store: Annotated[str | None, Field(min_length=1, max_length=63, description="Name of a configured store.")]
     prefix: Name200 | None
+    format: Annotated[Literal["png", "jpeg", "webp"] | None, Field(description="Of images; null: png.")]
+    quality: Annotated[int | None, Field(ge=1, le=100, description="Of jpeg and webp.")]
+    facts: Annotated[bool | None, Field(description="false: no word of how an image was made in its metadata.")]
 
 
 # These two have several forms; `requests` reads them.

@@ -196,10 +196,13 @@ class Requirements(Record):
 
 @record
 class OutputSpec(Record):
-    """Where artifacts go."""
+    """Where artifacts go, and the form of images: png, jpeg or webp, quality 1 to 100, facts in the metadata."""
 
     store: str | None = None
     prefix: str | None = None
+    format: str | None = None
+    quality: int | None = None
+    facts: bool | None = None
 
 
 @record
@@ -260,6 +263,15 @@ class ArtifactRef(Record):
 
 
 @record
+class Preview(Record):
+    """An image on its way: `image` has the fields of ImageOutput."""
+
+    step: int
+    steps: int
+    image: dict[str, Any]
+
+
+@record
 class ResultEvent(Record):
     """A chunk, a preview or the one outcome of a request; readers fold them (`penstock.schemas.fold`)."""
 
@@ -269,6 +281,7 @@ class ResultEvent(Record):
         "timings": Timings,
         "error": ErrorInfo,
         "output_artifact": ArtifactRef,
+        "preview": Preview,
     }
 
     request_id: str
@@ -301,6 +314,7 @@ class ResultEvent(Record):
     measured_memory_bytes: int | None = None
     error: ErrorInfo | None = None
     metadata: dict[str, str] = field(default_factory=dict[str, str])
+    preview: Preview | None = None
 
     @property
     def output(self) -> dict[str, Any] | None:
@@ -361,6 +375,8 @@ class StatusEvent(Record):
     waiting_for: WaitingFor | None = None
     model_reason: str | None = None
     ttl_ms: int | None = None
+    step: int | None = None
+    steps: int | None = None
 
 
 @record
@@ -385,6 +401,7 @@ class ConversationMessage(Record):
     """One message of a conversation, keyed by `conversation_message_key`."""
 
     _nested: ClassVar[Mapping[str, type[Record]]] = {"usage": Usage}
+    _lists: ClassVar[Mapping[str, type[Record]]] = {"artifacts": ArtifactRef}
 
     request_id: str | None = None
     tenant: str
@@ -402,6 +419,9 @@ class ConversationMessage(Record):
     usage: Usage | None = None
     covers_through: int | None = None
     metadata: dict[str, str] = field(default_factory=dict[str, str])
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    artifacts: list[ArtifactRef] = field(default_factory=list[ArtifactRef])
 
 
 def conversation_message_key(message: ConversationMessage) -> str:

@@ -150,6 +150,15 @@ async def test_the_prepared_need_is_what_the_grant_takes(shell: Shell) -> None:
     await shell.until(lambda: shell.started == ["a", "b"])
 
 
+async def test_the_memory_that_an_engine_names_for_a_run_reaches_the_flow(shell: Shell) -> None:
+    shell.the_engine().memory_bytes = 7
+    shell.submit("r")
+    await shell.until_running()
+    run = shell.work().run
+    assert run is not None
+    assert run.memory_bytes == 7
+
+
 async def test_deltas_go_out_as_chunks(shell: Shell) -> None:
     shell.submit("r", stream=True)
     await shell.until_running()

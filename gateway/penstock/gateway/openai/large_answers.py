@@ -5,12 +5,14 @@ A thread alone is not enough: json decodes and encodes a text in one step, in wh
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from penstock.gateway.view.outputs import on_output_thread
+from penstock.producers.artifacts import ArtifactStore
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -27,6 +29,15 @@ _skip_blanks = re.compile(r"[ \t\n\r]*").match
 async def beside_the_loop(result: Json, make: Callable[[], T]) -> T:
     """What `make` makes of a result: at once, or on a thread if the result is large."""
     return await on_output_thread(make) if is_large(result) else make()
+
+
+async def whole_result(store: ArtifactStore, tenant: str, result: Json) -> Json:
+    """The result with an output in it that it only refers to. Raises as `ArtifactStore.get`."""
+    artifact = result.get("artifact")
+    if artifact is None:
+        return result
+    content = await asyncio.to_thread(store.get, tenant, artifact["artifact_id"], sha256=artifact["sha256"])
+    return await on_output_thread(lambda: {**result, **decode_json(content.decode())})
 
 
 def is_large(result: Json) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ from penstock.gateway.openai.exchange import (
     stream_events,
     unless_gone,
 )
-from penstock.gateway.openai.large_answers import decode_json, is_large
+from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
 from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, responses_request
 from penstock.gateway.routes.paging import Page
@@ -156,12 +155,7 @@ class Exchange:
 
     async def _whole(self, result: answers.Json) -> answers.Json:
         """The result with a large output in it, where stock clients expect it."""
-        artifact = result.get("artifact")
-        if artifact is None:
-            return result
-        store = self._service.artifacts
-        content = await asyncio.to_thread(store.get, self._tenant, artifact["artifact_id"], sha256=artifact["sha256"])
-        return await on_output_thread(lambda: {**result, **decode_json(content.decode())})
+        return await whole_result(self._service.artifacts, self._tenant, result)
 
     def stream(self, writer: EventWriter) -> Response:
         frames = self._subscribe()

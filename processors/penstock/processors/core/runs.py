@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.processors.core.effects import Ended, Retried
 from penstock.processors.core.endings import Endings
+from penstock.processors.core.replica import Replica
 from penstock.processors.core.retries import DeadLetter, Retry, decide
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.suspects import clear_suspicion
@@ -20,8 +21,18 @@ RETRIES_AT_ONCE = 256
 class Runs(Endings):
     """Every answer names its run. An answer for a run that is over changes nothing."""
 
-    def prepared(self, work: Work, run_id: str, need_tokens: int, prepared: Any, now: float, mark: Any = None) -> None:
-        """Its conversation was read and its prompt counted: it needs so many tokens of its engine."""
+    def prepared(
+        self,
+        work: Work,
+        run_id: str,
+        need_tokens: int,
+        prepared: Any,
+        now: float,
+        mark: Any = None,
+        *,
+        memory_bytes: int = 0,
+    ) -> None:
+        """Its conversation was read and its prompt counted: it needs so many tokens and bytes of its engine."""
         run = self._current(work, run_id, Stage.PREPARING)
         if run is None:
             return
@@ -33,9 +44,24 @@ class Runs(Endings):
             details = {"need": need_tokens, "capacity": limit, "unit": "tokens"}
             self._failed(work, "refused", InsufficientCapacity(message, details=details), now, again=False)
             return
-        run.need_tokens, run.prepared, run.mark = need_tokens, prepared, mark
+        if (error := self._never_runs(replica, memory_bytes)) is not None:
+            self._failed(work, "refused", error, now, again=False)
+            return
+        run.need_tokens, run.memory_bytes, run.prepared, run.mark = need_tokens, memory_bytes, prepared, mark
         self._transition(work, "prepared", Stage.READY)
         self._mark_changed(lane)
+
+    def _never_runs(self, replica: Replica | None, memory_bytes: int) -> InsufficientCapacity | None:
+        """The error for a run that no device of its model could hold beside the model itself, were it empty."""
+        if replica is None or replica.device is None or not replica.grants_runs or not memory_bytes:
+            return None
+        need = replica.bytes + memory_bytes
+        names = (replica.device, *self.lane(replica.model).spec.devices)
+        limits = {one.device: one.limit_bytes for one in self.ledger.devices() if {one.device, one.kind} & {*names}}
+        if any(need <= limit for limit in limits.values()):
+            return None
+        largest = max(limits, key=lambda device: limits[device])
+        return self.ledger.insufficient(f"{replica.model} with this run", {largest: need})
 
     def answer_stands(self, work: Work, run_id: str, finished: Any, now: float, *, large: bool) -> None:
         """The conversation holds its answer already (a worker died after appending it): it is the outcome."""

@@ -395,7 +395,7 @@ def run_bytes(replica: Replica, work: Work) -> int:
     """What its run takes of the device beyond what the replica holds; the request's own requirements are a floor."""
     if not replica.grants_runs:
         return 0
-    need = replica.run_bytes
+    need = replica.run_bytes if work.run is None else max(replica.run_bytes, work.run.memory_bytes)
     requirements = None if work.body is None else work.body.request.requirements
     if requirements is not None and replica.device is not None:
         floor = requirements.cpu_memory_bytes if replica.device == HOST else requirements.vram_bytes

@@ -38,6 +38,8 @@ class Run:
     grant: Any = None
     """Memory of the ledger that it holds while it runs, beyond what its replica holds."""
     need_tokens: int = 0
+    memory_bytes: int = 0
+    """What its engine says that it takes of the device while it runs, beyond what the engine holds then."""
     prepared: Any = None
     spec: Any = None
     mark: Any = None

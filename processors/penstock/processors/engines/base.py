@@ -59,11 +59,15 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A run ready for admission: its prompt's tokens and how many tokens of the engine's cache it needs in all."""
+    """A run ready for admission: its prompt's tokens and how many tokens of the engine's cache it needs in all.
+
+    `memory_bytes`: what it takes of the engine's device while it runs, beyond what the engine holds then.
+    """
 
     run_id: str
     prompt_tokens: int
     need_tokens: int
+    memory_bytes: int = 0
     context_messages: int = 0
     dropped_turns: int = 0
     messages: list[Message] | None = None

@@ -28,6 +28,7 @@ class Card(World):
         self.total_gb = total_gb
         self.unloads: list[tuple[str, int, str]] = []
         self.slow_loads: list[tuple[str, int]] | None = None
+        self.inline = True
         super().__init__(*models, **{"run_grants": True, **settings})
 
     def make_flow(self, *args: Any) -> Flow:
@@ -60,7 +61,7 @@ class Card(World):
                 pass
 
     def loaded(self, model: str, replica: int) -> None:
-        self.flow.replica_up(model, replica, self.slots, None, self.now, inline=True)
+        self.flow.replica_up(model, replica, self.slots, None, self.now, inline=self.inline)
 
     def ready(self, model: str) -> list[int]:
         return [replica.number for replica in self.flow.lane(model).ready]
@@ -121,6 +122,40 @@ def test_a_runs_memory_comes_back_on_every_path(way: str) -> None:
             world.pass_time(1.5)
     owners = [grant.owner for grant in world.flow.ledger.grants()]
     assert owners == ["a"], "what its replica holds, alone"
+    assert world.free_gb == 70
+
+
+def test_what_an_engine_says_of_a_run_is_booked_while_it_runs() -> None:
+    world = Card(80, {"a": gb(10, run=5)}, slots=3)
+    world.inline = False
+    world.memory = lambda work: {"small": 2, "large": 30, "huge": 50}[work.request_id] * GB
+    world.configure()
+    world.observe()
+    world.submit("large")
+    assert world.free_gb == 80 - 10 - 30
+    world.submit("small")
+    assert world.free_gb == 80 - 10 - 30 - 5, "what its model says of each run is the least"
+    work = world.submit("huge")
+    assert work is not None
+    assert "huge" not in world.running
+    assert world.flow.waiting_for(work, world.now).reason == "memory"
+    world.finish("large")
+    assert "huge" in world.running
+    world.finish("small")
+    world.finish("huge")
+    assert world.free_gb == 70
+
+
+def test_a_run_that_no_device_can_hold_beside_its_model_fails_at_once() -> None:
+    world = Card(80, {"a": gb(10)})
+    world.inline = False
+    world.memory = lambda work: 71 * GB
+    world.configure()
+    world.observe()
+    work = world.submit("r")
+    assert work is not None
+    assert world.ended == [("r", "failed")]
+    assert work.outcome.error.details == {"need": 81 * GB, "capacity": 80 * GB, "unit": "bytes"}
     assert world.free_gb == 70
 
 

@@ -1,0 +1,155 @@
+"""The book of queues: what was read and is not settled, what may be sent next, what may be committed. Pure.
+
+A message is *buffered* when it was read, *under way* from when it is chosen until its outcome is durable, and waits in
+between when it is to be tried again. Its offset is committed when it and all before it in its partition are settled, so
+a gateway that dies leaves to another what it had not finished; ids that are derived from the messages keep the repeats
+from running twice.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.gateway.queues.merge import Merge
+from penstock.schemas.topics import TP
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Letter:
+    """One message of a queue. `pool` is where its request goes; `tries` counts those that ended without an outcome."""
+
+    queue: int
+    tp: TP
+    offset: int
+    value: Any
+    pool: str | None = None
+    tries: int = 0
+    taken: bool = field(default=True)
+    """The partition that it came from is still this gateway's."""
+
+
+class QueueBook:
+    """`window` bounds what is under way for one pool; of each queue at most twice as much is buffered."""
+
+    def __init__(self, merge: Merge, queues: int, window: int) -> None:
+        self._merge = merge
+        self._window = window
+        self._buffered: list[deque[Letter]] = [deque() for _ in range(queues)]
+        self._waiting: list[tuple[float, int, Letter]] = []
+        self._due: deque[Letter] = deque()
+        self._count = itertools.count()
+        self._under_way: dict[str | None, int] = {}
+        self._open: dict[TP, dict[int, Letter]] = {}
+        self._read: dict[TP, int] = {}
+        self._committed: dict[TP, int] = {}
+
+    # -- partitions
+
+    def assign(self, partitions: Iterable[TP]) -> None:
+        """These are read from now on."""
+        for tp in partitions:
+            self._open.setdefault(tp, {})
+
+    def revoke(self, partitions: Collection[TP]) -> None:
+        """These are others' now: what was read of them is forgotten; what is under way ends without a trace here."""
+        gone = set(partitions)
+        for tp in gone:
+            for letter in self._open.pop(tp, {}).values():
+                letter.taken = False
+            self._read.pop(tp, None)
+            self._committed.pop(tp, None)
+        self._buffered = [deque(one for one in buffer if one.taken) for buffer in self._buffered]
+        self._due = deque(one for one in self._due if one.taken)
+        self._waiting = [entry for entry in self._waiting if entry[2].taken]
+        heapq.heapify(self._waiting)
+
+    # -- messages
+
+    def arrived(self, letter: Letter) -> bool:
+        """A message was read. False for one of a partition that is not ours, or that is here already."""
+        held = self._open.get(letter.tp)
+        if held is None or letter.offset in held or letter.offset < self._read.get(letter.tp, 0):
+            return False
+        held[letter.offset] = letter
+        self._read[letter.tp] = letter.offset + 1
+        self._buffered[letter.queue].append(letter)
+        return True
+
+    def take(self, now: float) -> list[Letter]:
+        """All that may go out now, in the order of the policy; what waited for its time goes first. Times in s."""
+        while self._waiting and self._waiting[0][0] <= now:
+            self._due.append(heapq.heappop(self._waiting)[2])
+        taken: list[Letter] = []
+        for letter in list(self._due):
+            if self._has_room(letter):
+                self._due.remove(letter)
+                taken.append(self._begin(letter))
+        while ready := self._ready():
+            taken.append(self._begin(self._buffered[self._merge.next(ready)].popleft()))
+        return taken
+
+    def again(self, letter: Letter, at: float, *, tried: bool) -> None:
+        """It is to be tried again at this time. `tried`: its request had an outcome, so the next is a new request."""
+        self._end(letter)
+        letter.tries += tried
+        if letter.taken:
+            heapq.heappush(self._waiting, (at, next(self._count), letter))
+
+    def settled(self, letter: Letter) -> None:
+        """What became of it is durable."""
+        self._end(letter)
+        if letter.taken:
+            del self._open[letter.tp][letter.offset]
+
+    def next_time(self) -> float | None:
+        """When something that waits is due; what is due already goes as soon as there is room."""
+        return self._waiting[0][0] if self._waiting else None
+
+    # -- offsets
+
+    def commits(self) -> dict[TP, int]:
+        """What to commit that was not returned before: the offset behind the last message that all before are done."""
+        due: dict[TP, int] = {}
+        for tp, read in self._read.items():
+            offset = next(iter(self._open[tp]), read)  # messages come in the order of their offsets
+            if offset > self._committed.get(tp, -1):
+                due[tp] = self._committed[tp] = offset
+        return due
+
+    def not_committed(self, offsets: Iterable[TP]) -> None:
+        """The commit failed: it is due again."""
+        for tp in offsets:
+            self._committed.pop(tp, None)
+
+    def full(self) -> set[int]:
+        """Queues of which no more is to be read for now."""
+        return {number for number, buffer in enumerate(self._buffered) if len(buffer) >= 2 * self._window}
+
+    @property
+    def unsettled(self) -> int:
+        """Messages that were read and are not settled."""
+        return sum(map(len, self._open.values()))
+
+    def buffered(self) -> Sequence[int]:
+        """By queue, what was read and not begun."""
+        return [len(buffer) for buffer in self._buffered]
+
+    # -- in here
+
+    def _ready(self) -> list[int]:
+        return [number for number, buffer in enumerate(self._buffered) if buffer and self._has_room(buffer[0])]
+
+    def _has_room(self, letter: Letter) -> bool:
+        return self._under_way.get(letter.pool, 0) < self._window
+
+    def _begin(self, letter: Letter) -> Letter:
+        self._under_way[letter.pool] = self._under_way.get(letter.pool, 0) + 1
+        return letter
+
+    def _end(self, letter: Letter) -> None:
+        self._under_way[letter.pool] -= 1

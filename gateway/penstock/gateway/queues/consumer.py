@@ -1,0 +1,160 @@
+"""Reads the queues as a member of a consumer group, on a thread of its own, and commits what it is told to.
+
+Decides nothing: batches, assignments and losses of partitions are told on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from penstock.producers.kafka_errors import client_logger, wrong_configuration
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.topics import TP
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 100
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A message as it was read: its place, its value (None for a tombstone) and its time in ms since the epoch."""
+
+    tp: TP
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listener:
+    """Who is told, on the event loop."""
+
+    on_batch: Callable[[Sequence[Read]], None]
+    on_assigned: Callable[[list[TP]], None]
+    on_revoked: Callable[[list[TP]], None]
+    on_failure: Callable[[str], None]
+
+
+class QueueConsumer:
+    """Raises InvalidRequest for settings that librdkafka does not take."""
+
+    def __init__(self, kafka: KafkaSettings, topics: Sequence[str], group_id: str, listener: Listener) -> None:
+        self._topics = list(topics)
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._due: dict[TP, int] = {}
+        self._held: set[str] = set()
+        self._stopping = False
+        config: dict[str, Any] = {
+            **kafka.librdkafka(),
+            "group.id": group_id,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "queued.max.messages.kbytes": 8_192,
+            "partition.assignment.strategy": "cooperative-sticky",
+        }
+        try:
+            self._consumer = Consumer(config, logger=client_logger)
+        except KafkaException as error:
+            raise wrong_configuration(error) from error
+        self._thread = threading.Thread(target=self._read_forever, name="penstock-queues", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def commit(self, offsets: Mapping[TP, int]) -> None:
+        """Soon; at the latest when a partition is taken away."""
+        due = dict(offsets)
+        self._calls.append(lambda: self._due.update(due))
+
+    def hold(self, topics: Iterable[str]) -> None:
+        """Read these topics no further, and all others on."""
+        held = set(topics)
+        self._calls.append(lambda: self._hold(held))
+
+    async def stop(self) -> None:
+        """Commit what is due and leave the group."""
+        self._stopping = True
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, 20)
+
+    # -- on the thread
+
+    def _read_forever(self) -> None:
+        try:
+            self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked)
+            while not self._stopping:
+                self._read_once()
+            while self._calls:
+                self._calls.popleft()()
+            self._commit(self._due)
+        except Exception as error:
+            logger.exception("queues.reader_failed")
+            self._tell(self._listener.on_failure, f"the queues are not read any more: {type(error).__name__}")
+        finally:
+            self._consumer.close()
+
+    def _read_once(self) -> None:
+        messages = self._consumer.consume(_BATCH, _POLL_S)
+        batch: list[Read] = []
+        for message in messages:
+            if (error := message.error()) is not None:
+                logger.warning("queues.read_error code=%s", error.name())
+                continue
+            place = (str(message.topic()), int(message.partition() or 0))
+            batch.append(
+                Read(place, int(message.offset() or 0), message.key(), message.value(), message.timestamp()[1])
+            )
+        if batch:
+            self._tell(self._listener.on_batch, batch)
+        while self._calls:
+            self._calls.popleft()()
+        if self._due:
+            self._commit(self._due)
+
+    def _commit(self, offsets: dict[TP, int]) -> None:
+        owned = {(one.topic, one.partition) for one in self._consumer.assignment()}
+        due = [TopicPartition(*tp, offset) for tp, offset in offsets.items() if tp in owned]
+        self._due = {}
+        if not due:
+            return
+        try:
+            self._consumer.commit(offsets=due, asynchronous=False)
+        except KafkaException as error:
+            # The next commit of these partitions says more; what is not committed is read again and found done.
+            logger.warning("queues.commit_failed code=%s", error.args[0].name())
+            self._due = {**{(one.topic, one.partition): one.offset for one in due}, **self._due}
+
+    def _hold(self, topics: set[str]) -> None:
+        self._held = topics
+        assigned = self._consumer.assignment()
+        self._consumer.pause([one for one in assigned if one.topic in topics])
+        self._consumer.resume([one for one in assigned if one.topic not in topics])
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._calls.append(lambda: self._hold(self._held))  # a new partition comes unpaused
+        self._tell(self._listener.on_assigned, [(one.topic, one.partition) for one in partitions])
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        while self._calls:
+            self._calls.popleft()()
+        self._commit(self._due)
+        self._tell(self._listener.on_revoked, [(one.topic, one.partition) for one in partitions])
+
+    def _tell(self, what: Callable[[Any], None], argument: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(what, argument)
+        except RuntimeError:  # the loop has ended
+            self._stopping = True

@@ -1,0 +1,275 @@
+"""One message's errand: make a request of it, wait for the outcome, write the answer. At most one request per try.
+
+The request's id stands for the message (and the try), so another gateway that gets the message again finds the request
+that the first one sent, and its outcome.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.gateway.edge.errors import FinalFailure, invalid_from_validation
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.openai import chat_answers as answers
+from penstock.gateway.openai import chat_bodies as bodies
+from penstock.gateway.openai.exchange import outcome
+from penstock.gateway.openai.large_answers import beside_the_loop, whole_result
+from penstock.gateway.queues.consumer import Read
+from penstock.gateway.queues.formats import (
+    BadMessage,
+    Json,
+    LlmdMessage,
+    answered,
+    read_llmd,
+    read_penstock,
+    refused,
+    request_key,
+)
+from penstock.gateway.queues.settings import QueueSection
+from penstock.gateway.service.guarding import guarded
+from penstock.gateway.service.service import GatewayService
+from penstock.producers.clock import now_ms
+from penstock.producers.transport import AsyncTransport
+from penstock.schemas.errors import (
+    DeadLettered,
+    Expired,
+    IdempotencyKeyReused,
+    NotFound,
+    PenstockError,
+    TooLarge,
+    error_body,
+    to_error_record,
+)
+from penstock.schemas.ids import idempotent_request_id
+from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.records import DeadLetter, InferenceRequest, Origin
+from penstock.schemas.requests import content_hash
+
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain(Exception):
+    """Not now. `tried`: the request had an outcome, so that the next try is a new request."""
+
+    error: PenstockError
+    tried: bool
+
+
+class Errands:
+    """`transport` writes answers and dead letters."""
+
+    def __init__(self, service: GatewayService, allowances: Allowances, transport: AsyncTransport) -> None:
+        self._service = service
+        self._allowances = allowances
+        self._transport = transport
+
+    async def run(self, queue: QueueSection, read: Read, tries: int) -> str:
+        """What became of it, when that is durable: completed, refused or dead_lettered.
+
+        Raises TryAgain; BrokerUnavailable, Overloaded and Stopping where nothing can be written or known now.
+        """
+        if read.value is None:
+            return "ignored"  # a tombstone asks for nothing
+        try:
+            if queue.format == "llm-d":
+                return await self._llmd(queue, read.value, tries)
+            return await self._penstock(queue, read)
+        except BadMessage as error:
+            await self._answer(queue, error.message_id, refused(error.message_id, error.form, error.error))
+            return "refused"
+        except _Unreadable as error:
+            await self._dead_letter(queue, read, error.cause)
+            return "dead_lettered"
+
+    # -- llm-d
+
+    async def _llmd(self, queue: QueueSection, value: bytes, tries: int) -> str:
+        try:
+            message = read_llmd(value)
+        except PenstockError as error:
+            raise _Unreadable(error) from None
+        request_id: str | None = None
+        try:
+            request = self._request_of(queue, message)
+            request_id = await self._accepted(queue, request, request_key(queue, message.id, tries))
+            result = await self._result(queue.tenant, request_id)
+            answer = await self._shaped(message, request, request_id, result)
+        except FinalFailure as failure:
+            if message.deadline_s is not None and _may_pass(failure.error) and time.time() < message.deadline_s:
+                raise TryAgain(failure.error, True) from None
+            answer = refused(message.id, message.form, failure.error, failure.request_id)
+            await self._answer(queue, message.id, answer)
+            return "refused"
+        except PenstockError as error:
+            if error.retryable:
+                raise TryAgain(error, False) from None
+            await self._answer(queue, message.id, refused(message.id, message.form, error, request_id))
+            return "refused"
+        await self._answer(queue, message.id, answer, message, request_id)
+        return "completed"
+
+    def _request_of(self, queue: QueueSection, message: LlmdMessage) -> InferenceRequest:
+        """Raises PenstockError."""
+        left_ms = DEFAULT_LIMITS.max_ttl_ms
+        if message.deadline_s is not None:
+            left_ms = min(left_ms, message.deadline_s * 1000 - now_ms())
+            if left_ms <= 0:
+                raise Expired("deadline exceeded")
+        caller = Caller(tenant=queue.tenant)
+        try:
+            match message.kind:
+                case "chat":
+                    body = bodies.ChatCompletionBody.model_validate(message.body)
+                    request = bodies.chat_request(body, caller, now_ms())
+                case "completion":
+                    body = bodies.CompletionBody.model_validate(message.body)
+                    request = bodies.completion_request(body, caller, now_ms())
+                case "embedding":
+                    body = bodies.EmbeddingBody.model_validate(message.body)
+                    request = bodies.embedding_request(body, caller, now_ms())
+        except ValidationError as error:
+            raise invalid_from_validation(error) from None
+        chosen = body.penstock is not None and body.penstock.priority is not None
+        named_tier = getattr(body, "service_tier", None) is not None
+        return dataclasses.replace(
+            request,
+            pool=request.pool or queue.pool,
+            priority=request.priority if chosen or named_tier else queue.priority,
+            ttl_ms=min(left_ms, request.ttl_ms or left_ms),
+        )
+
+    async def _shaped(self, message: LlmdMessage, request: InferenceRequest, request_id: str, result: Json) -> bytes:
+        model, created = request.model or "default", int(time.time())
+
+        def make() -> bytes:
+            match message.kind:
+                case "chat":
+                    answer = answers.chat_completion(request_id, created, model, result, None)
+                case "completion":
+                    answer = answers.completion(request_id, created, model, result, None)
+                case "embedding":
+                    answer = answers.embedding_list(model, result, message.body.get("encoding_format"))
+            return answered(message.id, message.form, answer)
+
+        return await beside_the_loop(result, make)
+
+    # -- Penstock's own
+
+    async def _penstock(self, queue: QueueSection, read: Read) -> str:
+        origin = (*read.tp, read.offset, read.timestamp_ms)
+        try:
+            assert read.value is not None
+            request = read_penstock(read.value, queue, self._service.codec, origin)
+        except PenstockError as error:
+            if error.retryable:
+                raise TryAgain(error, False) from None
+            raise _Unreadable(error) from None
+        request = _older(dataclasses.replace(request, pool=request.pool or queue.pool), read.timestamp_ms)
+        request_id = request.request_id
+        try:
+            request_id = await self._accepted(queue, request, None)
+        except PenstockError as error:
+            if error.retryable:
+                raise TryAgain(error, False) from None
+            await self._answer(queue, request_id, _dumped({"request_id": request_id, **_error_json(error)}))
+            return "refused"
+        entry = await self._service.lookups.find(queue.tenant, request_id)
+        while not entry.done:
+            entry = await self._service.lookups.wait(queue.tenant, request_id, WAIT_S)
+        await self._answer(queue, request_id, await self._service.lookups.public(entry))
+        return "completed" if entry.status_name == "completed" else "refused"
+
+    # -- both
+
+    async def _accepted(self, queue: QueueSection, request: InferenceRequest, key: str | None) -> str:
+        """The id of the request, which stands on its topic: sent now, or before by whoever had the message."""
+        service = guarded(self._service, self._allowances, Caller(tenant=queue.tenant))
+        if key is not None:
+            request_id = idempotent_request_id(queue.tenant, key)
+            request = dataclasses.replace(request, request_id=request_id)
+        try:
+            found = await self._service.lookups.find(queue.tenant, request.request_id)
+            if found.content and found.content != content_hash(request):
+                raise _reused(request.request_id)
+        except NotFound:
+            await service.submitting.submit(request)
+        return request.request_id
+
+    async def _result(self, tenant: str, request_id: str) -> Json:
+        frames = self._service.subscriptions.subscribe(tenant, request_id)
+        try:
+            result = await outcome(frames)
+        finally:
+            frames.close()
+        return await whole_result(self._service.artifacts, tenant, result)
+
+    async def _answer(
+        self,
+        queue: QueueSection,
+        message_id: str,
+        value: bytes,
+        message: LlmdMessage | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        """Raises BrokerUnavailable and its like."""
+        if queue.result_topic is None:
+            return
+        key = message_id.encode("utf-8", "surrogatepass")
+        try:
+            await self._transport.produce(queue.result_topic, value, key=key)
+        except TooLarge as error:
+            form = "object" if message is None else message.form
+            smaller = refused(message_id, form, error, request_id)
+            await self._transport.produce(queue.result_topic, smaller, key=key)
+
+    async def _dead_letter(self, queue: QueueSection, read: Read, error: PenstockError) -> None:
+        info = to_error_record(error)
+        letter = DeadLetter(
+            tenant=queue.tenant,
+            reason_code=info.code,
+            reason=info.message,
+            original=read.value or b"",
+            original_key=read.key,
+            origin=Origin(topic=read.tp[0], partition=read.tp[1], offset=read.offset, append_time_ms=read.timestamp_ms),
+            worker_id=self._service.kafka.client_id,
+            created_at=now_ms(),
+        )
+        await self._transport.produce(self._service.kafka.names.dlq, self._service.codec.encode(letter))
+
+
+class _Unreadable(Exception):
+    """Nobody can be told what is wrong with it: the dead letters keep it."""
+
+    def __init__(self, cause: PenstockError) -> None:
+        super().__init__(cause.message)
+        self.cause = cause
+
+
+def _may_pass(error: PenstockError) -> bool:
+    """Whether a new request may end otherwise, as llm-d judges it: too many requests, or the server's fault."""
+    return (error.http_status == 429 or error.http_status >= 500) and not isinstance(error, Expired | DeadLettered)
+
+
+def _older(request: InferenceRequest, since_ms: int) -> InferenceRequest:
+    """Its time to live counts from when it came to its queue."""
+    ttl_ms = DEFAULT_LIMITS.default_ttl_ms if request.ttl_ms is None else request.ttl_ms
+    return dataclasses.replace(request, ttl_ms=max(1, ttl_ms - max(0, now_ms() - since_ms)))
+
+
+def _reused(request_id: str) -> PenstockError:
+    return IdempotencyKeyReused("this id was used with another payload", param="id")
+
+
+def _error_json(error: PenstockError) -> dict[str, Any]:
+    return {"status": "failed", "done": True, "result": None, **error_body(error)}
+
+
+def _dumped(value: dict[str, Any]) -> bytes:
+    return answers.compact_json(value).encode("utf-8", "backslashreplace")

@@ -1,0 +1,164 @@
+"""Carries messages between the consumer, the book and the errands. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+
+from penstock.gateway.queues.book import Letter, QueueBook
+from penstock.gateway.queues.consumer import Listener, QueueConsumer, Read
+from penstock.gateway.queues.errands import Errands, TryAgain
+from penstock.gateway.queues.merge import Merge
+from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection
+from penstock.gateway.service.subscriptions import Stopping
+from penstock.producers import admin
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.errors import PenstockError
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+"""Between looks for topics that do not exist yet."""
+_IDLE_S = 1.0
+
+
+class QueueFeeder:
+    """`start` and `stop` within one event loop. `counted` is told (topic, outcome) of each message that is settled."""
+
+    def __init__(
+        self,
+        queues: Sequence[QueueSection],
+        policy: QueuePolicy,
+        merging: QueueMergeSection,
+        kafka: KafkaSettings,
+        errands: Errands,
+        *,
+        counted: Callable[[str, str], None] = lambda topic, outcome: None,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._queues = list(queues)
+        self._numbers = {queue.topic: number for number, queue in enumerate(self._queues)}
+        self._merging = merging
+        self._kafka = kafka
+        self._errands = errands
+        self._counted = counted
+        self._on_failure = on_failure
+        merge = Merge(policy, [queue.weight for queue in self._queues], Random())
+        self._book = QueueBook(merge, len(self._queues), merging.window)
+        self._consumer: QueueConsumer | None = None
+        self._held: set[str] = set()
+        self._woken = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._main: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Read as soon as all topics that the queues name are there."""
+        self._main = asyncio.get_running_loop().create_task(self._run(), name="queues")
+
+    async def stop(self) -> None:
+        """What is under way is left to whoever reads the queues next; what is settled is committed."""
+        tasks = [*self._tasks, *([] if self._main is None else [self._main])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._consumer is not None:
+            self._consumer.commit(self._book.commits())
+            await self._consumer.stop()
+
+    # -- the loop
+
+    async def _run(self) -> None:
+        try:
+            await self._topics_exist()
+            listener = Listener(
+                on_batch=self._arrived,
+                on_assigned=self._book.assign,
+                on_revoked=self._book.revoke,
+                on_failure=self._on_failure,
+            )
+            topics = [queue.topic for queue in self._queues]
+            self._consumer = QueueConsumer(self._kafka, topics, self._merging.group_id, listener)
+            self._consumer.start()
+            logger.info("queues.reading topics=%s", ",".join(topics))
+            while True:
+                self._step(self._consumer)
+                await self._wait()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.exception("queues.failed")
+            self._on_failure(f"{type(error).__name__} while queues were merged")
+
+    async def _topics_exist(self) -> None:
+        wanted = {name for queue in self._queues for name in (queue.topic, queue.result_topic) if name is not None}
+        told: set[str] = set()
+        while True:
+            try:
+                counts = await asyncio.to_thread(admin.partition_counts, self._kafka, sorted(wanted))
+                missing = {name for name in wanted if not counts.get(name)}
+            except PenstockError as error:
+                missing = wanted
+                logger.warning("queues.cannot_look error=%s", error.code)
+            if not missing:
+                return
+            if missing != told:
+                logger.error("queues.waiting missing_topics=%s: no queue is read until they exist", sorted(missing))
+                told = missing
+            await asyncio.sleep(LOOK_S)
+
+    def _step(self, consumer: QueueConsumer) -> None:
+        self._woken.clear()
+        for letter in self._book.take(time.monotonic()):
+            task = asyncio.get_running_loop().create_task(self._carry(letter))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if due := self._book.commits():
+            consumer.commit(due)
+        held = {self._queues[number].topic for number in self._book.full()}
+        if held != self._held:
+            self._held = held
+            consumer.hold(held)
+
+    async def _wait(self) -> None:
+        at = self._book.next_time()
+        timeout_s = _IDLE_S if at is None else max(0.0, min(_IDLE_S, at - time.monotonic()))
+        try:
+            await asyncio.wait_for(self._woken.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def _arrived(self, batch: Sequence[Read]) -> None:
+        for read in batch:
+            number = self._numbers[read.tp[0]]
+            letter = Letter(queue=number, tp=read.tp, offset=read.offset, value=read, pool=self._queues[number].pool)
+            self._book.arrived(letter)
+        self._woken.set()
+
+    async def _carry(self, letter: Letter) -> None:
+        """One message to its end, or to the time of its next try."""
+        queue = self._queues[letter.queue]
+        try:
+            outcome = await self._errands.run(queue, letter.value, letter.tries)
+        except TryAgain as again:
+            logger.info("queues.again topic=%s offset=%d code=%s", queue.topic, letter.offset, again.error.code)
+            self._again(letter, tried=again.tried)
+        except Stopping:
+            return  # the gateway ends: whoever reads the queue next finds the request
+        except PenstockError as error:
+            logger.warning("queues.answer_failed topic=%s offset=%d code=%s", queue.topic, letter.offset, error.code)
+            self._again(letter, tried=False)
+        except Exception:
+            logger.exception("queues.errand_failed topic=%s offset=%d", queue.topic, letter.offset)
+            self._again(letter, tried=False)
+        else:
+            self._book.settled(letter)
+            self._counted(queue.topic, outcome)
+        finally:
+            self._woken.set()
+
+    def _again(self, letter: Letter, *, tried: bool) -> None:
+        self._counted(self._queues[letter.queue].topic, "tried_again")
+        self._book.again(letter, time.monotonic() + self._merging.backoff_s, tried=tried)

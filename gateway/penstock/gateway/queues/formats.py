@@ -1,0 +1,158 @@
+"""The formats of queues: messages in, answers out. Pure.
+
+llm-d's asynchronous processor has `{"id", "deadline", "payload"}` with a deadline in Unix seconds and an OpenAI body;
+its programs in Go write the payload as base64 text, others as an object. An answer has the form of its message:
+`{"id", "payload"}` with OpenAI's answer, or with its error and beside it `error` in words.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from penstock.gateway.queues.settings import QueueSection
+from penstock.producers.clock import now_ms
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError, error_body
+from penstock.schemas.ids import derived_request_id
+from penstock.schemas.records import InferenceRequest
+from penstock.schemas.requests import parse_request_bytes, validate_request
+
+Json = dict[str, Any]
+PayloadForm = Literal["object", "text", "base64"]
+BodyKind = Literal["chat", "completion", "embedding"]
+ID_CHARACTERS = 512
+_KINDS: Mapping[str, BodyKind] = {"messages": "chat", "prompt": "completion", "input": "embedding"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlmdMessage:
+    """A message of llm-d: `deadline_s` in Unix seconds, `body` an OpenAI body, `form` how the payload was written."""
+
+    id: str
+    deadline_s: int | None
+    body: Json
+    kind: BodyKind
+    form: PayloadForm
+
+
+class BadMessage(Exception):
+    """A message that names itself, so that its sender can be told what is wrong with it."""
+
+    def __init__(self, message_id: str, form: PayloadForm, error: PenstockError) -> None:
+        super().__init__(error.message)
+        self.message_id = message_id
+        self.form: PayloadForm = form
+        self.error = error
+
+
+def read_llmd(value: bytes) -> LlmdMessage:
+    """Raises BadJson for what has no id, so that nobody can be told; BadMessage for what is wrong otherwise."""
+    message = _object(value)
+    if message is None:
+        raise BadJson("not a JSON object with id, deadline and payload")
+    found_id = message.get("id")
+    if not isinstance(found_id, str) or not 0 < len(found_id) <= ID_CHARACTERS or not found_id.isprintable():
+        raise BadJson(f"id must be text of 1 to {ID_CHARACTERS} printable characters")
+    body, form = _payload(message.get("payload"))
+    try:
+        if body is None:
+            raise InvalidRequest("payload must be a JSON object, or one as text or base64", param="payload")
+        if body.get("stream"):
+            raise InvalidRequest("payload.stream is not supported in queues: answers are whole", param="payload.stream")
+        deadline_s = _deadline(message.get("deadline"))
+        return LlmdMessage(id=found_id, deadline_s=deadline_s, body=body, kind=_kind(body), form=form)
+    except InvalidRequest as error:
+        raise BadMessage(found_id, form, error) from None
+
+
+def request_key(queue: QueueSection, message_id: str, tries: int) -> str:
+    """What the request of a message is known by: the same in every gateway, another for each new try."""
+    name = f"{queue.topic}\n{message_id}"
+    return f"queue/{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}/{tries}"
+
+
+def answered(message_id: str, form: PayloadForm, answer: Json) -> bytes:
+    """What goes to the result topic for an answer in OpenAI's shape."""
+    return _dump({"id": message_id, "payload": _written(answer, form)})
+
+
+def refused(message_id: str, form: PayloadForm, error: PenstockError, request_id: str | None = None) -> bytes:
+    """What goes to the result topic for a message that has no answer."""
+    body = error_body(error, request_id)
+    return _dump({"id": message_id, "payload": _written(body, form), "error": error.message})
+
+
+def read_penstock(
+    value: bytes, queue: QueueSection, codec: Codec, origin: tuple[str, int, int, int]
+) -> InferenceRequest:
+    """A request, checked, of the queue's tenant; one without an id gets one that stands for its place in the log.
+
+    `origin`: topic, partition, offset, append time in ms. Raises DecodeError, InvalidRequest and its kin.
+    """
+    if value[:1] == b"{":
+        return parse_request_bytes(
+            value, tenant=queue.tenant, request_id=lambda: derived_request_id(*origin), now_ms=now_ms()
+        )
+    request = codec.decode(value, InferenceRequest)
+    validate_request(request)
+    return dataclasses.replace(request, tenant=queue.tenant)
+
+
+def _object(value: bytes | str) -> Json | None:
+    try:
+        found: Any = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return cast("Json", found) if isinstance(found, dict) else None
+
+
+def _payload(given: object) -> tuple[Json | None, PayloadForm]:
+    if isinstance(given, dict):
+        return cast("Json", given), "object"
+    if not isinstance(given, str):
+        return None, "object"
+    if given.lstrip()[:1] == "{":
+        return _object(given), "text"
+    try:
+        return _object(base64.b64decode(given, validate=True)), "base64"
+    except (binascii.Error, ValueError):
+        return None, "base64"
+
+
+def _deadline(given: object) -> int | None:
+    """llm-d's is text; a number is taken too. Above all times, as its examples have it, it is none."""
+    if given is None or given == "":
+        return None
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        raise InvalidRequest("deadline must be a time in Unix seconds", param="deadline")
+    try:
+        seconds = int(given) if not isinstance(given, float) else math.floor(given)
+    except (ValueError, OverflowError):
+        raise InvalidRequest("deadline must be a time in Unix seconds", param="deadline") from None
+    return seconds
+
+
+def _kind(body: Mapping[str, Any]) -> BodyKind:
+    named: list[BodyKind] = [kind for field, kind in _KINDS.items() if field in body]
+    if len(named) != 1:
+        raise InvalidRequest("payload needs one of messages, prompt and input", param="payload")
+    return named[0]
+
+
+def _written(body: Json, form: PayloadForm) -> Json | str:
+    if form == "object":
+        return body
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return text if form == "text" else base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def _dump(message: Json) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()

@@ -1,0 +1,196 @@
+"""The book of queues: order, window, new tries, and that nothing is committed before all before it is settled."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from penstock.gateway.queues.book import Letter, QueueBook
+from penstock.gateway.queues.merge import Merge
+
+A, B = ("a", 0), ("b", 0)
+
+
+def book(window: int = 2, policy: Any = "strict", partitions: tuple[Any, ...] = (A, B)) -> QueueBook:
+    made = QueueBook(Merge(policy, [1, 1], Random(7)), 2, window)
+    made.assign(partitions)
+    return made
+
+
+def letter(queue: int, offset: int, pool: str | None = None) -> Letter:
+    return Letter(queue=queue, tp=(A, B)[queue], offset=offset, value=None, pool=pool)
+
+
+def test_no_more_goes_out_than_the_window_of_its_pool() -> None:
+    made = book(window=2)
+    for offset in range(3):
+        made.arrived(letter(0, offset))
+        made.arrived(letter(1, offset, "other"))
+    assert [(one.queue, one.offset) for one in made.take(0)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert made.take(0) == []
+
+
+def test_offsets_are_committed_behind_all_that_is_settled() -> None:
+    made = book(window=9)
+    letters = [letter(0, offset) for offset in (5, 6, 9)]
+    for one in letters:
+        assert made.arrived(one)
+    made.take(0)
+    made.settled(letters[1])
+    assert made.commits() == {A: 5}
+    made.settled(letters[0])
+    assert made.commits() == {A: 9}, "offsets that the log does not have are passed over"
+    made.settled(letters[2])
+    assert made.commits() == {A: 10}
+    assert made.commits() == {}
+    made.not_committed([A])
+    assert made.commits() == {A: 10}
+
+
+def test_a_new_try_waits_for_its_time_holds_its_offset_and_leaves_its_place_to_others() -> None:
+    made = book(window=1)
+    first, second = letter(0, 0), letter(0, 1)
+    made.arrived(first)
+    made.arrived(second)
+    assert made.take(0) == [first]
+    made.again(first, 5.0, tried=True)
+    assert first.tries == 1
+    assert made.take(1) == [second]
+    assert made.next_time() == 5.0
+    assert made.take(6) == [], "the window is full"
+    made.settled(second)
+    assert made.commits() == {A: 0}
+    assert made.take(6) == [first]
+    made.settled(first)
+    assert made.commits() == {A: 2}
+
+
+def test_a_refusal_is_no_try() -> None:
+    made = book()
+    one = letter(0, 0)
+    made.arrived(one)
+    made.take(0)
+    made.again(one, 1.0, tried=False)
+    assert one.tries == 0
+
+
+def test_what_is_taken_away_is_forgotten_and_read_again_later() -> None:
+    made = book(window=1)
+    running, buffered, others = letter(0, 0), letter(0, 1), letter(1, 0)
+    for one in (running, buffered, others):
+        made.arrived(one)
+    made.take(0)
+    made.revoke([A])
+    made.settled(running)
+    assert made.commits() == {B: 0}
+    assert made.take(0) == [others], "the place of what ran is free again"
+    assert not made.arrived(letter(0, 1)), "not ours"
+    made.assign([A])
+    assert made.arrived(letter(0, 0))
+
+
+def test_a_repeat_is_not_taken_twice() -> None:
+    made = book()
+    assert made.arrived(letter(0, 3))
+    assert not made.arrived(letter(0, 3))
+    assert not made.arrived(letter(0, 2)), "behind what was read"
+
+
+def test_a_queue_is_full_at_twice_the_window() -> None:
+    made = book(window=2)
+    for offset in range(3):
+        made.arrived(letter(0, offset))
+    assert made.full() == set()
+    made.arrived(letter(0, 3))
+    assert made.full() == {0}
+    made.take(0)
+    assert made.full() == set()
+
+
+class Books(RuleBasedStateMachine):
+    """Messages that come, go out, end, fail and change hands in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = book(window=3, policy="weighted")
+        self.owned = {A, B}
+        self.next = {A: 0, B: 0}
+        self.done: set[tuple[Any, int]] = set()
+        self.committed = {A: 0, B: 0}
+        self.out: list[Letter] = []
+        self.now = 0.0
+
+    @rule(queue=st.sampled_from([0, 1]), gap=st.integers(1, 3))
+    def arrive(self, queue: int, gap: int) -> None:
+        tp = (A, B)[queue]
+        one = letter(queue, self.next[tp])
+        assert self.book.arrived(one) == (tp in self.owned)
+        if tp in self.owned:
+            for skipped in range(1, gap):
+                self.done.add((tp, self.next[tp] + skipped))
+            self.next[tp] += gap
+
+    @rule(seconds=st.floats(0, 3))
+    def take(self, seconds: float) -> None:
+        self.now += seconds
+        self.out += self.book.take(self.now)
+        assert len(self.out) <= 3
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        one = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+        self.book.settled(one)
+        self.done.add((one.tp, one.offset))
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), wait=st.floats(0, 5))
+    def fail(self, data: st.DataObject, wait: float) -> None:
+        one = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+        self.book.again(one, self.now + wait, tried=True)
+
+    @rule(tp=st.sampled_from([A, B]))
+    def lose(self, tp: Any) -> None:
+        self.book.revoke([tp])
+        self.owned.discard(tp)
+
+    @rule(tp=st.sampled_from([A, B]))
+    def gain(self, tp: Any) -> None:
+        if tp not in self.owned:
+            self.book.assign([tp])
+            self.owned.add(tp)
+            self.next[tp] = self.committed[tp]
+
+    @rule()
+    def commit(self) -> None:
+        for tp, offset in self.book.commits().items():
+            assert tp in self.owned
+            for before in range(self.committed[tp], offset):
+                assert (tp, before) in self.done, f"{before} of {tp} is not done"
+            self.committed[tp] = max(self.committed[tp], offset)
+
+    @invariant()
+    def all_is_somewhere(self) -> None:
+        assert self.book.unsettled >= 0
+
+    def teardown(self) -> None:
+        """All that is ours comes to its end."""
+        for _ in range(1000):
+            self.now += 10
+            self.out += self.book.take(self.now)
+            if not self.out:
+                break
+            for one in self.out:
+                self.book.settled(one)
+                self.done.add((one.tp, one.offset))
+            self.out = []
+        assert self.book.unsettled == 0
+        self.commit()
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

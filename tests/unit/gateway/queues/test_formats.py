@@ -1,0 +1,150 @@
+"""Messages of queues in, answers out."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.queues.formats import BadMessage, answered, read_llmd, read_penstock, refused, request_key
+from penstock.gateway.queues.settings import QueueSection
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import BadJson, DecodeError, Expired, InvalidRequest, PenstockError
+from penstock.schemas.records import InferenceRequest
+
+BODY = {"model": "m", "prompt": "hi", "max_tokens": 3}
+QUEUE = QueueSection(topic="jobs", tenant="team")
+
+
+def message(**values: Any) -> bytes:
+    return json.dumps({"id": "1", "deadline": "1764045130", "payload": BODY, **values}).encode()
+
+
+@pytest.mark.parametrize(
+    ("payload", "form"),
+    [
+        (BODY, "object"),
+        (json.dumps(BODY), "text"),
+        (base64.b64encode(json.dumps(BODY).encode()).decode(), "base64"),
+    ],
+)
+def test_a_payload_in_any_form_is_answered_in_the_same(payload: Any, form: str) -> None:
+    found = read_llmd(message(payload=payload))
+    assert (found.id, found.deadline_s, found.body, found.kind, found.form) == (
+        "1",
+        1764045130,
+        BODY,
+        "completion",
+        form,
+    )
+    answer = json.loads(answered("1", found.form, {"a": "é"}))
+    back = answer["payload"]
+    if form == "base64":
+        back = base64.b64decode(back).decode()
+    assert (answer["id"], json.loads(back) if form != "object" else back) == ("1", {"a": "é"})
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"), [({"messages": []}, "chat"), ({"prompt": ""}, "completion"), ({"input": ""}, "embedding")]
+)
+def test_the_body_says_what_it_asks_for(body: Any, kind: str) -> None:
+    assert read_llmd(message(payload=body)).kind == kind
+
+
+@pytest.mark.parametrize("deadline", [1764045130, "1764045130", 1764045130.9])
+def test_deadlines_as_text_and_as_numbers(deadline: Any) -> None:
+    assert read_llmd(message(deadline=deadline)).deadline_s == 1764045130
+
+
+@pytest.mark.parametrize("deadline", [None, ""])
+def test_no_deadline(deadline: Any) -> None:
+    assert read_llmd(message(deadline=deadline)).deadline_s is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"payload": None}, "payload must be a JSON object"),
+        ({"payload": "no base64"}, "payload must be a JSON object"),
+        ({"payload": {"messages": [], "prompt": ""}}, "one of messages, prompt and input"),
+        ({"payload": {}}, "one of messages, prompt and input"),
+        ({"payload": {"prompt": "x", "stream": True}}, "stream is not supported"),
+        ({"deadline": "soon"}, "Unix seconds"),
+        ({"deadline": True}, "Unix seconds"),
+        ({"deadline": 1e400}, "Unix seconds"),
+    ],
+)
+def test_who_can_be_told_is_told_what_is_wrong(change: Any, says: str) -> None:
+    with pytest.raises(BadMessage, match=says) as caught:
+        read_llmd(message(**change))
+    answer = json.loads(refused(caught.value.message_id, caught.value.form, caught.value.error))
+    assert answer["id"] == "1"
+    assert says in answer["error"]
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"{", b"{}", b'{"id": 5}', b'{"id": ""}', b"[" * 100_000])
+def test_what_has_no_id_goes_to_the_dead_letters(value: bytes) -> None:
+    with pytest.raises(BadJson):
+        read_llmd(value)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_end_in_an_error_of_ours(value: bytes) -> None:
+    def ours(one: bytes) -> object:
+        return read_penstock(one, QUEUE, default_codec(), ("jobs", 0, 1, 2))
+
+    for read in (read_llmd, ours):
+        with pytest.raises((PenstockError, BadMessage)):
+            read(value)
+
+
+def test_a_refusal_says_why_in_both_forms() -> None:
+    answer = json.loads(refused("1", "object", Expired("deadline exceeded"), "r1"))
+    assert answer["error"] == "deadline exceeded"
+    assert (answer["payload"]["error"]["code"], answer["payload"]["error"]["request_id"]) == ("expired", "r1")
+
+
+def test_the_key_of_a_request_stands_for_the_message_and_the_try() -> None:
+    other = QueueSection(topic="other")
+    keys = {
+        request_key(queue, one, tries) for queue in (QUEUE, other) for one in ("1", "2", "\ud800") for tries in (0, 1)
+    }
+    assert len(keys) == 12
+    assert all(len(key) <= 255 for key in keys)
+    assert request_key(QUEUE, "1", 0) == request_key(QUEUE, "1", 0)
+
+
+def test_a_request_of_ours_belongs_to_the_tenant_of_its_queue() -> None:
+    body = {"task": "text_generation", "payload": {"prompt": "x"}, "tenant": "someone-else"}
+    origin = ("jobs", 0, 1, 2)
+    found = read_penstock(json.dumps(body).encode(), QUEUE, default_codec(), origin)
+    assert found.tenant == "team"
+    assert found.request_id == read_penstock(json.dumps(body).encode(), QUEUE, default_codec(), origin).request_id
+    avro = InferenceRequest(
+        request_id="r", task="text_generation", text_generation={"prompt": "x"}, tenant="else", created_at=1
+    )
+    assert read_penstock(default_codec().encode(avro), QUEUE, default_codec(), origin).tenant == "team"
+
+
+def test_a_request_of_ours_is_checked() -> None:
+    with pytest.raises(InvalidRequest):
+        read_penstock(b'{"task": "text_generation"}', QUEUE, default_codec(), ("jobs", 0, 1, 2))
+    with pytest.raises(DecodeError):
+        read_penstock(b"\x00\x00\x00\x00\x01x", QUEUE, default_codec(), ("jobs", 0, 1, 2))
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    from penstock.gateway.settings import GatewaySettings
+
+    with pytest.raises(ValueError, match="two queues read the topic a"):
+        GatewaySettings(queues=[QueueSection(topic="a"), QueueSection(topic="a")])
+    with pytest.raises(ValueError, match="would be requests"):
+        GatewaySettings(queues=[QueueSection(topic="a", result_topic="b"), QueueSection(topic="b")])
+    with pytest.raises(ValueError, match="name of a topic"):
+        QueueSection(topic="a b")
+    with pytest.raises(ValueError, match="tenant must match"):
+        QueueSection(topic="a", tenant="A")

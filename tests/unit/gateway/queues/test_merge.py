@@ -1,0 +1,71 @@
+"""The merge policies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.queues.merge import Merge
+
+POLICIES: list[Any] = ["strict", "weighted", "round_robin", "random"]
+
+
+def drawn(policy: Any, weights: list[int], count: int, ready: set[int] | None = None) -> list[int]:
+    merge = Merge(policy, weights, Random(7))
+    return [merge.next(ready or set(range(len(weights)))) for _ in range(count)]
+
+
+def test_strict_takes_the_first_that_has_something() -> None:
+    assert drawn("strict", [1, 1, 1], 3) == [0, 0, 0]
+    assert drawn("strict", [1, 1, 1], 3, {2, 1}) == [1, 1, 1]
+
+
+def test_round_robin_goes_in_turn() -> None:
+    assert drawn("round_robin", [1, 9, 1], 6) == [0, 1, 2, 0, 1, 2]
+    assert drawn("round_robin", [1, 9, 1], 4, {0, 2}) == [0, 2, 0, 2]
+
+
+def test_weighted_is_in_proportion_and_evenly_spread() -> None:
+    assert drawn("weighted", [5, 1, 1], 7) == [0, 0, 1, 0, 2, 0, 0]
+    assert Counter(drawn("weighted", [3, 1], 400)) == {0: 300, 1: 100}
+
+
+def test_random_is_in_proportion() -> None:
+    found = Counter(drawn("random", [3, 1], 4000))
+    assert 2800 < found[0] < 3200
+
+
+def test_a_queue_that_had_nothing_does_not_make_up_for_it() -> None:
+    merge = Merge("weighted", [1, 1], Random(7))
+    for _ in range(100):
+        merge.next({0})
+    assert Counter(merge.next({0, 1}) for _ in range(100)) == {0: 50, 1: 50}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nobody_ready(policy: Any) -> None:
+    with pytest.raises(ValueError, match="ready"):
+        Merge(policy, [1], Random(7)).next([])
+
+
+@given(
+    policy=st.sampled_from(POLICIES),
+    weights=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_only_who_is_ready_is_chosen(policy: Any, weights: list[int], data: st.DataObject) -> None:
+    merge = Merge(policy, weights, Random(7))
+    for ready in data.draw(st.lists(st.sets(st.integers(0, len(weights) - 1), min_size=1), max_size=30)):
+        assert merge.next(ready) in ready
+
+
+@given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_no_weighted_queue_waits_longer_than_the_sum_of_weights(weights: list[int]) -> None:
+    chosen = drawn("weighted", weights, 3 * sum(weights))
+    for queue, weight in enumerate(weights):
+        assert chosen.count(queue) == 3 * weight
