@@ -100,6 +100,7 @@ class System:
     prefix: str
     folder: Path
     models: Sequence[Mapping[str, Any]] = (NOOP,)
+    devices: Sequence[Mapping[str, Any]] = ()
     worker_options: Mapping[str, Any] = field(default_factory=dict)
     gateway_options: Mapping[str, Any] = field(default_factory=dict)
     auth: Mapping[str, Any] = field(default_factory=dict)
@@ -127,8 +128,9 @@ class System:
         lines: list[str] = []
         for name, values in sections.items():
             lines += [f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in values.items()), ""]
-        for model in self.models:
-            lines += ["[[models]]", *(f"{key} = {toml_value(value)}" for key, value in model.items()), ""]
+        for name, tables in (("devices", self.devices), ("models", self.models)):
+            for table in tables:
+                lines += [f"[[{name}]]", *(f"{key} = {toml_value(value)}" for key, value in table.items()), ""]
         path = self.folder / "penstock.toml"
         path.write_text("\n".join(lines))
         return path

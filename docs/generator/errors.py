@@ -71,6 +71,7 @@ WHEN: dict[str, str] = {
     "overloaded": "A limit of the gateway, the client library or a remote server is reached.",
     "broker_unavailable": "Kafka does not answer or did not acknowledge in time.",
     "registry_unavailable": "The schema registry does not answer.",
+    "source_unavailable": "Another server, from which an image was to be fetched, was not reached or did not answer.",
     "expired": "The request's deadline passed before it ran.",
     "execution_timeout": "The run took longer than `execution_timeout_ms` or `worker.max_execution_s`.",
     "engine_failed": "The engine failed, or its process died, at every attempt.",

@@ -7,9 +7,9 @@ import inspect
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -30,16 +30,18 @@ ORDER = (
     "scheduler",
     "conversations",
     "memory",
+    "devices",
     "models",
     "gateway",
     "gateway.limits",
     "auth",
     "artifacts",
+    "images",
     "schema_registry",
     "queue_merge",
     "queues",
 )
-LISTS = ("models", "queues")
+LISTS = ("devices", "models", "queues")
 """Sections of which there may be several."""
 
 INTRO = """\
@@ -80,6 +82,11 @@ MODELS = """\
 One table for each model of a worker. In the environment all of them are one variable, `PENSTOCK_MODELS`, a JSON list
 of objects. What `options` may hold stands in [engine options](engine-options.md)."""
 
+DEVICES = """\
+What a worker may use of single devices; without any table it finds main memory and all cards itself. In the environment
+all of them are one variable, `PENSTOCK_DEVICES`, a JSON list of objects. A table that names a device goes before one
+for its kind. How to: [devices](../how-to.md#say-what-penstock-may-use-of-a-machine)."""
+
 LIMITS = """\
 What each tenant may have at the gateway; `[gateway.limits.tenants.NAME]` holds what differs for one of them. A key may
 have `limits` of its own, of the same names, in the keys file: they hold beside its tenant's. Without keys there is one
@@ -90,7 +97,7 @@ One table for each topic of another system that gateways read. Beside the tables
 `queue_policy`, which says who is next: `strict` (in their order), `weighted` (the default), `round_robin` or `random`.
 In the environment: `PENSTOCK_QUEUE_POLICY`, and `PENSTOCK_QUEUES` as a JSON list."""
 
-NOTES = {"models": MODELS, "gateway.limits": LIMITS, "queues": QUEUES}
+NOTES = {"devices": DEVICES, "models": MODELS, "gateway.limits": LIMITS, "queues": QUEUES}
 
 OTHERS = [
     ["`PENSTOCK_CONFIG`", "all", "The TOML file."],
@@ -222,11 +229,14 @@ def kind_text(kind: Any) -> str:
         bool: "true or false",
         Path: "path",
         Any: "any",
+        SecretStr: "secret text",
     }
     if kind in names:
         return names[kind]
     arguments = get_args(kind)
     origin = get_origin(kind)
+    if origin is Annotated:
+        return kind_text(arguments[0])
     if origin is Literal:
         return ", ".join(code(str(choice)) for choice in arguments)
     if origin in (types.UnionType, Union):

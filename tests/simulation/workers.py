@@ -381,7 +381,11 @@ class Life(Actor):
         """What a probe measures."""
         observed = self.host.devices.observed(list(self.engines.values()))
         self.cluster.checks.observed(self, observed)
-        measured = {key: engine.used_bytes for key, engine in self.engines.items() if engine.alive and engine.device}
+        measured = {
+            key: {engine.device: engine.used_bytes}
+            for key, engine in self.engines.items()
+            if engine.alive and engine.device
+        }
         self.flow.devices_observed(observed, self.world.now, measured)
         self.timer("observe", self.cluster.plan.observe_s, self._observe)
 

@@ -18,7 +18,7 @@ from penstock.producers.settings import KafkaSettings
 from penstock.schemas.texts import shortened
 
 DEFAULT_NAME = "penstock.toml"
-SECRET_WORDS = ("password", "secret", "ticket_key", "token", "api_key")
+SECRET_WORDS = ("password", "secret", "ticket_key", "token", "api_key", "access_key", "account_key", "sas_")
 
 S = TypeVar("S", bound=BaseSettings)
 

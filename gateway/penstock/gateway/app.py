@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.responses import RedirectResponse
 
-from penstock.gateway.connecting import ARTIFACT_BYTES, Connecting
+from penstock.gateway.connecting import Connecting
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
 from penstock.gateway.document import docs_page
 from penstock.gateway.document.openapi import polish_openapi
@@ -80,7 +80,9 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     install_unknown_paths(app)
     polish_openapi(app)
     bodies = BodyLimits(
-        max_bytes=conf.max_body_bytes, by_prefix={"/v1/artifacts": ARTIFACT_BYTES}, timeout_s=conf.body_timeout_s
+        max_bytes=conf.max_body_bytes,
+        by_prefix={"/v1/artifacts": settings.artifacts.max_bytes},
+        timeout_s=conf.body_timeout_s,
     )
     install_edge(
         app,

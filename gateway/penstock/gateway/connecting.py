@@ -21,7 +21,7 @@ from penstock.gateway.view.store import Store
 from penstock.gateway.view.topics_read import missing_topics
 from penstock.gateway.view.view import View
 from penstock.producers import admin
-from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.artifacts.configured import open_store
 from penstock.producers.clock import now_ms
 from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
@@ -30,7 +30,6 @@ from penstock.schemas.registry import registry_codecs
 
 logger = logging.getLogger(__name__)
 
-ARTIFACT_BYTES = 64 * 2**20
 ASK_S = 5.0
 RETRY_S = 1.0
 HELD_AT_MOST_S = 600.0
@@ -114,7 +113,7 @@ class Connecting:
                 on_caught_up=spare_the_collector,
                 on_failure=lambda reason: self._context.on_failure(reason),
             )
-            artifacts = await asyncio.to_thread(ArtifactStore, settings.artifacts_location, max_bytes=ARTIFACT_BYTES)
+            artifacts = await asyncio.to_thread(open_store, settings.artifacts, settings.artifacts_location)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
             service = GatewayService.compose(
                 settings, sender, view, follower, hub, codecs.blocking, artifacts, threads, run_times

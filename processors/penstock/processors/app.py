@@ -18,6 +18,7 @@ from penstock.processors.assembly import Hooks, Parts, assemble
 from penstock.processors.kafka.batches import TP, Progress
 from penstock.processors.kafka.watchdog import StallWatch
 from penstock.processors.metrics import Metrics
+from penstock.processors.models.machine import UnknownDevice
 from penstock.processors.quiet import quiet_logs
 from penstock.processors.settings import WorkerSettings
 from penstock.producers import admin
@@ -97,6 +98,8 @@ class WorkerApp:
             parts = self._parts = assemble(self.settings, partitions, self._metrics, hooks, loop)
         except RegistryUnavailable as error:
             raise CannotStart(str(error), EXIT_UNREACHABLE) from error
+        except UnknownDevice as error:
+            raise CannotStart(str(error)) from error
         try:
             await parts.health.start()
         except OSError as error:
@@ -252,6 +255,8 @@ class WorkerApp:
         for lane in parts.flow.lanes.values():
             if lane.lost:
                 reasons.append(f"the model {lane.name} has died and cannot be loaded again")
+        for device, (why, seconds) in parts.serving.machine.unread().items():
+            reasons.append(f"the device {device} has not been measured for {seconds:.0f} s ({why}): nothing is granted")
         idle_s = parts.flow.idle_in_spite_of_work(time.monotonic())
         if idle_s >= self.settings.worker.stall_s:
             reasons.append(f"work waits, memory is free, and nothing was admitted for {idle_s:.0f} s")

@@ -91,7 +91,7 @@ def assemble(
     hooks: Hooks,
     loop: asyncio.AbstractEventLoop,
 ) -> Parts:
-    """Make and join the parts of a worker of these request topics. Raises RegistryUnavailable."""
+    """Make and join the parts of a worker of these request topics. Raises RegistryUnavailable, UnknownDevice."""
     conf, kafka = settings.worker, settings.kafka_settings()
     names, clock = kafka.names, time.monotonic
     codec, faults = make_codec(settings), Faults.from_env()
@@ -159,7 +159,7 @@ def assemble(
         flow,
         lanes.engine,
         turns,
-        Outputs(settings.artifacts_location),
+        Outputs(settings.artifacts_location, settings.artifacts),
         metrics,
         clock=clock,
         changed=worker.changed,

@@ -89,7 +89,7 @@ class Lanes:
 
     def load(self, effect: Load) -> None:
         self._loads[(effect.model, effect.replica)] = self._clock()
-        self._manager.load(effect.model, effect.replica, effect.device, effect.bytes)
+        self._manager.load(effect.model, effect.replica, effect.devices, effect.bytes)
         self._serving.publish_models()
 
     def unload(self, effect: Unload) -> None:
@@ -106,7 +106,9 @@ class Lanes:
         told = self._serving.catalog.get(model).vram_bytes
         needs = Needs(
             load_bytes=size.need_bytes if told is None else told,
-            host_bytes=size.need_bytes,
+            host_bytes=0
+            if told is not None
+            else size.need_bytes,  # what an operator says of a device says nothing of it
             exact=told is not None,
             shape=size.shape,
         )
@@ -144,8 +146,8 @@ class Lanes:
             limits.tokens,
             now,
             inline=engine.prepares_inline,
-            measured_bytes=engine.measured_memory(),
-            peak_bytes=engine.peak_memory() or 0,
+            measured_bytes=self._serving.measured_memory(model, replica),
+            peak_bytes=self._serving.peak_memory(model, replica) or 0,
         )
         self._changed()
 
@@ -188,6 +190,10 @@ class Lanes:
         return self._manager.engine(model, replica)
 
     def engine_facts(self, work: Work) -> tuple[str | None, int | None]:
-        """Device and measured bytes of the engine of a work."""
+        """Device and measured bytes of the engine of a work. A process that sees one card calls that the first."""
         engine = None if work.run is None else self._manager.engine(work.lane, work.run.replica)
-        return (None, None) if engine is None else (engine.info().device, engine.measured_memory())
+        if engine is None or work.run is None:
+            return None, None
+        replica = self._flow.lane(work.lane).replicas.get(work.run.replica)
+        granted = None if replica is None else replica.device
+        return granted or engine.info().device, engine.measured_memory()

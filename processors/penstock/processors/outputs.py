@@ -10,6 +10,8 @@ from typing import Any
 
 from penstock.processors.core.work import Work
 from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.artifacts.configured import open_store
+from penstock.producers.configuration import ArtifactsSection
 from penstock.schemas.ids import output_artifact_id
 from penstock.schemas.records import ArtifactRef
 
@@ -32,22 +34,29 @@ def size_of(output: Mapping[str, Any]) -> int:
 class Outputs:
     """Where large outputs go. The store is opened when the first one comes."""
 
-    def __init__(self, location: str | Path) -> None:
+    def __init__(self, location: str | Path, section: ArtifactsSection | None = None) -> None:
+        """`location`: as this process sees it; the rest of `[artifacts]` stands in `section`."""
         self._location = location
+        self._section = section or ArtifactsSection()
         self._store: ArtifactStore | None = None
 
     async def keep(self, work: Work, output: Mapping[str, Any]) -> ArtifactRef:
         """The output as a JSON artifact. Raises PenstockError, and what the store raises."""
         return await asyncio.to_thread(self._keep, work, output)
 
+    def store(self) -> ArtifactStore:
+        """The store, opened on first use. Blocks; raises as `open_store`."""
+        self._store = self._store or open_store(self._section, str(self._location))
+        return self._store
+
     def _keep(self, work: Work, output: Mapping[str, Any]) -> ArtifactRef:
-        store = self._store = self._store or ArtifactStore(self._location)
         request = work.request
-        artifact = store.put(
+        artifact = self.store().put(
             request.tenant,
             json.dumps(output, ensure_ascii=False, separators=(",", ":")).encode(),
             media_type="application/json",
             artifact_id=output_artifact_id(request.tenant, request.request_id, work.epoch, work.attempt),
+            request_id=request.request_id,
         )
         return ArtifactRef(
             artifact_id=artifact.artifact_id,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 
+from penstock.processors.hardware.entries import DeviceSection, check_entries
 from penstock.producers.configuration import (
     ArtifactsSection,
     KafkaSection,
@@ -112,14 +114,43 @@ ModelSection = ModelEntry
 
 
 class MemorySection(Section):
-    """What the ledger may grant of this machine's memory."""
+    """What the ledger may grant of this machine's memory; `[[devices]]` says it of single devices."""
 
     cpu_bytes: int | None = None
-    """Null: what the machine (or its cgroup) has."""
+    """The size of main memory as Penstock sees it, reserve included; null: what the machine (or its cgroup) has."""
     cpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
     """Main memory that is left to others."""
     gpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
     """Memory of each card that is left to others."""
+
+
+class ImagesSection(Section):
+    """Images that come in: from where they are fetched, and what decoding one may take."""
+
+    allow_hosts: list[str] = Field(default_factory=list[str])
+    """Hosts on the internet that a request's image URL may name: `images.example.com`, `.example.com` for all names
+    below it, or `*`; with `:port` where it is not the usual one. Only at public addresses. Empty: none."""
+    internal_hosts: list[str] = Field(default_factory=list[str])
+    """Hosts inside the cluster, by their exact names: these may have private addresses. Not behind names that others
+    control. Link-local and metadata addresses are refused even here."""
+    max_bytes: int = Field(default=20 << 20, ge=1_000)
+    """The largest image, in bytes as it comes: fetched, or of an artifact."""
+    timeout_s: float = Field(default=20.0, gt=0)
+    """Seconds in which an image must have come from its URL, redirects included."""
+    max_redirects: int = Field(default=3, ge=0)
+    """Redirects that are followed; each is checked as the first URL."""
+    formats: list[Literal["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"]] = Field(
+        default_factory=lambda: ["PNG", "JPEG", "WEBP", "GIF", "BMP"]
+    )
+    """Formats that are decoded; which one an image has is told from its bytes."""
+    max_pixels: int = Field(default=50_000_000, ge=1)
+    """Width times height of the largest image that is decoded. A decoder may have 512 MiB and 24 bytes for each."""
+    max_side: int = Field(default=16_384, ge=1)
+    """The longest side of an image that is decoded, in pixels."""
+    decode_cpu_s: int = Field(default=10, ge=1)
+    """Seconds of processor time that decoding an image may take."""
+    decoders: int = Field(default=2, ge=1)
+    """Images that are decoded at once, each in a process of its own."""
 
 
 class TopicsSection(SharedSection):
@@ -137,8 +168,16 @@ class WorkerSettings(ProcessSettings):
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
     memory: MemorySection = Field(default_factory=MemorySection)
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
+    images: ImagesSection = Field(default_factory=ImagesSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
+    devices: list[DeviceSection] = Field(default_factory=list[DeviceSection])
     models: list[ModelEntry] = Field(default_factory=list[ModelEntry])
+
+    @field_validator("devices")
+    @classmethod
+    def _devices_differ(cls, devices: list[DeviceSection]) -> list[DeviceSection]:
+        check_entries(devices)
+        return devices
 
     @field_validator("models")
     @classmethod

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from penstock.producers.settings import KafkaSettings
@@ -52,9 +53,48 @@ class KafkaSection(SharedSection):
         )
 
 
+def _as_text(value: object) -> object:
+    """TOML's true and numbers, as the options of a store have them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int) else value
+
+
+StoreOptions = dict[str, Annotated[SecretStr, BeforeValidator(_as_text)]]
+"""Options of a store's client, by their names there; any of them may be a credential, so none is ever shown."""
+
+
+class StoreSection(Section):
+    """One more store of artifacts, which `output.store` of a request chooses by its name."""
+
+    location: str = Field(min_length=1)
+    """The folder, or the URL: `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`."""
+    options: StoreOptions = Field(default_factory=StoreOptions)
+    """As `artifacts.options`."""
+    presigned_urls: bool = True
+    """As `artifacts.presigned_urls`."""
+
+
 class ArtifactsSection(SharedSection):
     location: str = Field(default=".penstock/artifacts", min_length=1)
-    """The folder, or the URL (`s3://bucket/prefix`), of uploads and of outputs over 256 KiB: one for all processes."""
+    """The folder, or the URL (`s3://bucket/prefix`, `gs://…`, `az://…`), of uploads, images and outputs over 256 KiB:
+    one for all processes."""
+    options: StoreOptions = Field(default_factory=StoreOptions)
+    """For a URL: options of its client, such as `aws_endpoint`, `aws_region`, `aws_access_key_id`,
+    `aws_secret_access_key`, `allow_http`; what is not here comes from the usual variables (`AWS_…`, `GOOGLE_…`,
+    `AZURE_…`)."""
+    presigned_urls: bool = True
+    """Hand out URLs that the store itself serves, where it can; false where browsers do not reach the store."""
+    ttl_s: float | None = Field(default=None, gt=0)
+    """Seconds for which an artifact is kept that came without a time of its own; null: until it is deleted. What a
+    conversation refers to lives as long as the conversation."""
+    max_bytes: int = Field(default=100 * 2**20, ge=1)
+    """The largest artifact, in bytes."""
+    stores: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,63}$")], StoreSection] = Field(
+        default_factory=dict[str, StoreSection]
+    )
+    """`[artifacts.stores.NAME]`: other places, each with `location`, `options` and `presigned_urls`; `output.store` of
+    a request chooses one for the bytes of its outputs."""
 
 
 class RegistrySection(SharedSection):

@@ -6,7 +6,8 @@ PenstockError
  │    └── ModelNotFound (model_not_found, 404)
  ├── Unauthenticated 401 · Forbidden 403 · NotFound 404 · Cancelled 409 · Conflict 409 · Gone 410
  ├── TooLarge 413 · InsufficientCapacity 422 · IdempotencyKeyReused 422 · TenantLimit 429
- ├── Overloaded 503 · BrokerUnavailable 503 · RegistryUnavailable 503 · Expired 504 · ExecutionTimeout 504
+ ├── Overloaded 503 · BrokerUnavailable 503 · RegistryUnavailable 503 · SourceUnavailable 502
+ ├── Expired 504 · ExecutionTimeout 504
  ├── EngineFailed 500 · DeadLettered 500 · StreamRestarted 500 · InternalError 500
  └── DecodeError (undecodable, 400): WrongMagic · UnknownSchema · BadAvro · BadJson
 """
@@ -129,6 +130,12 @@ class BrokerUnavailable(PenstockError):
 
 class RegistryUnavailable(PenstockError):
     code, http_status, type, retryable = "registry_unavailable", 503, "overloaded_error", True
+
+
+class SourceUnavailable(PenstockError):
+    """Another server, from which something was to be fetched for a request, was not reached or could not answer."""
+
+    code, http_status, type, retryable = "source_unavailable", 502, "server_error", True
 
 
 class Expired(PenstockError):

@@ -89,11 +89,12 @@ def _plain_text(payload: dict[str, Any], conversation_id: str | None, limits: Li
         return False
     size = 0
     for message in cast("list[dict[str, Any]]", messages):
-        # As JSON has it (two fields) or as Avro (five, three of them null).
+        # As JSON has it (two fields) or as Avro (six, four of them null).
         if message["role"] not in _ROLES or (
             len(message) != 2
             and (
-                len(message) != 5
+                len(message) != 6
+                or message["parts"] is not None
                 or message["name"] is not None
                 or message["tool_calls"] is not None
                 or message["tool_call_id"] is not None

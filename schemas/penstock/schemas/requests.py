@@ -138,6 +138,11 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
     if given != [request.task]:
         raise InvalidRequest(f"exactly the payload {request.task} must be set, not {given or 'none'}", param="payload")
     payload = {name: value for name, value in request.payload.items() if value is not None}
+    if payload.get("messages"):  # a record has all fields of a message; one that was left out is none that is refused
+        payload["messages"] = [
+            {name: value for name, value in message.items() if name != "parts" or value is not None}
+            for message in payload["messages"]
+        ]
     fields: dict[str, Any] = {"task": request.task, "payload": payload}
     from penstock.schemas.refusals import FIELDS
 

@@ -23,8 +23,8 @@ from penstock.gateway.limits.callers import ANYBODY
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.routes import artifacts as artifact_routes
 from penstock.gateway.settings import GatewaySettings
-from penstock.producers import artifacts as stored
 from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.artifacts import store as stored
 from support import wait_until_async
 
 PATH = "/v1/artifacts"

@@ -20,6 +20,7 @@ from penstock.schemas.errors import (
     UnsupportedTask,
 )
 from penstock.schemas.payloads import only_remote
+from penstock.schemas.plain import is_plain
 from penstock.schemas.records import ContextLimits, InferenceRequest, OutputSpec, Requirements
 from penstock.schemas.requests import Limits, content_hash, parse_request, parse_request_bytes, validate_request
 
@@ -411,3 +412,14 @@ def test_of_very_much_that_is_wrong_only_the_first_is_told_apart(
         parse_request(body, now_ms=NOW_MS)
     assert caught.value.param == param
     assert max(counts, default=0) <= 2 * refusals.MANY_NAMES
+
+
+def test_a_conversation_that_went_through_avro_is_valid() -> None:
+    """A record has every field of a message; those that nobody set must not be refused by name."""
+    request = parse_request(messages({"role": "user", "content": "hi"}), request_id="r", now_ms=NOW_MS)
+    read = default_codec().decode(default_codec().encode(request), InferenceRequest)
+    assert is_plain(read, Limits()), "what most requests are is checked fast"
+    validate_request(read)
+    with_name = parse_request(messages({"role": "user", "content": "hi", "name": "n"}), request_id="r", now_ms=NOW_MS)
+    read = default_codec().decode(default_codec().encode(with_name), InferenceRequest)
+    validate_request(read)

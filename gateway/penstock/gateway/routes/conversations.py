@@ -13,11 +13,11 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.native import read_json
 from penstock.gateway.routes.paging import After, Limit, Order, page_of
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.view.entries import rfc3339
 from penstock.producers import admin
 from penstock.producers.conversations import ConversationRecord, Turn, fold_messages, read_conversation
 from penstock.schemas.errors import InsufficientCapacity, InvalidRequest, NotFound, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id
+from penstock.schemas.times import rfc3339
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 

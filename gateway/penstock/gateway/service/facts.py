@@ -11,7 +11,7 @@ from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.planning import plan
 from penstock.gateway.service.run_times import RunTimes
-from penstock.gateway.view.entries import Entry, rfc3339, waiting_json
+from penstock.gateway.view.entries import Entry, waiting_json
 from penstock.gateway.view.follower import Follower, Readiness
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.liveness import Liveness, judge
@@ -20,6 +20,7 @@ from penstock.producers.clock import now_ms
 from penstock.producers.model_pools import pool_of
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import STATUS_RANKS, DeviceState, InferenceRequest, ModelInfo, WaitingFor, WorkerState
+from penstock.schemas.times import rfc3339
 from penstock.schemas.topics import HORIZON_MS
 
 RUNNING_RANK = STATUS_RANKS["running"]

@@ -6,11 +6,11 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from penstock.gateway.view.entries import rfc3339
 from penstock.producers.model_entry import parse_entry
 from penstock.schemas.desired import CLASS, MODEL, desired_key
 from penstock.schemas.errors import InvalidRequest, ModelNotFound
 from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState
+from penstock.schemas.times import rfc3339
 
 Json = dict[str, Any]
 ModelId = tuple[str, str | None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
@@ -16,6 +15,7 @@ from penstock.schemas.fold import IGNORED, Chunk, FoldStep, ResultFold, StatusFo
 from penstock.schemas.ids import is_derived_id
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent, WaitingFor
 from penstock.schemas.requests import content_hash
+from penstock.schemas.times import rfc3339
 
 Key = tuple[str, str]
 """(tenant, request_id)"""
@@ -361,10 +361,3 @@ def waiting_json(waiting: WaitingFor | None) -> dict[str, Any] | None:
         "free_bytes": waiting.free_bytes,
         "estimated_start_at": None if at_ms is None else rfc3339(at_ms),
     }
-
-
-def rfc3339(time_ms: int) -> str | None:
-    """Milliseconds since the epoch as RFC 3339 in UTC; None for an unknown time."""
-    if time_ms <= 0:
-        return None
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

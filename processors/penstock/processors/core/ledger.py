@@ -181,8 +181,12 @@ class Ledger:
         held.foreign_bytes = max(0, used_bytes - by_grants_bytes)
         held.by_holders_bytes = by_grants_bytes
 
+    def unobserve(self, device: str) -> None:
+        """It cannot be measured any more: what was measured last stays, and nothing is granted until it is again."""
+        self._devices[device].observed = False
+
     def observed(self, device: str) -> bool:
-        """Whether its use was ever measured; nothing is granted on it before."""
+        """Whether its use is known; nothing is granted on it otherwise."""
         return self._devices[device].observed
 
     def measure(self, grant: Grant, device: str, used_bytes: int) -> None:
@@ -195,7 +199,7 @@ class Ledger:
     def grant(self, owner: str, needs: Mapping[str, int], now: float) -> Grant | None:
         """Reserve these bytes on each of these devices; None when one of them does not fit now.
 
-        None too for a device that was not observed yet. Raises ValueError for no needs, a negative one, or a device
+        None too for a device that is not observed. Raises ValueError for no needs, a negative one, or a device
         that is not here.
         """
         if not needs or any(need < 0 or device not in self._devices for device, need in needs.items()):
@@ -299,7 +303,7 @@ class Ledger:
         return self._devices[device].capacity.limit_bytes
 
     def free_bytes(self, device: str, owner: str | None = None, now: float = 0.0) -> int:
-        """What could be granted now; 0 before the first observation. With an owner: less what is kept for others."""
+        """What could be granted now; 0 while it is not observed. With an owner: less what is kept for others."""
         held = self._devices[device]
         return held.free_bytes if owner is None else held.free_for(owner, now)
 

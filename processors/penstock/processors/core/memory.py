@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from penstock.processors.core.estimates import EstimateKey
 from penstock.processors.core.fleet import HOST
@@ -24,22 +24,32 @@ class Memory(Runs):
         self,
         observed: Mapping[str, tuple[int, int]],
         now: float,
-        measured: Mapping[tuple[str, int], int] | None = None,
+        measured: Mapping[tuple[str, int], Mapping[str, int]] | None = None,
         peaks: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
-        """By device, bytes in use by all programs and those of them by our engines.
-
-        By replica, what it holds, and the most that it has held.
+        """By device, bytes in use by all programs and those of them by our engines; by replica and device, what it
+        holds, and by replica the most that it has held of its first device.
         """
         known = {capacity.device for capacity in self.ledger.devices()}
         for device, (used_bytes, by_ours_bytes) in observed.items():
             if device in known:
                 self.ledger.observe(device, used_bytes, by_ours_bytes)
-        for (model, number), measured_bytes in (measured or {}).items():
+        for (model, number), by_device in (measured or {}).items():
             replica = self.lane(model).replicas.get(number)
-            if replica is not None:
-                self._measured(replica, measured_bytes, (peaks or {}).get((model, number), 0))
+            if replica is None:
+                continue
+            for device, measured_bytes in by_device.items():
+                if device == replica.device:
+                    self._measured(replica, measured_bytes, (peaks or {}).get((model, number), 0))
+                elif device in replica.devices:
+                    self._measured_beside(replica, device, measured_bytes)
         self._plan_soon()
+
+    def devices_unread(self, devices: Iterable[str]) -> None:
+        """They could not be measured: nothing more is granted on them until they are."""
+        known = {capacity.device for capacity in self.ledger.devices()}
+        for device in known.intersection(devices):
+            self.ledger.unobserve(device)
 
     def sized(self, model: str, needs: Needs, now: float) -> None:
         """How much memory an engine of the model takes."""
@@ -74,11 +84,17 @@ class Memory(Runs):
 
     def _cannot_ever(self, lane: Lane, need_bytes: int) -> InsufficientCapacity | None:
         """The error for what no device that the model may use could hold, were it empty."""
-        devices = self._candidate_devices(lane)
-        if not need_bytes or any(need_bytes <= one.limit_bytes for one in devices):
+        devices, count = self._candidate_devices(lane), lane.spec.count
+        fitting = sum(need_bytes <= one.limit_bytes for one in devices)
+        if not need_bytes or fitting >= count:
             return None
         if not devices:
             return self.ledger.insufficient(lane.name, dict.fromkeys(lane.spec.devices or ("any device",), need_bytes))
+        if fitting:
+            return InsufficientCapacity(
+                f"{lane.name} needs {need_bytes / 2**20:.0f} MiB on each of {count} devices; {fitting} can grant that",
+                details={"need": count * need_bytes, "capacity": fitting * need_bytes, "unit": "bytes"},
+            )
         largest = max(devices, key=lambda one: one.limit_bytes)
         return self.ledger.insufficient(lane.name, {largest.device: need_bytes})
 
@@ -147,6 +163,11 @@ class Memory(Runs):
                 self.ledger.resize(grant, device, need_bytes) or need_bytes == measured_bytes
             ):
                 replica.bytes = need_bytes
+
+    def _measured_beside(self, replica: Replica, device: str, measured_bytes: int) -> None:
+        """What it holds of a device beside its first."""
+        if replica.grant is not None:
+            self.ledger.measure(replica.grant, device, measured_bytes)
 
     def _warmed_up(self, lane: Lane, replica: Replica, measured_bytes: int, peak_bytes: int) -> None:
         """It is ready. On a card it holds by now what it will hold: what was granted beyond that comes back.

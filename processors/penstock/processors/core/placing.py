@@ -131,10 +131,10 @@ class Placing(Loads):
         if up < max(1, lane.spec.min_replicas) and now >= lane.not_before and lane.served:
             self._load(lane, Replica(lane.name, lane.next_number()), now)
 
-    def _load(self, lane: Lane, replica: Replica, now: float, devices: tuple[str, ...] = ()) -> None:
+    def _load(self, lane: Lane, replica: Replica, now: float) -> None:
         lane.add(replica, now)
         lane.short = False
-        self._emit(Load(lane.name, replica.number, replica.device, replica.bytes, devices))
+        self._emit(Load(lane.name, replica.number, replica.device, replica.bytes, replica.devices))
 
     # -- all models together
 
@@ -238,7 +238,7 @@ class Placing(Loads):
                 return  # it got one in this round already
             grant = self.ledger.grant(lane.name, decision.needs, now)
             if grant is not None:
-                self._load(lane, Replica(lane.name, decision.replica, grant), now, decision.devices)
+                self._load(lane, Replica(lane.name, decision.replica, grant, decision.devices), now)
             return
         replica = lane.replicas.get(decision.replica)
         if replica is None:
@@ -327,8 +327,9 @@ class Placing(Loads):
         )
 
     def _fits_now(self, lane: Lane, need_bytes: int, now: float) -> bool:
-        return any(
-            need_bytes <= self.ledger.free_bytes(one.device, lane.name, now) for one in self._candidate_devices(lane)
+        devices = self._candidate_devices(lane)
+        return lane.spec.count <= sum(
+            need_bytes <= self.ledger.free_bytes(one.device, lane.name, now) for one in devices
         )
 
     def _demand(self, lane: Lane) -> plan.Demand:
@@ -380,8 +381,8 @@ class Placing(Loads):
             need_bytes, device = want.need_bytes, want.replica.device
         elif lane.short and lane.needs is not None:
             need_bytes = self._booked(lane)
-            devices = [one.device for one in self._candidate_devices(lane)]
-            device = max(devices, key=self.ledger.free_bytes, default=None)
+            devices = sorted(self._candidate_devices(lane), key=lambda one: -self.ledger.free_bytes(one.device))
+            device = devices[: lane.spec.count][-1].device if devices else None  # the one that is shortest of those
         return LaneFacts(
             ready=bool(lane.ready),
             slots=sum(one.slots for one in lane.ready),

@@ -26,15 +26,19 @@ class ReplicaState(StrEnum):
 class Replica:
     """Slots and tokens in use are counted here; the engine only says its limits. Times are seconds of the flow's clock.
 
-    `device` is None, and `bytes` 0, for an engine that takes no memory of this machine.
+    `device` is None, and `bytes` 0, for an engine that takes no memory of this machine; `devices` are all that it runs
+    on, each with as many bytes.
     """
 
-    def __init__(self, model: str, number: int, grant: Grant | None = None) -> None:
+    def __init__(
+        self, model: str, number: int, grant: Grant | None = None, devices: tuple[str, ...] | None = None
+    ) -> None:
         self.model = model
         self.number = number
         self.state = ReplicaState.LOADING
         self.grant = grant
         self.device = None if grant is None else grant.device
+        self.devices = (() if self.device is None else (self.device,)) if devices is None else devices
         self.bytes = 0 if grant is None else grant.bytes
         self.run_bytes = 0
         self.grants_runs = False

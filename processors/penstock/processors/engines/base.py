@@ -148,6 +148,11 @@ class Engine(Protocol):
     @property
     def state(self) -> EngineState: ...
 
+    @property
+    def pid(self) -> int | None:
+        """The root of its tree of processes; None when it has none of its own."""
+        ...
+
     async def start(self) -> None:
         """Load the model. Raises PenstockError. Cancelling it ends what it began."""
         ...

@@ -53,6 +53,8 @@ def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, A
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Read when CUDA is first touched, which is after this: cards in NVML's order, and an allocator that fragments less.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if "address" in options:  # its own card, or slice, is all that it sees; none, when it was granted main memory
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(options["address"])
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     log_to_stderr(logging.WARNING)
     try:

@@ -4,8 +4,9 @@ It gets its grant in its command, is waited for until its health is good, and is
 remote servers are (remote.py); slots are its admission, as it has a queue of its own. Unloading ends its whole tree of
 processes. What it says goes to a log file, and its last line to the worker's log while it loads.
 
-Options: command (or the model's source), env, health (/health), port (a free one), devices (1), load_timeout_s (600),
-grace_s (5), silent_s (60), and those of remote models (slots, remote_model, window, timeout_s, headers, api_key_env).
+Options: command (or the model's source), env, health (/health), port (a free one), devices (1: so many, with a grant on
+each), load_timeout_s (600), grace_s (5), silent_s (60), and those of remote models (slots, remote_model, window,
+timeout_s, headers, api_key_env).
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class ManagedEngine:
     ) -> None:
         """`granted_bytes` is the grant on each of `devices`, `total_bytes` what the smallest of them has.
 
+        `addresses`: what CUDA_VISIBLE_DEVICES lists for them; nothing where they are no cards.
+
         Raises InvalidRequest.
         """
         self.model = model
@@ -95,6 +98,7 @@ class ManagedEngine:
         self._options = dict(options)
         self._devices, self._granted_bytes, self._total_bytes = tuple(devices), granted_bytes, total_bytes
         self._addresses = addresses
+        self._on_card = devices[0].startswith("cuda") if addresses is None else bool(addresses)
         self._log = logs / f"{_file_name(model)}.log"
         self._state = EngineState.NEW
         self._process: ServerProcess | None = None
@@ -161,14 +165,13 @@ class ManagedEngine:
             raise EngineFailed(f"no process could be started for {self.model}: {error.strerror}") from error
 
     def _filled(self, text: str, port: int) -> str:
-        on_card = self._devices[0] != "cpu"
         values = {
             "memory_fraction": memory_fraction(self._granted_bytes, self._total_bytes),
             "memory_bytes": str(self._granted_bytes),
             "port": str(port),
             "host": HOST,
             # Its own cards are all that it sees, so they begin at 0.
-            "device": "cuda:0" if on_card else "cpu",
+            "device": "cuda:0" if self._on_card else "cpu",
             "devices": str(len(self._devices)),
             "model": self._conf.model,
             "id": self.model,

@@ -61,6 +61,10 @@ class NoopEngine:
     def state(self) -> EngineState:
         return self._state
 
+    @property
+    def pid(self) -> int | None:
+        return None
+
     async def start(self) -> None:
         self._state = EngineState.READY
 

@@ -103,6 +103,10 @@ class RemoteEngine:
     def state(self) -> EngineState:
         return self._state
 
+    @property
+    def pid(self) -> int | None:
+        return None
+
     async def start(self) -> None:
         headers = request_headers(self.model, self._options)
         timeout = httpx.Timeout(self._timeout_s, connect=10)

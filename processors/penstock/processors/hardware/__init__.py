@@ -1,1 +1,1 @@
-"""Probes: what devices there are and how much of their memory is in use. No decisions here."""
+"""Probes: what devices there are and how much of their memory is in use, by whom. No decisions about requests here."""

@@ -1,15 +1,83 @@
-"""Main memory as a device: what this machine or its cgroup has, and what is in use."""
+"""Main memory as a device: what this machine or its control groups grant, and what is in use."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import psutil
 
-from penstock.processors.core.ledger import DeviceCapacity
+from penstock.processors.hardware.probe import DeviceFacts, Reading
+from penstock.processors.hardware.processes import OwnBytes, own_bytes
 
-_CGROUP = Path("/sys/fs/cgroup")
+__all__ = ["NAME", "CpuProbe", "own_bytes", "total_bytes", "used_bytes"]
+
+NAME = "cpu"
+_MOUNT = Path("/sys/fs/cgroup")
+_OURS = Path("/proc/self/cgroup")
 _V1_UNLIMITED = 1 << 60
+
+
+class CpuProbe:
+    """One device, `cpu`. Of our own processes it tells what belongs to each alone (USS)."""
+
+    def __init__(self) -> None:
+        self._own = OwnBytes()
+
+    def devices(self) -> list[DeviceFacts]:
+        return [DeviceFacts(device=NAME, kind=NAME, total_bytes=total_bytes(), title="main memory")]
+
+    def read(self, pids: Set[int]) -> Mapping[str, Reading]:
+        return {NAME: Reading(used_bytes=used_bytes(), by_pid=self._own.of(pids))}
+
+
+def total_bytes() -> int:
+    """The smallest of the machine's memory and the limits of our control groups."""
+    return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _limits())])
+
+
+def used_bytes() -> int:
+    """In use, without what the kernel can drop at once: so much of `total_bytes` cannot be had any more."""
+    memory = psutil.virtual_memory()
+    free = [int(memory.available), *(limit - used for limit, used in _limits())]
+    return max(0, total_bytes() - max(0, min(free)))
+
+
+# -- control groups
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """(limit, used) bytes of each control group above us that has a limit, of version 2 and 1."""
+    paths = _groups()
+    for base, path, names in (
+        (_MOUNT, paths.get("", "/"), ("memory.max", "memory.current", "inactive_file")),
+        (
+            _MOUNT / "memory",
+            paths.get("memory", "/"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ):
+        for folder in _upwards(base, path):
+            limit, used = _number(folder / names[0]), _number(folder / names[1])
+            if limit is not None and used is not None and limit < _V1_UNLIMITED:
+                # Cached file pages count as used there, but the kernel drops them when asked for memory.
+                yield limit, max(0, used - _stat(folder / "memory.stat", names[2]))
+
+
+def _groups() -> dict[str, str]:
+    """By controller (`` for version 2), our group's path. In a container it may name folders that are not there."""
+    try:
+        lines = _OURS.read_text().splitlines()
+    except OSError:
+        return {}
+    fields = [line.split(":", 2) for line in lines if line.count(":") >= 2]
+    return {controller: path for _, controllers, path in fields for controller in controllers.split(",")}
+
+
+def _upwards(base: Path, path: str) -> Iterator[Path]:
+    parts = [part for part in path.split("/") if part and part != ".."]
+    for count in range(len(parts), -1, -1):
+        yield base.joinpath(*parts[:count])
 
 
 def _number(path: Path) -> int | None:
@@ -20,50 +88,10 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _cgroup() -> tuple[int, int] | None:
-    """(limit, used) bytes of our control group, version 2 or 1; None when it sets no limit."""
-    for limit_name, used_name, stat_name, cache_name in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-    ):
-        limit, used = _number(_CGROUP / limit_name), _number(_CGROUP / used_name)
-        if limit is not None and used is not None and limit < _V1_UNLIMITED:
-            return limit, max(0, used - _stat(_CGROUP / stat_name, cache_name))
-    return None
-
-
 def _stat(path: Path, name: str) -> int:
-    """A line of memory.stat. Cached file pages count as used there, but the kernel drops them when asked for memory."""
+    """A line of memory.stat."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
-
-
-def total_bytes() -> int:
-    """The smaller of the machine's memory and the cgroup's limit."""
-    machine, group = int(psutil.virtual_memory().total), _cgroup()
-    return machine if group is None else min(machine, group[0])
-
-
-def used_bytes() -> int:
-    """In use by all programs (of the cgroup, where it limits us), without what the kernel can drop at once."""
-    memory, group = psutil.virtual_memory(), _cgroup()
-    if group is not None and group[0] < memory.total:
-        return group[1]
-    return int(memory.total - memory.available)
-
-
-def own_bytes(pid: int) -> int | None:
-    """Memory that belongs to this process alone (USS); None when it is gone. Pages shared by a fork are not counted."""
-    try:
-        return int(psutil.Process(pid).memory_full_info().uss)
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return None
-
-
-def capacity(limit_bytes: int | None, reserve_bytes: int) -> DeviceCapacity:
-    """The ledger's entry for main memory; `limit_bytes` None means all there is."""
-    total = total_bytes() if limit_bytes is None else min(limit_bytes, total_bytes())
-    return DeviceCapacity(device="cpu", kind="cpu", total_bytes=total, reserve_bytes=min(reserve_bytes, total))

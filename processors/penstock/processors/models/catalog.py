@@ -76,6 +76,11 @@ class ModelConfig:
         )
 
     @property
+    def devices(self) -> int:
+        """How many devices one engine of it takes."""
+        return int(self.options.get("devices", 1)) if self.engine == "managed" else 1
+
+    @property
     def keep_weight(self) -> float:
         """How much keeping it loaded counts, 1 for an ordinary model: each step of priority is twice as much."""
         return 2.0 ** max(-10, min(10, PRIORITY - self.priority))

@@ -57,9 +57,11 @@ class Reports(Protocol):
 
 
 class Make(Protocol):
-    """Makes an engine, not started, for a device and so many granted bytes of it."""
+    """Makes an engine, not started, for devices (none: it takes no memory) and so many granted bytes of each."""
 
-    def __call__(self, config: ModelConfig, size: ModelSize, device: str | None, granted_bytes: int) -> Engine: ...
+    def __call__(
+        self, config: ModelConfig, size: ModelSize, devices: tuple[str, ...], granted_bytes: int
+    ) -> Engine: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -109,15 +111,9 @@ class ModelManager:
         engine = None if held is None or held.loading is not None else held.engine
         return engine if engine is not None and engine.state is EngineState.READY else None
 
-    def measured(self) -> dict[ReplicaKey, int]:
-        """Bytes that the engines really hold, those that were measured."""
-        found = {key: held.engine.measured_memory() for key, held in self._held.items() if held.engine is not None}
-        return {key: measured for key, measured in found.items() if measured is not None}
-
-    def peaks(self) -> dict[ReplicaKey, int]:
-        """The most bytes that the engines have held, of those that were measured."""
-        found = {key: held.engine.peak_memory() for key, held in self._held.items() if held.engine is not None}
-        return {key: peak for key, peak in found.items() if peak is not None}
+    def held(self) -> dict[ReplicaKey, Engine]:
+        """All engines, those that load and those that end among them."""
+        return {key: held.engine for key, held in self._held.items() if held.engine is not None}
 
     def parts(self, model: str) -> tuple[Part, ...]:
         """What its memory is made of, as estimated; nothing before it was sized."""
@@ -160,19 +156,19 @@ class ModelManager:
         """How much of a download is there, from 0 to 1; None when none is under way."""
         return self._progress.get(model)
 
-    def load(self, model: str, replica: int, device: str | None, granted_bytes: int) -> None:
+    def load(self, model: str, replica: int, devices: tuple[str, ...], granted_bytes: int) -> None:
         """Start an engine in the memory that was granted. → up, load_failed"""
         if self._stopping:
             return
         held = self._held[(model, replica)] = _Held(model, replica)
-        held.loading = self._task(self._load(held, device, granted_bytes), f"load {model}#{replica}")
+        held.loading = self._task(self._load(held, devices, granted_bytes), f"load {model}#{replica}")
 
-    async def _load(self, held: _Held, device: str | None, granted_bytes: int) -> None:
+    async def _load(self, held: _Held, devices: tuple[str, ...], granted_bytes: int) -> None:
         model = held.model
         try:
             config = self._config(model)
             size = self._sizes.get(model) or await self._size_telling(model)
-            engine = held.engine = self._make(config, size, device, granted_bytes)
+            engine = held.engine = self._make(config, size, devices, granted_bytes)
             engine.on_died = lambda code: self._died(held, code)
             await engine.start()
             if engine.state is not EngineState.READY:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,15 @@ from penstock.processors.core.choosing import Candidate, Choice, choose
 from penstock.processors.core.fleet import HOST
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.ledger import DeviceCapacity
-from penstock.processors.core.replica import Replica
+from penstock.processors.core.replica import Replica, ReplicaState
 from penstock.processors.core.residents import ModelSpec
 from penstock.processors.engines.base import Engine, EngineInfo
 from penstock.processors.engines.loading import dtype_name
-from penstock.processors.engines.threads import in_daemon_thread
-from penstock.processors.hardware import cpu, nvml
+from penstock.processors.hardware.simulated import KIND as SIMULATED
 from penstock.processors.models.calibration import Calibration
 from penstock.processors.models.catalog import Catalog, ModelConfig
 from penstock.processors.models.factory import make_engine
+from penstock.processors.models.machine import Machine, Resident
 from penstock.processors.models.manager import ModelManager, Reports
 from penstock.processors.models.remembered import RememberedEstimates
 from penstock.processors.models.sizing import Estimate, estimate, size_model
@@ -56,16 +56,17 @@ class Serving:
         self._names = names
         self._clock_ms, self._clock = clock_ms, clock
         memory = settings.memory
-        self.capacities: list[DeviceCapacity] = [
-            cpu.capacity(memory.cpu_bytes, memory.cpu_reserve_bytes),
-            *nvml.capacities(memory.gpu_reserve_bytes),
-        ]
+        self.machine = Machine(
+            settings.devices,
+            cpu_bytes=memory.cpu_bytes,
+            cpu_reserve_bytes=memory.cpu_reserve_bytes,
+            gpu_reserve_bytes=memory.gpu_reserve_bytes,
+        )
         self.catalog = Catalog(ModelConfig.of(entry) for entry in served_by(settings.models, settings.worker.pool))
-        make = partial(make_engine, logs=settings.worker.data_dir / "logs")
+        make = partial(make_engine, facts=self.machine.facts, logs=settings.worker.data_dir / "logs")
         size = partial(size_model, process_bytes=Calibration().process_bytes)
         self.manager = ModelManager(self.catalog, reports, make=make, size=size)
         self.remembered = RememberedEstimates(settings.worker.data_dir / ESTIMATES_FILE)
-        self._used: dict[str, int] = {}
         self._flow: Flow
 
     def connect(self, flow: Flow) -> None:
@@ -93,6 +94,7 @@ class Serving:
         return ModelSpec(
             model=config.id,
             devices=self._devices(config),
+            count=config.devices,
             min_replicas=config.min_replicas,
             max_replicas=config.max_replicas,
             priority=config.keep_weight,
@@ -109,6 +111,10 @@ class Serving:
             return ()
         told = config.device or config.options.get("device")
         return (str(told),) if told else (HOST,)
+
+    @property
+    def capacities(self) -> list[DeviceCapacity]:
+        return self.machine.capacities
 
     def resolve(self, task: str, model: str | None) -> Choice:
         """The model that a request gets, and why when it names none. Raises ModelNotFound."""
@@ -160,17 +166,55 @@ class Serving:
 
     async def observe(self) -> None:
         """Measure the devices; what no grant explains is not granted again."""
-        self._used = await in_daemon_thread(used_bytes)
-        measured = self.manager.measured()
-        ours = dict.fromkeys(self._used, 0)
+        found = await self.machine.observe(list(self._residents()))
+        self._flow.devices_observed(found.observed, self._clock(), found.measured, self._peaks())
+        self._flow.devices_unread(found.unread)
+        await self.remembered.keep()
+
+    def _residents(self) -> Iterator[Resident]:
+        """Who holds memory, by what the flow has granted and the manager has made."""
+        held = self.manager.held()
         for lane in self._flow.lanes.values():
             for replica in lane.replicas.values():
-                if replica.device in ours:
-                    # What it uses beyond its grant is nobody's grant: it counts as others' use.
-                    ours[replica.device] += min(measured.get((lane.name, replica.number), 0), replica.bytes)
-        observed = {device: (used, min(used, ours[device])) for device, used in self._used.items()}
-        self._flow.devices_observed(observed, self._clock(), measured, self.manager.peaks())
-        await self.remembered.keep()
+                yield from self._places(lane.name, replica, held.get((lane.name, replica.number)))
+
+    def _places(self, model: str, replica: Replica, engine: Engine | None) -> Iterator[Resident]:
+        grant = replica.grant
+        for device in () if grant is None else grant.needs:
+            granted = 0 if grant is None else self._flow.ledger.held_bytes(grant, device)
+            if not granted and device not in replica.devices:
+                continue  # main memory that its weights have passed through
+            yield Resident(
+                key=(model, replica.number),
+                device=device,
+                granted_bytes=granted,
+                loading=replica.state is ReplicaState.LOADING,
+                pid=None if engine is None else engine.pid,
+                # What it says, it says of the one device that it runs on.
+                reported_bytes=None if engine is None or replica.devices != (device,) else engine.measured_memory(),
+            )
+
+    def measured_memory(self, model: str, number: int) -> int | None:
+        """What a replica's engine says that it holds of the device that it was granted."""
+        engine = self._saying(model, number)
+        return None if engine is None else engine.measured_memory()
+
+    def peak_memory(self, model: str, number: int) -> int | None:
+        """The most that it says it has held of that device."""
+        engine = self._saying(model, number)
+        return None if engine is None else engine.peak_memory()
+
+    def _saying(self, model: str, number: int) -> Engine | None:
+        """The engine of a replica, when what it says of its memory is said of the one device that it was granted."""
+        engine, replica = self.manager.engine(model, number), self._flow.lane(model).replicas.get(number)
+        if replica is None or replica.device is None or len(replica.devices) > 1:
+            return None
+        facts = self.machine.facts(replica.device)
+        return None if facts is None or facts.kind == SIMULATED else engine
+
+    def _peaks(self) -> dict[tuple[str, int], int]:
+        places = [(lane.name, number) for lane in self._flow.lanes.values() for number in lane.replicas]
+        return {place: self.peak_memory(*place) or 0 for place in places}
 
     # -- for reports
 
@@ -208,7 +252,7 @@ class Serving:
                 kind=device.kind,
                 total_bytes=device.total_bytes,
                 reserved_bytes=ledger.reserved_bytes(device.device),
-                used_bytes=self._used.get(device.device, 0),
+                used_bytes=self.machine.used_bytes(device.device),
                 limit_bytes=device.limit_bytes,
                 foreign_bytes=ledger.foreign_bytes(device.device),
                 measured_bytes=ledger.measured_bytes(device.device),
@@ -257,8 +301,3 @@ def _dtype(config: ModelConfig) -> str:
         return ""
     quantization = config.options.get("quantization")
     return dtype_name(config.options) + ("" if quantization is None else f" {quantization}")
-
-
-def used_bytes() -> dict[str, int]:
-    """Bytes in use on each device, by all programs."""
-    return {"cpu": cpu.used_bytes(), **nvml.used_bytes()}

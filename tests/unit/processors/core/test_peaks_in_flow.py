@@ -35,7 +35,7 @@ class Host(World):
 
     def observe(self, measured_mb: int | None = None, peak_mb: int = 0) -> None:
         held = self.flow.ledger.reserved_bytes("cpu")
-        measured = {} if measured_mb is None else {("m", 0): measured_mb * MB}
+        measured = {} if measured_mb is None else {("m", 0): {"cpu": measured_mb * MB}}
         self.flow.devices_observed({"cpu": (held, held)}, self.now, measured, {("m", 0): peak_mb * MB})
         self.settle()
 

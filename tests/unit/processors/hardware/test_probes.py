@@ -1,102 +1,148 @@
-"""Probes of memory, against files and modules that stand for a machine."""
+"""Probes of main memory and of simulated devices, and trees of processes."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
+import psutil
 import pytest
 
-from penstock.processors.hardware import cpu, nvml
+from penstock.processors.hardware import cpu, processes
+from penstock.processors.hardware.cpu import CpuProbe
+from penstock.processors.hardware.entries import DeviceSection, ForeignStep
+from penstock.processors.hardware.probe import Reading, Unread
+from penstock.processors.hardware.processes import OwnBytes, own_bytes, trees
+from penstock.processors.hardware.simulated import SimulatedProbe
+
+V2 = ("memory.max", "memory.current", "memory.stat", "inactive_file")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file")
 
 
-def test_the_machine_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_CGROUP", tmp_path)
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("123\n")
-    assert cpu.total_bytes() > 1 << 20
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for /sys/fs/cgroup; our group is /a/b of version 2 and of the memory controller."""
+    monkeypatch.setattr(cpu, "_MOUNT", tmp_path)
+    ours = tmp_path / "ours"
+    ours.write_text("5:cpu,cpuacct:/x\n4:memory:/a/b\n0::/a/b\n")
+    monkeypatch.setattr(cpu, "_OURS", ours)
+    return tmp_path
+
+
+def limit(folder: Path, names: tuple[str, ...], limit_bytes: int | str, used_bytes: int, cache_bytes: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit_bytes}\n")
+    (folder / names[1]).write_text(f"{used_bytes}\n")
+    (folder / names[2]).write_text(f"anon 1\n{names[3]} {cache_bytes}\n")
+
+
+def test_the_machine_without_a_limit(groups: Path) -> None:
+    limit(groups, V2, "max", 123)
+    assert cpu.total_bytes() == psutil.virtual_memory().total
     assert 0 < cpu.used_bytes() < cpu.total_bytes()
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "stat", "cache"),
-    [
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-    ],
-)
-def test_a_container_s_limit(
-    limit: str, used: str, stat: str, cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu, "_CGROUP", tmp_path)
-    (tmp_path / limit).parent.mkdir(exist_ok=True)
-    (tmp_path / limit).write_text("50000000\n")
-    (tmp_path / used).write_text("30000000\n")
-    (tmp_path / stat).write_text(f"anon 1\n{cache} 10000000\n")
+@pytest.mark.parametrize("where", ["", "a", "a/b"])
+@pytest.mark.parametrize(("base", "names"), [("", V2), ("memory", V1)])
+def test_the_limit_of_a_group_at_any_level(groups: Path, base: str, names: tuple[str, ...], where: str) -> None:
+    limit(groups / base / where, names, 50_000_000, 30_000_000, 10_000_000)
     assert (cpu.total_bytes(), cpu.used_bytes()) == (50_000_000, 20_000_000)
-    found = cpu.capacity(None, 5_000_000)
-    assert (found.total_bytes, found.limit_bytes) == (50_000_000, 45_000_000)
-    assert cpu.capacity(1000, 5_000_000).limit_bytes == 0
 
 
-def test_own_memory() -> None:
-    assert (cpu.own_bytes(os.getpid()) or 0) > 1 << 20
-    assert cpu.own_bytes(2**22 + 1) is None
+def test_of_several_groups_the_one_that_has_least_left_counts(groups: Path) -> None:
+    limit(groups / "a", V2, 60_000_000, 55_000_000)
+    limit(groups / "a" / "b", V2, 50_000_000, 10_000_000)
+    assert cpu.total_bytes() == 50_000_000
+    assert cpu.used_bytes() == 45_000_000, "5 MB are left in all"
 
 
-@pytest.mark.parametrize(
-    ("shown", "numbers"),
-    [
-        (None, [0, 1, 2]),
-        ("", []),
-        ("2,0", [2, 0]),
-        ("GPU-b, 0", [1, 0]),
-        ("0,9,1", [0]),
-        ("GPU-", []),
-        ("-1", []),
-    ],
-)
-def test_visible_cards(shown: str | None, numbers: list[int]) -> None:
-    assert nvml.visible(shown, ["GPU-aa", "GPU-bb", "GPU-cc"]) == numbers
+def test_main_memory_tells_what_belongs_to_our_processes_alone() -> None:
+    probe = CpuProbe()
+    (facts,) = probe.devices()
+    assert (facts.device, facts.kind, facts.address) == ("cpu", "cpu", None)
+    reading = probe.read(frozenset([os.getpid(), 2**22 + 1]))["cpu"]
+    assert reading.by_pid is not None
+    assert set(reading.by_pid) == {os.getpid()}
+    assert 1 << 20 < reading.by_pid[os.getpid()] < psutil.Process().memory_info().rss
+    assert own_bytes(2**22 + 1) is None
 
 
-def fake_nvml(fail: bool = False) -> ModuleType:
-    """The calls that the probe makes, for two cards of 100 and 200 bytes."""
+def test_measuring_a_process_costs_no_more_than_a_small_part_of_a_core() -> None:
+    now, asked = 0.0, list[int]()
 
-    class NVMLError(Exception):
-        pass
+    def measure(pid: int) -> int | None:
+        nonlocal now
+        now += 0.1
+        asked.append(pid)
+        return None if pid == 3 else pid * 1000
 
-    def memory(handle: int) -> Any:
-        if fail:
-            raise NVMLError("the card fell off the bus")
-        return SimpleNamespace(total=100 * (handle + 1), used=handle + 7)
+    own = OwnBytes(measure, lambda: now)
+    assert own.of({1, 3}) == {1: 1000}
+    for _ in range(40):
+        now += 0.1
+        assert own.of({1}) == {1: 1000}
+    assert asked.count(1) == 1
+    now += 2.0
+    own.of({1})
+    assert asked.count(1) == 2
+    own.of(frozenset())
+    assert own.of({1}) == {1: 1000}
+    assert asked.count(1) == 3, "what was gone is not remembered: its number may be another's"
 
-    module = ModuleType("pynvml")
-    module.__dict__.update(
-        NVMLError=NVMLError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda number: number,
-        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}".encode(),
-        nvmlDeviceGetMemoryInfo=memory,
+
+def test_a_tree_of_processes_is_whole() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", "import subprocess as s; s.Popen(['setsid', 'sleep', '60']); s.run(['sleep', '60'])"]
     )
-    return module
+    try:
+        give_up = time.monotonic() + 20
+        while len(tree := trees([parent.pid])[parent.pid]) < 3 and time.monotonic() < give_up:
+            time.sleep(0.02)
+        assert len(tree) == 3
+        assert parent.pid in tree
+        assert tree < trees([os.getpid()])[os.getpid()]
+    finally:
+        for pid in trees([parent.pid])[parent.pid]:
+            psutil.Process(pid).kill()
+        parent.wait()
+    assert trees([parent.pid])[parent.pid] == {parent.pid}
+    assert trees([]) == {}
 
 
-def test_cards_are_named_as_torch_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    (card,) = nvml.capacities(50)
-    assert (card.device, card.kind, card.total_bytes, card.limit_bytes) == ("cuda:0", "cuda", 200, 150)
-    assert nvml.used_bytes() == {"cuda:0": 8}
+def test_process_numbers_are_a_drivers_only_in_the_first_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = str(Path("/proc/self/ns/pid").readlink())
+    monkeypatch.setattr(processes, "INITIAL_NAMESPACE", here)
+    assert processes.numbered_as_drivers_do() == ("microsoft" not in Path("/proc/version").read_text().lower())
+    monkeypatch.setattr(processes, "INITIAL_NAMESPACE", "pid:[1]")
+    assert not processes.numbered_as_drivers_do()
 
 
-def test_a_probe_that_fails_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(fail=True))
-    assert nvml.capacities(0) == []
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.used_bytes() == {}
+def test_a_simulated_device_has_foreign_use_that_changes(tmp_path: Path) -> None:
+    now = 100.0
+    file = tmp_path / "foreign"
+    steps = [ForeignStep(after_s=5, bytes=300), ForeignStep(after_s=9, bytes=0)]
+    probe = SimulatedProbe(
+        [
+            DeviceSection(kind="simulated", name="a", total_bytes=1000, foreign=steps),
+            DeviceSection(kind="simulated", name="b", total_bytes=500, foreign_file=file),
+            DeviceSection(kind="simulated", name="c", total_bytes=500, enabled=False),
+            DeviceSection(kind="cpu"),
+        ],
+        clock=lambda: now,
+    )
+    assert [(one.device, one.kind, one.total_bytes) for one in probe.devices()] == [
+        ("a", "simulated", 1000),
+        ("b", "simulated", 500),
+    ]
+    for at, used in ((100.0, 0), (105.0, 300), (108.9, 300), (109.0, 0)):
+        now = at
+        assert probe.read(frozenset())["a"] == Reading(used_bytes=used)
+    found = probe.read(frozenset())["b"]
+    assert isinstance(found, Unread)
+    assert "No such file" in found.reason
+    for text, expected in ((" 70\n", Reading(used_bytes=70)), ("much", Unread(f"{file} holds no number of bytes"))):
+        file.write_text(text)
+        assert probe.read(frozenset())["b"] == expected

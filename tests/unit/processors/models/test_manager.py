@@ -55,17 +55,17 @@ class Bench:
         self.size_error: Exception | None = None
         self.slow = False
         self.engines: list[Heavy] = []
-        self.made_for: list[tuple[str | None, int]] = []
+        self.made_for: list[tuple[tuple[str, ...], int]] = []
         self.sized_times = 0
         self.told: list[tuple[Any, ...]] = []
         self.manager = ModelManager([config("m", **fields)], self, make=self.make, size=self.find_size)
 
-    def make(self, config: ModelConfig, size: ModelSize, device: str | None, granted_bytes: int) -> Heavy:
+    def make(self, config: ModelConfig, size: ModelSize, devices: tuple[str, ...], granted_bytes: int) -> Heavy:
         engine = Heavy(self.error)
         if self.slow:
             engine.loading.clear()
         self.engines.append(engine)
-        self.made_for.append((device, granted_bytes))
+        self.made_for.append((devices, granted_bytes))
         return engine
 
     async def find_size(self, config: ModelConfig, on_progress: Any) -> ModelSize:
@@ -130,19 +130,19 @@ async def test_a_model_is_sized_and_loaded_where_it_was_granted_memory() -> None
     manager = bench.manager
     manager.size("m")
     await bench.until_told("sized")
-    manager.load("m", 0, "cuda:1", 500)
-    manager.load("m", 1, "cpu", 400)
+    manager.load("m", 0, ("cuda:1", "cuda:2"), 500)
+    manager.load("m", 1, ("cpu",), 400)
     assert manager.engine("m", 0) is None
     await bench.until_told("sized", "up", "up")
-    assert bench.made_for == [("cuda:1", 500), ("cpu", 400)]
+    assert bench.made_for == [(("cuda:1", "cuda:2"), 500), (("cpu",), 400)]
     assert [manager.engine("m", number) for number in (0, 1)] == bench.engines
     assert bench.sized_times == 1
-    assert manager.measured() == {("m", 0): 42, ("m", 1): 42}
+    assert list(manager.held().values()) == bench.engines
     bench.told.clear()
     await manager.stop()
     assert [engine.state for engine in bench.engines] == [EngineState.STOPPED] * 2
-    assert manager.measured() == {}
-    manager.load("m", 0, None, 0)
+    assert manager.held() == {}
+    manager.load("m", 0, (), 0)
     assert not bench.told, "nothing is told by a manager that stops"
 
 
@@ -150,12 +150,12 @@ async def test_a_model_is_sized_and_loaded_where_it_was_granted_memory() -> None
 async def test_a_load_that_fails_leaves_nothing_and_may_be_tried_again(error: Exception) -> None:
     bench = Bench()
     bench.error = error
-    bench.manager.load("m", 0, None, 0)
+    bench.manager.load("m", 0, (), 0)
     await bench.until_told("load_failed")
     assert isinstance(bench.told[0][3], EngineFailed)
     assert bench.engines[0].state is EngineState.STOPPED
     bench.error = None
-    bench.manager.load("m", 0, None, 0)
+    bench.manager.load("m", 0, (), 0)
     await bench.until_told("load_failed", "up")
     assert bench.manager.engine("m", 0) is bench.engines[1]
     assert bench.sized_times == 2, "the files may have been mended"
@@ -163,7 +163,7 @@ async def test_a_load_that_fails_leaves_nothing_and_may_be_tried_again(error: Ex
 
 async def test_a_death_is_seen_at_once_and_told_when_the_process_has_ended() -> None:
     bench = Bench()
-    bench.manager.load("m", 0, None, 0)
+    bench.manager.load("m", 0, (), 0)
     await bench.until_told("up")
     first = bench.engines[0]
     first.die()
@@ -171,7 +171,7 @@ async def test_a_death_is_seen_at_once_and_told_when_the_process_has_ended() -> 
     assert len(bench.told) == 1, "its process has not ended yet"
     first.on_died(-9)
     assert bench.told[1:] == [("down", "m", 0, -9)]
-    bench.manager.load("m", 0, None, 0)
+    bench.manager.load("m", 0, (), 0)
     await bench.until_told("up", "down", "up")
     first.on_died(-9)
     assert len(bench.told) == 3, "only the engine that it has can die"
@@ -179,7 +179,7 @@ async def test_a_death_is_seen_at_once_and_told_when_the_process_has_ended() -> 
 
 async def test_unloading_is_told_when_the_process_has_ended() -> None:
     bench = Bench()
-    bench.manager.load("m", 0, None, 0)
+    bench.manager.load("m", 0, (), 0)
     await bench.until_told("up")
     bench.manager.unload("m", 0)
     bench.manager.unload("m", 0)
@@ -193,8 +193,9 @@ async def test_unloading_is_told_when_the_process_has_ended() -> None:
 async def test_loading_is_given_up_at_once(way: str) -> None:
     bench = Bench()
     bench.slow = True
-    bench.manager.load("m", 0, None, 0)
+    bench.manager.load("m", 0, (), 0)
     await wait_until_async(lambda: bench.engines)
+    assert bench.manager.held() == {("m", 0): bench.engines[0]}, "one that loads holds memory too"
     if way == "unload":
         bench.manager.unload("m", 0)
         await bench.until_told("gone")
@@ -207,13 +208,13 @@ async def test_loading_is_given_up_at_once(way: str) -> None:
 
 async def test_models_change_at_run_time() -> None:
     bench = Bench()
-    bench.manager.load("m", 0, None, 0)
+    bench.manager.load("m", 0, (), 0)
     await bench.until_told("up")
     bench.manager.configure([config("other")])
     assert bench.manager.engine("m", 0) is bench.engines[0], "it stays until it is told to end"
-    bench.manager.load("m", 1, None, 0)
+    bench.manager.load("m", 1, (), 0)
     await bench.until_told("up", "load_failed")
-    bench.manager.load("other", 0, None, 0)
+    bench.manager.load("other", 0, (), 0)
     await bench.until_told("up", "load_failed", "up")
 
 

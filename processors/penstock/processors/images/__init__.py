@@ -1,0 +1,1 @@
+"""Images: how they come in (fetched, decoded under guard) as pixels that engines read."""

@@ -1,0 +1,153 @@
+"""The program that decodes images, in a process of its own: whatever an image does to it happens to nothing else.
+
+    python -m penstock.processors.images.decoder MEMORY_BYTES MAX_PIXELS MAX_SIDE CPU_S
+
+On its standard input come jobs, as `wire` writes them: {format, size}, then so many bytes of the image. On its standard
+output goes an answer for each: {width, height, mode, pixels}, then so many bytes of pixels; or {code, message}. It ends
+when its input does, with the worker, in whatever way that ended.
+
+Only the decoder of the format that the worker has sniffed is opened. Width and height are looked at before any pixel
+is decoded. Memory and processor time have limits of the kernel's: an image that passes them ends this process. It is
+started without the worker's environment, which holds secrets.
+"""
+
+from __future__ import annotations
+
+import io
+import resource
+import signal
+import sys
+import warnings
+
+from PIL import Image, ImageCms, ImageFile, ImageOps
+
+from penstock.processors.images.wire import read_header, write
+
+_OPEN_FILES = 32
+CODE_INVALID, CODE_TOO_LARGE, CODE_MEMORY = "invalid", "too_large", "memory"
+
+
+class Refused(Exception):
+    """This image is not decoded; `code` is one of CODE_*."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def main(argv: list[str]) -> int:
+    memory_bytes, max_pixels, max_side, cpu_s = (int(text) for text in argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the worker ends this
+    prepare(max_pixels)
+    limit_this_process(memory_bytes)
+    jobs, answers = sys.stdin.buffer, sys.stdout.buffer
+    while job := read_header(jobs):
+        data = jobs.read(job["size"])
+        limit_cpu(cpu_s)
+        try:
+            image = decode(data, job["format"], max_pixels, max_side)
+            pixels = image.tobytes()
+            about = {"width": image.width, "height": image.height, "mode": image.mode, "pixels": len(pixels)}
+        except Refused as error:
+            about, pixels = {"code": error.code, "message": str(error)}, b""
+        except MemoryError:
+            about, pixels = {"code": CODE_MEMORY}, b""
+        write(answers, about, pixels)
+        if about.get("code") == CODE_MEMORY:
+            return 0  # what is left of it would stand in the way of the next image
+    return 0
+
+
+def prepare(max_pixels: int) -> None:
+    Image.preinit()
+    Image.init()
+    Image.MAX_IMAGE_PIXELS = max_pixels
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    warnings.simplefilter("ignore")
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+
+
+def limit_this_process(memory_bytes: int) -> None:
+    """No more memory than this, no files written, no core of what was somebody's image."""
+    for name, value in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+    ):
+        resource.setrlimit(name, (value, value))
+
+
+def limit_cpu(cpu_s: int) -> None:
+    """So many seconds more of a processor, rounded up; the kernel ends a process that takes more (SIGXCPU)."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(usage.ru_utime + usage.ru_stime) + cpu_s + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+
+
+# --- one image
+
+
+def decode(data: bytes, format_name: str, max_pixels: int, max_side: int) -> Image.Image:
+    """The first frame, upright, in sRGB, of mode L, RGB or RGBA, without metadata. Raises Refused, MemoryError."""
+    try:
+        with Image.open(io.BytesIO(data), formats=[format_name]) as image:
+            _check_size(image, max_pixels, max_side)
+            image.load()
+            return _plain(ImageOps.exif_transpose(image))
+    except (Refused, MemoryError):
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise Refused(CODE_TOO_LARGE, f"has more than {max_pixels} pixels") from None
+    except Exception as error:  # whatever Pillow's decoders raise: the image is at fault
+        raise Refused(CODE_INVALID, f"is not a whole and valid {format_name} image") from error
+
+
+def _check_size(image: Image.Image, max_pixels: int, max_side: int) -> None:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise Refused(CODE_INVALID, "has no pixels")
+    if max(width, height) > max_side:
+        raise Refused(CODE_TOO_LARGE, f"is {width} x {height} pixels: a side may have {max_side}")
+    if width * height > max_pixels:
+        raise Refused(CODE_TOO_LARGE, f"is {width} x {height} pixels: it may have {max_pixels} in all")
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """8 bits a channel, grey or colours, transparency as alpha."""
+    profile: bytes | None = image.info.get("icc_profile")
+    if image.mode.startswith("I") or image.mode == "F":
+        return _of_deep_grey(image)
+    if image.has_transparency_data or image.mode in ("RGBA", "LA", "PA"):
+        plain = image.convert("RGBA")
+    elif image.mode in ("1", "L"):
+        plain = image.convert("L")
+    elif image.mode == "CMYK":
+        return _in_srgb(image, profile, "RGB") or image.convert("RGB")
+    else:
+        plain = image.convert("RGB")
+    if profile and image.mode in ("RGB", "RGBA"):
+        plain = _in_srgb(plain, profile, plain.mode) or plain
+    return plain
+
+
+def _of_deep_grey(image: Image.Image) -> Image.Image:
+    """16 bits a pixel as 8."""
+    if image.mode == "F":
+        raise Refused(CODE_INVALID, "holds floating-point pixels, which are not supported")
+    return image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+
+
+def _in_srgb(image: Image.Image, profile: bytes | None, mode: str) -> Image.Image | None:
+    """The colours of its profile in sRGB; None without a usable profile, which is no reason to refuse an image."""
+    if not profile:
+        return None
+    try:
+        source = ImageCms.getOpenProfile(io.BytesIO(profile))
+        return ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode=mode)
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

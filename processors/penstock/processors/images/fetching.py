@@ -1,0 +1,177 @@
+"""An image from a caller's URL: only from hosts that the settings name, and only at addresses that were checked.
+
+httpcore speaks HTTP; its connections are opened by a network backend of ours, which resolves the name, checks every
+address, and connects to one that it has checked: an answer of DNS that changes a moment later changes nothing. A
+redirect is a new URL, checked as the first one. No proxy of the environment is used, and no cookie or credential sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httpcore
+
+from penstock.processors.images.addresses import is_allowed
+from penstock.processors.images.url_rules import Target, UrlRules
+from penstock.schemas.errors import InvalidRequest, SourceUnavailable, TooLarge
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a name. Raises OSError."""
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_TRY_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
+_AGENT = b"penstock-images/1"
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """As the machine resolves names. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Redirect:
+    location: str
+
+
+class _Refused(Exception):
+    """An address of the host may not be connected to."""
+
+
+class ImageFetcher:
+    """Fetches bytes. One is enough for a worker; each fetch has a connection of its own."""
+
+    def __init__(
+        self,
+        rules: UrlRules,
+        *,
+        max_bytes: int,
+        timeout_s: float,
+        max_redirects: int,
+        resolve: Resolve = resolve,
+        network: httpcore.AsyncNetworkBackend | None = None,
+    ) -> None:
+        self._rules = rules
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._max_redirects = max_redirects
+        self._resolve = resolve
+        self._network = network or cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
+        self._ssl: ssl.SSLContext | None = None
+
+    async def fetch(self, url: str, *, param: str) -> bytes:
+        """The body of a 200 answer. Raises InvalidRequest for what is not allowed or not there, TooLarge, and
+        SourceUnavailable, which is worth another try, when the host was not reached or did not answer in time.
+        """
+        target = self._rules.target(url, param=param)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._followed(target, param)
+        except TimeoutError as error:
+            raise SourceUnavailable(
+                f"{param}: {target.host} did not send the image within {self._timeout_s:g} s", param=param
+            ) from error
+
+    async def _followed(self, target: Target, param: str) -> bytes:
+        for _ in range(self._max_redirects + 1):
+            found = await self._once(target, param)
+            if isinstance(found, bytes):
+                return found
+            target = self._rules.target(found.location, param=param, after=target)
+        raise InvalidRequest(f"{param} redirects more than {self._max_redirects} times", param=param)
+
+    async def _once(self, target: Target, param: str) -> bytes | _Redirect:
+        backend = _CheckedBackend(target, self._resolve, self._network)
+        self._ssl = self._ssl or ssl.create_default_context()
+        headers = [
+            (b"Host", target.host_header),
+            (b"User-Agent", _AGENT),
+            (b"Accept", b"image/*"),
+            (b"Accept-Encoding", b"identity"),
+            (b"Connection", b"close"),
+        ]
+        url = httpcore.URL(
+            scheme=target.scheme.encode(), host=target.host.encode(), port=target.port, target=target.path
+        )
+        try:
+            async with (
+                httpcore.AsyncConnectionPool(self._ssl, network_backend=backend) as pool,
+                pool.stream("GET", url, headers=headers) as response,
+            ):
+                return await self._read(response, target, param)
+        except _Refused:
+            raise InvalidRequest(
+                f"{param}: {target.host} has an address that images may not come from", param=param
+            ) from None
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
+            raise SourceUnavailable(
+                f"{param}: {target.host} was not reached or broke off ({type(error).__name__})", param=param
+            ) from error
+
+    async def _read(self, response: httpcore.Response, target: Target, param: str) -> bytes | _Redirect:
+        headers = {name.lower(): value for name, value in response.headers}
+        status = response.status
+        if status in _REDIRECTS and b"location" in headers:
+            return _Redirect(headers[b"location"].decode("latin-1"))
+        if status in _TRY_LATER:
+            raise SourceUnavailable(f"{param}: {target.host} answered {status}", param=param)
+        if status != 200:
+            raise InvalidRequest(f"{param}: {target.host} answered {status}", param=param)
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise InvalidRequest(f"{param}: {target.host} sent an encoded body, which was not asked for", param=param)
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_bytes:
+            raise self._too_large(param)
+        body = bytearray()
+        async for piece in response.aiter_stream():
+            body += piece
+            if len(body) > self._max_bytes:
+                raise self._too_large(param)
+        return bytes(body)
+
+    def _too_large(self, param: str) -> TooLarge:
+        return TooLarge(
+            f"{param} has more than {self._max_bytes} bytes", param=param, details={"limit_bytes": self._max_bytes}
+        )
+
+
+class _CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Opens connections of one target, and only to addresses of it that are allowed."""
+
+    def __init__(self, target: Target, resolve: Resolve, network: httpcore.AsyncNetworkBackend) -> None:
+        self._target = target
+        self._resolve = resolve
+        self._network = network
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Raises _Refused when any address of the name is not allowed: a name that mixes them is no mistake."""
+        addresses = await self._resolve(host, port)
+        internal = self._target.internal
+        if not addresses or not all(is_allowed(address, internal=internal) for address in addresses):
+            raise _Refused
+        failure: httpcore.NetworkError | httpcore.TimeoutException | None = None
+        for address in addresses:
+            try:
+                # The address, not the name: nobody resolves it a second time.
+                return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.NetworkError, httpcore.TimeoutException) as error:
+                failure = error
+        raise failure or httpcore.ConnectError(host)
+
+    async def connect_unix_socket(self, path: str, timeout: float | None = None, socket_options: object = None) -> Any:
+        raise _Refused
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

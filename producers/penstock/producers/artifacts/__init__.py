@@ -1,0 +1,15 @@
+"""Artifacts: bytes too large for Kafka, kept beside it under their tenant and referred to by id, URI and digest."""
+
+from penstock.producers.artifacts.facts import Artifact, check_artifact_id
+from penstock.producers.artifacts.places import Place, check_prefix
+from penstock.producers.artifacts.store import ArtifactStore
+from penstock.producers.artifacts.tenants import TenantArtifacts
+
+__all__ = [
+    "Artifact",
+    "ArtifactStore",
+    "Place",
+    "TenantArtifacts",
+    "check_artifact_id",
+    "check_prefix",
+]

@@ -1,0 +1,78 @@
+"""The places of artifacts that every store must serve alike: a folder, and a bucket of a real S3 server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.producers.artifacts import ArtifactStore, Place
+from s3_server import Bucket, S3Server
+
+
+@dataclass
+class Clock:
+    """Seconds since the epoch, moved by the test."""
+
+    now_s: float = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class World:
+    """Makes stores on one place, which a second process would see too; `cold` is a store beside it."""
+
+    kind: str
+    location: str
+    cold: Place
+    options: dict[str, str] = field(default_factory=dict[str, str])
+    clock: Clock = field(default_factory=Clock)
+
+    def store(self, **settings: Any) -> ArtifactStore:
+        values: dict[str, Any] = {"options": self.options, "stores": {"cold": self.cold}, "clock": self.clock}
+        return ArtifactStore(self.location, **{**values, **settings})
+
+    def paths(self) -> list[str]:
+        """Of all objects that lie in the default place."""
+        return sorted(item["path"] for items in self.client().list() for item in items)
+
+    def write(self, path: str, data: bytes) -> None:
+        """Behind the store's back."""
+        self.client().put(path, data)
+
+    def client(self) -> Any:
+        from obstore.store import LocalStore, from_url
+
+        if self.kind == "folder":
+            return LocalStore(self.location, mkdir=True)
+        config: Any = {name: value for name, value in self.options.items() if name.startswith("aws_")}
+        make: Any = from_url
+        return make(self.location, config=config, client_options={"allow_http": True})
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    server = S3Server()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server) -> Bucket:
+    return s3_server.bucket()
+
+
+@pytest.fixture(params=["folder", "s3"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    if request.param == "folder":
+        return World("folder", str(tmp_path / "artifacts"), Place(location=str(tmp_path / "cold"), options={}))
+    make: Callable[[], Bucket] = request.getfixturevalue("s3_server").bucket
+    first, second = make(), make()
+    return World("s3", first.location, Place(location=second.location, options=second.options), first.options)

@@ -1,0 +1,104 @@
+"""A worker with a simulated card: the real admission, as gateway, topics and health tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from support import wait_until
+from system import Process, System
+from worker_requests import outcome, send
+
+GB = 10**9
+
+
+def model(name: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "source": "noop",
+        "engine": "noop",
+        "device": "simulated",
+        "vram_bytes": 60 * GB,
+        "preload": False,
+        "options": {"tokens": 2},
+        **fields,
+    }
+
+
+def until(condition: Callable[[], Any], worker: Process, what: Callable[[], Any]) -> Any:
+    wait_until(condition, 60, lambda: f"{what()}\n{worker.tail()}")
+    return condition()
+
+
+def test_models_take_turns_on_a_card_wait_for_foreign_memory_and_stop_when_it_is_not_measured(
+    make_system: Callable[..., System], tmp_path: Path
+) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.write_text("0")
+    card = {"kind": "simulated", "name": "sim0", "total_bytes": 80 * GB, "foreign_file": str(foreign)}
+    cpu = {"kind": "cpu", "limit_bytes": GB}
+    system = make_system(models=[model("a"), model("b")], devices=[card, cpu], worker_options={"state_interval_s": 0.5})
+    worker, gateway = system.worker(), system.gateway()
+    worker.wait_ready()
+    gateway.wait_ready()
+
+    def get(path: str) -> dict[str, Any]:
+        return httpx.get(gateway.url + path, timeout=30).json()
+
+    def device() -> dict[str, Any]:
+        return next((one for one in get("/v1/admin/devices")["data"] if one["device"] == "sim0"), {})
+
+    # Both answer, on one card that holds one of them at a time.
+    for number in range(2):
+        send(system, {"request_id": f"a{number}", "model": "a"}, {"request_id": f"b{number}", "model": "b"})
+        for name in "ab":
+            done = outcome(system, f"{name}{number}", 60)
+            assert (done.status, done.model, done.device) == ("completed", name, "sim0"), worker.tail()
+    until(lambda: device().get("measured_bytes") == 60 * GB, worker, device)
+    held = device()["holders"]
+    assert [(one["model"] in "ab", one["bytes"]) for one in held] == [(True, 60 * GB)]
+    shown = device()
+    assert (shown["kind"], shown["limit_bytes"], shown["reserved_bytes"]) == ("simulated", 80 * GB, 60 * GB)
+
+    # Others come: the next load waits, and says for what.
+    other = "b" if held[0]["model"] == "a" else "a"
+    foreign.write_text(str(30 * GB))
+    until(lambda: device()["holders"] == [] and device()["foreign_bytes"] == 30 * GB, worker, device)
+    send(system, {"request_id": "waits", "model": other})
+    waiting: dict[str, Any] = until(
+        lambda: (found := get("/v1/requests/waits").get("waiting_for") or {}).get("reason") == "memory" and found,
+        worker,
+        lambda: get("/v1/requests/waits"),
+    )
+    assert (waiting["need_bytes"], waiting["free_bytes"]) == (60 * GB, 50 * GB)
+    assert device()["holders"] == []
+    foreign.write_text("0")
+    assert outcome(system, "waits", 60).status == "completed"
+
+    # What cannot be measured is granted no more: health says so, and what is loaded goes on.
+    foreign.unlink()
+    reasons: list[str] = until(lambda: not worker.ready() and health(worker)["reasons"], worker, lambda: health(worker))
+    assert any("the device sim0 has not been measured" in one and "No such file" in one for one in reasons)
+    send(system, {"request_id": "held", "model": other}, {"request_id": "later", "model": "ab".replace(other, "")})
+    assert outcome(system, "held", 60).status == "completed"
+    until(lambda: get("/v1/requests/later").get("status") == "waiting_for_memory", worker, dict)
+    foreign.write_text("0")
+    assert outcome(system, "later", 60).status == "completed"
+    worker.wait_ready()
+    assert worker.stop() == 0, worker.tail()
+
+
+def health(worker: Process) -> dict[str, Any]:
+    return httpx.get(f"{worker.url}/readyz").json()
+
+
+def test_a_worker_whose_configuration_names_a_device_that_is_not_there_says_so(
+    make_system: Callable[..., System],
+) -> None:
+    system = make_system(devices=[{"kind": "cuda", "name": "cuda:7"}])
+    worker = system.worker()
+    assert worker.wait_dead() == 1
+    assert "there is no cuda device cuda:7; there are cpu" in worker.tail()

@@ -1,0 +1,150 @@
+"""Several devices in the flow: a grant on each of N for one engine, and devices that cannot be measured any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flow_driver import World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.flow import Flow
+from penstock.processors.core.ledger import DeviceCapacity
+from penstock.processors.core.residents import ModelSpec, Needs
+from penstock.schemas.errors import InsufficientCapacity
+
+GB = 1 << 30
+
+
+class Fleet(World):
+    """A flow with simulated devices of 80 GB; each model takes `count` of them. Loads are answered at once."""
+
+    def __init__(self, devices: int, **models: tuple[int, int]) -> None:
+        """By model: bytes of each device in GB, and how many devices."""
+        self.fleet = [f"sim{number}" for number in range(devices)]
+        self.sizes = models
+        self.unloads: list[str] = []
+        self.foreign = dict.fromkeys(self.fleet, 0)
+        super().__init__(*models)
+        specs = {
+            name: ModelSpec(model=name, devices=("simulated",), count=count) for name, (_, count) in models.items()
+        }
+        self.flow.configure(specs, self.now)
+        self.observe()
+
+    def make_flow(self, *args: Any) -> Flow:
+        cards = [DeviceCapacity(device=name, kind="simulated", total_bytes=80 * GB) for name in self.fleet]
+        return Flow(*args, devices=cards)
+
+    def observe(self, *unread: str, **foreign_gb: int) -> None:
+        self.foreign |= {name: size * GB for name, size in foreign_gb.items()}
+        ledger = self.flow.ledger
+        observed = {
+            name: (ledger.reserved_bytes(name) + self.foreign[name], ledger.reserved_bytes(name))
+            for name in self.fleet
+            if name not in unread
+        }
+        self.flow.devices_observed(observed, self.now)
+        self.flow.devices_unread(unread)
+        self.settle()
+
+    def answer(self, effect: Any) -> None:
+        super().answer(effect)
+        match effect:
+            case ask.Size(model):
+                needs = Needs(load_bytes=self.sizes[model][0] * GB, exact=True)
+                self.flow.sized(model, needs, self.now)
+            case ask.Load(model, replica):
+                self.flow.replica_up(model, replica, 1, None, self.now, inline=True)
+            case ask.Unload(model, replica):
+                self.unloads.append(model)
+                self.flow.replica_gone(model, replica, self.now)
+            case _:
+                pass
+
+    def pass_steps(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.1)):
+            self.pass_time(0.1)
+
+    def free_gb(self) -> list[int]:
+        return [self.flow.ledger.free_bytes(name) // GB for name in self.fleet]
+
+    def loads_of(self, model: str) -> list[ask.Load]:
+        return [one for one in self.seen if isinstance(one, ask.Load) and one.model == model]
+
+
+def test_an_engine_on_two_devices_has_a_grant_on_each_and_gives_both_back() -> None:
+    world = Fleet(3, tp=(50, 2), small=(40, 1))
+    world.submit("s", model="small")
+    world.submit("t", model="tp")
+    world.pass_steps(0.5)
+    assert set(world.running) == {"s", "t"}
+    (load,) = world.loads_of("tp")
+    assert (load.bytes, len(set(load.devices)), load.device) == (50 * GB, 2, load.devices[0])
+    assert sorted(world.free_gb()) == [30, 30, 40]
+    (replica,) = world.flow.lane("tp").replicas.values()
+    measured = {("tp", 0): {load.devices[0]: 45 * GB, load.devices[1]: 60 * GB}}
+    world.flow.devices_observed({}, world.now, measured)
+    assert replica.measured_bytes == 45 * GB
+    holders = {name: world.flow.ledger.holders(name) for name in load.devices}
+    assert [one.measured_bytes for name in load.devices for one in holders[name]] == [45 * GB, 60 * GB]
+    assert world.flow.ledger.free_bytes(load.devices[1]) == 20 * GB, "what it takes beyond its grant is nobody's"
+    world.finish("t")
+    world.flow.desire("tp", False, None)
+    world.pass_steps(0.5)
+    assert sorted(world.free_gb()) == [40, 80, 80]
+
+
+def test_all_or_nothing_it_waits_until_enough_devices_have_room() -> None:
+    world = Fleet(2, tp=(50, 2))
+    world.observe(sim1=40)
+    world.submit("t")
+    world.pass_steps(1.0)
+    assert not world.running
+    assert world.free_gb() == [80, 40], "nothing is held while it waits"
+    (work,) = world.flow.works.values()
+    explained = world.flow.waiting_for(work, world.now)
+    assert (explained.reason, explained.need_bytes, explained.free_bytes) == ("memory", 50 * GB, 40 * GB)
+    world.observe(sim1=20)
+    world.pass_steps(1.0)
+    assert set(world.running) == {"t"}
+
+
+def test_others_are_given_up_on_both_devices_for_it() -> None:
+    world = Fleet(2, tp=(50, 2), a=(60, 1), b=(60, 1))
+    for name in ("a", "b"):
+        world.submit(name, model=name)
+        world.finish(name)
+    world.pass_steps(30.0)
+    world.submit("t", model="tp")
+    world.pass_steps(2.0)
+    assert set(world.running) == {"t"}
+    assert sorted(world.unloads) == ["a", "b"]
+
+
+def test_more_devices_than_there_are_is_refused_at_once() -> None:
+    world = Fleet(2, tp=(50, 3))
+    world.submit("t")
+    work = world.submit("again")
+    assert work is not None
+    assert isinstance(work.outcome.error, InsufficientCapacity)
+    assert str(work.outcome.error) == "tp needs 51200 MiB on each of 3 devices; 2 can grant that"
+    assert work.outcome.error.details == {"need": 150 * GB, "capacity": 100 * GB, "unit": "bytes"}
+
+
+def test_on_a_device_that_is_not_measured_nothing_is_granted_and_what_runs_goes_on() -> None:
+    world = Fleet(1, a=(50, 1), c=(50, 1))
+    world.submit("a", model="a")
+    world.pass_steps(0.5)
+    world.observe("sim0")
+    assert set(world.running) == {"a"}
+    world.finish("a")
+    world.submit("a2", model="a")
+    assert "a2" in world.running, "what is loaded serves on"
+    world.finish("a2")
+    world.pass_steps(30.0)
+    world.submit("c", model="c")
+    world.pass_steps(30.0)
+    assert "c" not in world.running
+    assert world.unloads == [], "nothing is given up where nothing could be loaded"
+    world.observe()
+    world.pass_steps(5.0)
+    assert "c" in world.running

@@ -1,0 +1,113 @@
+"""Ten thousand hostile images and URLs, a share of them in each run: each is a clear error, and nothing else happens.
+
+PENSTOCK_TEST_LONG=1 runs all; `-s` prints what came of each kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+from hostile_images import Dns, Network, hostile_images, hostile_server, hostile_urls, scan_bomb
+from penstock.processors.images.decoders import DecodeLimits, Decoders
+from penstock.processors.images.fetching import ImageFetcher
+from penstock.processors.images.inputs import ImageInputs
+from penstock.processors.images.url_rules import UrlRules
+from penstock.producers.artifacts import ArtifactStore
+from penstock.schemas.errors import InvalidRequest, PenstockError, SourceUnavailable, TooLarge
+
+LONG = bool(os.environ.get("PENSTOCK_TEST_LONG"))
+IMAGES, URLS = (6_000, 4_000) if LONG else (360, 240)
+CLEAR = (InvalidRequest, TooLarge, SourceUnavailable)
+PARAM = "payload.image"
+
+
+async def outcomes(cases: Iterable[tuple[str, Awaitable[Any]]], at_once: int) -> Counter[tuple[str, str]]:
+    """(kind, what came of it), counted. Raises AssertionError for anything but a clear error."""
+    counted: Counter[tuple[str, str]] = Counter()
+    places = asyncio.Semaphore(at_once)
+
+    async def run(kind: str, case: Awaitable[Any]) -> None:
+        try:
+            found = await case
+        except PenstockError as failure:
+            error = failure
+        else:
+            raise AssertionError(f"{kind} gave {found!r}")
+        finally:
+            places.release()
+        assert type(error) in CLEAR, (kind, repr(error))
+        assert PARAM in error.message, (kind, error.message)
+        assert len(error.message) < 400, (kind, error.message)
+        assert (error.param or "").startswith(PARAM), (kind, error.param)
+        counted[kind, error.code] += 1
+
+    async with asyncio.TaskGroup() as group:
+        for kind, case in cases:
+            await places.acquire()
+            group.create_task(run(kind, case))
+    for (kind, code), count in sorted(counted.items()):
+        print(f"{kind:26} {code:20} {count}")
+    return counted
+
+
+async def test_hostile_images() -> None:
+    decoders = Decoders(DecodeLimits(max_pixels=4_000_000), processes=2)
+    try:
+        cases = ((kind, decoders.decode(data, param=PARAM)) for kind, data in hostile_images(7, IMAGES))
+        counted = await outcomes(cases, at_once=4)
+        assert counted.total() == IMAGES
+        print(f"decoders that ended on an image: {decoders.deaths}")
+        assert decoders.deaths == 0  # each was refused before the kernel had to end its decoder
+    finally:
+        decoders.close()
+
+
+async def test_hostile_urls(tmp_path: Any) -> None:
+    decoders = Decoders(processes=1)
+    async with hostile_server() as port:
+        network, rules = Network(port), UrlRules(allow_hosts=("*",))
+
+        def inputs(timeout_s: float) -> ImageInputs:
+            fetcher = ImageFetcher(
+                rules, max_bytes=200_000, timeout_s=timeout_s, max_redirects=3, resolve=Dns(), network=network
+            )
+            return ImageInputs(ArtifactStore(tmp_path), decoders, fetcher, max_bytes=200_000)
+
+        patient, hurried = inputs(60), inputs(0.3)
+        try:
+            cases = (
+                (kind, (hurried if kind in ("drip", "silent") else patient).fetch("t", {"url": url}, param=PARAM))
+                for kind, url in hostile_urls(11, URLS)
+            )
+            counted = await outcomes(cases, at_once=16)
+        finally:
+            decoders.close()
+        assert counted.total() == URLS
+        assert network.addresses
+        assert network.forbidden() == []
+        assert {code for kind, code in counted if kind in ("drip", "silent", "unknown name")} <= {"source_unavailable"}
+        assert {code for kind, code in counted if "address" in kind or "turns" in kind} == {"invalid"}
+
+
+async def test_an_image_that_takes_too_long_ends_its_own_decoder_alone() -> None:
+    from random import Random
+
+    from hostile_images import picture
+
+    decoders = Decoders(DecodeLimits(cpu_s=1), processes=1)
+    try:
+        results = await asyncio.gather(
+            decoders.decode(scan_bomb(), param=PARAM),
+            decoders.decode(picture(Random(3)), param=PARAM),
+            return_exceptions=True,
+        )
+        assert isinstance(results[0], InvalidRequest)
+        assert "takes too long" in results[0].message
+        assert not isinstance(results[1], BaseException)
+        assert decoders.deaths == 1
+    finally:
+        decoders.close()

@@ -1,0 +1,64 @@
+"""Where a request's images come from."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from hostile_images import picture
+from penstock.processors.images.inputs import ImageInputs, image_inputs
+from penstock.processors.settings import ImagesSection
+from penstock.producers.artifacts import ArtifactStore
+from penstock.schemas.errors import InternalError, InvalidRequest, NotFound, TooLarge
+
+PARAM = "payload.image"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path)
+
+
+@pytest.fixture
+def inputs(store: ArtifactStore) -> Generator[ImageInputs]:
+    made = image_inputs(ImagesSection(max_bytes=50_000), store)
+    yield made
+    made.close()
+
+
+async def test_an_artifact_of_the_tenant(store: ArtifactStore, inputs: ImageInputs) -> None:
+    kept = store.put("acme", picture(Random(1), size=(20, 10)))
+    found = await inputs.fetch("acme", {"artifact_id": kept.artifact_id, "sha256": kept.sha256}, param=PARAM)
+    assert (found.width, found.height, found.source_sha256) == (20, 10, kept.sha256)
+    with pytest.raises(NotFound) as caught:
+        await inputs.fetch("other", {"artifact_id": kept.artifact_id}, param=PARAM)
+    assert caught.value.param == "payload.image.artifact_id"
+    with pytest.raises(NotFound):
+        await inputs.fetch("acme", {"artifact_id": str(uuid.uuid4())}, param=PARAM)
+    with pytest.raises(InternalError, match="digest"):
+        await inputs.fetch("acme", {"artifact_id": kept.artifact_id, "sha256": "0" * 64}, param=PARAM)
+
+
+async def test_what_is_too_large_or_no_image(store: ArtifactStore, inputs: ImageInputs) -> None:
+    large, text = store.put("acme", bytes(50_001)), store.put("acme", b"hello", media_type="image/png")
+    with pytest.raises(TooLarge, match="50001 bytes; an image may have 50000") as too_large:
+        await inputs.fetch("acme", {"artifact_id": large.artifact_id}, param=PARAM)
+    assert too_large.value.param == PARAM
+    with pytest.raises(InvalidRequest, match=r"payload\.image is not an image of an accepted format"):
+        await inputs.fetch("acme", {"artifact_id": text.artifact_id}, param=PARAM)
+
+
+@pytest.mark.parametrize("ref", [{}, {"artifact_id": "x", "url": "y"}, {"artifact_id": "../etc"}, {"data": "AA=="}])
+async def test_a_reference_must_name_one_place(inputs: ImageInputs, ref: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest):
+        await inputs.fetch("acme", ref, param=PARAM)
+
+
+async def test_urls_are_off_unless_allowed(inputs: ImageInputs) -> None:
+    with pytest.raises(InvalidRequest, match="not fetched from URLs here") as caught:
+        await inputs.fetch("acme", {"url": "https://example.com/a.png"}, param=PARAM)
+    assert caught.value.param == "payload.image.url"
