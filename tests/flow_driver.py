@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from penstock.processors.core import effects as ask
 from penstock.processors.core.arrivals import Poison, Taken
@@ -116,6 +116,7 @@ class World:
         pool: str | None = None,
         execution_timeout_ms: int | None = None,
         payload: dict[str, Any] | None = None,
+        task: str = "text_generation",
         requirements: Requirements | None = None,
         settle: bool = True,
     ) -> Work | None:
@@ -125,16 +126,16 @@ class World:
         request = InferenceRequest(
             request_id=request_id,
             tenant=tenant,
-            task="text_generation",
+            task=task,
             priority=PRIORITY[klass],
             model=model,
             conversation_id=line,
-            text_generation=payload or {"prompt": request_id},
             stream=stream,
             created_at=self.wall_ms,
             max_attempts=max_attempts,
             execution_timeout_ms=execution_timeout_ms,
             requirements=requirements,
+            **cast("Any", {task: payload or {"prompt": request_id}}),
         )
         read = Taken(
             request=request,

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi import FastAPI
+
+from penstock.gateway.context import GatewayContext, put_context
+from penstock.gateway.edge.auth import AuthPolicy
+from penstock.gateway.edge.bodies import BodyLimits
+from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.routes import artifacts as artifact_routes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
+from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.codec import default_codec
 
 
@@ -22,4 +31,21 @@ def service_with(part: Any, artifacts: Any = None) -> GatewayService:
         subscriptions=part,
         control=part,
         model_orders=part,
+        sweeps=part,
     )
+
+
+def artifact_app(
+    store: ArtifactStore, allowances: Allowances | None = None, policy: AuthPolicy | None = None
+) -> FastAPI:
+    """The edge and the routes of artifacts, without a broker."""
+    allowances = allowances or Allowances()
+    context = GatewayContext(settings=GatewaySettings(), policy=policy or AuthPolicy.build(), allowances=allowances)
+    context.connected = service_with(None, artifacts=store)
+    app = FastAPI()
+    put_context(app, context)
+    app.include_router(artifact_routes.router)
+    bodies = BodyLimits(by_prefix={"/v1/artifacts": store.max_bytes})
+    parts = EdgeParts(policy=context.policy, allowances=allowances, connections=context.connections, bodies=bodies)
+    install_edge(app, parts)
+    return app

@@ -24,6 +24,7 @@ from penstock.gateway.edge.keys import KeysFileError
 from penstock.gateway.edge.open_files import raise_open_files
 from penstock.gateway.edge.protocols import Patience, protocols
 from penstock.gateway.hot_routes import HotRoutes
+from penstock.gateway.openai import image_routes
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import admin as admin_routes
 from penstock.gateway.routes import admin_models, artifacts, conversations, health, native, sockets
@@ -55,6 +56,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         conversations,
         artifacts,
         openai_routes,
+        image_routes,
         registry_routes,
         ticket_routes,
         admin_routes,
@@ -83,6 +85,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         max_bytes=conf.max_body_bytes,
         by_prefix={"/v1/artifacts": settings.artifacts.max_bytes},
         timeout_s=conf.body_timeout_s,
+        max_multipart_bytes=settings.artifacts.max_bytes,
     )
     install_edge(
         app,

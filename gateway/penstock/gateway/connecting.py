@@ -123,6 +123,8 @@ class Connecting:
             asyncio.get_running_loop().call_later(HELD_AT_MOST_S, spare_the_collector)
             await follower.start()
             stack.push_async_callback(follower.stop)
+            sweeping = asyncio.create_task(service.sweeps.run(), name="sweep-artifacts")
+            stack.callback(sweeping.cancel)
             if settings.queues:
                 feeder = self._feeder(service, sender)
                 feeder.start()

@@ -31,6 +31,9 @@ class GatewaySection(Section):
     """The SQLite file of this gateway's view; deleted, it is rebuilt from the topics."""
     artifacts_dir: str | None = None
     """Only when the gateway sees the artifacts under another name than `artifacts.location`: a folder or a URL."""
+    sweep_artifacts_s: float = Field(3_600.0, ge=0)
+    """Seconds, about, between sweeps of expired artifacts, of outputs whose worker died before its event and of uploads
+    that broke off; 0: never."""
     client_queue_frames: int = Field(1024, ge=8)
     """Frames that wait for one client before it is let go as too slow."""
     max_pending_submits: int = Field(2_000, ge=1)

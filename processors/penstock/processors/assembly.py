@@ -19,6 +19,7 @@ from penstock.processors.erasing import Erasing
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.health import HealthServer
+from penstock.processors.images.inputs import LazyImageInputs
 from penstock.processors.kafka.broker_watch import BrokerWatch, metadata_probe
 from penstock.processors.kafka.control import ControlBook, ControlFollower
 from penstock.processors.kafka.desired import DesiredFollower
@@ -155,15 +156,17 @@ def assemble(
         stall=lambda: faults.due("fetch"),
     )
     erasing = Erasing(turns, book, membership.owns)
+    outputs = Outputs(settings.artifacts_location, settings.artifacts)
     execution = Execution(
         flow,
         lanes.engine,
         turns,
-        Outputs(settings.artifacts_location, settings.artifacts),
+        outputs,
         metrics,
         clock=clock,
         changed=worker.changed,
         defaults=serving.defaults,
+        images=LazyImageInputs(settings.images, outputs.store),
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
     worker.connect(

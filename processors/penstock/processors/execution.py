@@ -6,11 +6,12 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 from penstock.processors.conversations.messages import answer_message
 from penstock.processors.conversations.turns import LostOwnership, Turns
-from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, Start
+from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, ShowPreview, Start
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.states import OVER, Stage
 from penstock.processors.core.work import Run, Work
@@ -20,21 +21,39 @@ from penstock.processors.engines.base import (
     EngineGone,
     Finished,
     Prepared,
+    Preview,
+    Progress,
     RunFailed,
     RunSpec,
     TurnedAway,
 )
+from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
-from penstock.processors.outputs import INLINE_BYTES, Outputs, size_of
+from penstock.processors.outputs import INLINE_BYTES, Outputs, has_images, pixels_of, size_of
 from penstock.producers.clock import now_ms
-from penstock.schemas.errors import InternalError, PenstockError
-from penstock.schemas.payloads import DEFAULT_FIELDS, NEUTRAL
+from penstock.schemas.errors import InternalError, PenstockError, UnsupportedParameter
+from penstock.schemas.image_payloads import image_references
+from penstock.schemas.payloads import NEUTRAL
 from penstock.schemas.records import ConversationMessage
+from penstock.schemas.records import Preview as Kept
+from penstock.schemas.tasks import default_fields
 
 logger = logging.getLogger(__name__)
 
+_AS_FIELDS = frozenset({"text_generation", "embedding"})
+"""Tasks whose payload a run's spec has as fields of its own."""
 _PARAMS = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "dimensions", *NEUTRAL)
+
+
+class Images(Protocol):
+    """Where the images that requests name come from."""
+
+    async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
+        """Raises PenstockError, naming `param`."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class _Sink:
@@ -47,6 +66,12 @@ class _Sink:
 
     def on_delta(self, delta: Delta) -> None:
         self._execution.delta(self._work, self._run_id, delta)
+
+    def on_progress(self, progress: Progress) -> None:
+        self._execution.progress(self._work, self._run_id, progress)
+
+    def on_preview(self, preview: Preview) -> None:
+        self._execution.preview(self._work, self._run_id, preview)
 
     def on_finished(self, finished: Finished) -> None:
         self._execution.finished(self._work, self._run_id, finished)
@@ -72,12 +97,15 @@ class Execution:
         clock: Callable[[], float],
         changed: Callable[[], None],
         defaults: Callable[[str], Mapping[str, Any]] = lambda lane: {},
+        images: Images | None = None,
     ) -> None:
         self._flow = flow
         self._defaults = defaults
         self._engine = engine
         self._turns = turns
         self._outputs = outputs
+        self._images = images
+        self._showing: set[str] = set()
         self._metrics = metrics
         self._clock = clock
         self._changed = changed
@@ -88,6 +116,8 @@ class Execution:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._images is not None:
+            self._images.close()
 
     # -- effects
 
@@ -109,10 +139,11 @@ class Execution:
                     self._flow.answer_stands(work, run_id, finished, self._clock(), large=large)
                     return
                 mark, history = turn.mark, turn.history
+            images = await self._fetched(work)
             engine = self._engine(work.lane, run.replica)
             if engine is None or not _goes_on(work, run):
                 return  # the replica is down: the flow has been told
-            run.spec = self._spec(work, run, history)
+            run.spec = self._spec(work, run, history, images)
             prepared = await engine.prepare(run.spec)
             self._flow.prepared(
                 work,
@@ -195,11 +226,14 @@ class Execution:
     async def _keep(self, effect: Keep) -> None:
         work, finished = effect.work, effect.finished
         try:
+            if has_images(finished.output):
+                finished = replace(finished, output=await self._outputs.keep_images(work, finished.output))
+            made = finished
             if effect.in_conversation:
                 finished = await self._append_answer(work, finished)
             large = size_of(finished.output) > INLINE_BYTES
             artifact = await self._outputs.keep(work, finished.output) if large else None
-            self._flow.kept(work, finished, artifact, self._clock(), another=finished is not effect.finished)
+            self._flow.kept(work, finished, artifact, self._clock(), another=finished is not made)
         except LostOwnership:
             return
         except PenstockError as error:
@@ -229,6 +263,23 @@ class Execution:
             return finished
         return _standing(finished.run_id, winner)
 
+    def show_preview(self, effect: ShowPreview, publish: Callable[[ShowPreview, Kept], None]) -> None:
+        """Keep a preview and publish where it lies. While one of a run is on its way, others of it are left out."""
+        if effect.run_id not in self._showing:
+            self._showing.add(effect.run_id)
+            self._task(self._show_preview(effect, publish))
+
+    async def _show_preview(self, effect: ShowPreview, publish: Callable[[ShowPreview, Kept], None]) -> None:
+        work = effect.work
+        try:
+            kept = await self._outputs.keep_preview(effect)
+            if work.run is not None and work.run.run_id == effect.run_id and work.stage is Stage.RUNNING:
+                publish(effect, kept)
+        except Exception as error:  # the run goes on without it
+            logger.warning("preview.not_kept request=%s error=%s", work.request_id, type(error).__name__)
+        finally:
+            self._showing.discard(effect.run_id)
+
     def look_up(self, effect: LookUp) -> None:
         """See whether the conversation holds the answer of a request that is to end without a run."""
         self._task(self._look_up(effect.work))
@@ -256,10 +307,20 @@ class Execution:
         self._flow.delta(work, run_id, delta.text, delta.token_ids, now)
         self._changed()
 
+    def progress(self, work: Work, run_id: str, progress: Progress) -> None:
+        self._flow.stepped(work, run_id, progress.step, progress.steps, self._clock())
+        self._changed()
+
+    def preview(self, work: Work, run_id: str, preview: Preview) -> None:
+        self._flow.previewed(work, run_id, preview)
+        self._changed()
+
     def finished(self, work: Work, run_id: str, finished: Finished) -> None:
         self._metrics.prompt_tokens.inc(finished.prompt_tokens)
         self._metrics.completion_tokens.inc(finished.completion_tokens)
-        large = size_of(finished.output) > INLINE_BYTES
+        if (pixels := pixels_of(finished.output)) is not None:
+            self._metrics.pixels.inc(pixels)
+        large = has_images(finished.output) or size_of(finished.output) > INLINE_BYTES
         self._flow.finished(work, run_id, finished, self._clock(), large=large)
         self._changed()
 
@@ -272,15 +333,35 @@ class Execution:
 
     # -- inside
 
-    def _spec(self, work: Work, run: Run, history: list[dict[str, Any]] | None) -> RunSpec:
-        """What the engine is asked for. The run id is this run's own, so late events of another are known as such."""
+    async def _fetched(self, work: Work) -> dict[str, DecodedImage]:
+        """The images that its payload names, decoded. Raises PenstockError."""
+        images: dict[str, DecodedImage] = {}
+        for place, reference in image_references(work.request.payload):
+            if self._images is None:
+                raise UnsupportedParameter("this worker takes no images", param=f"payload.{place}")
+            images[place] = await self._images.fetch(work.tenant, reference, param=f"payload.{place}")
+        return images
+
+    def _spec(
+        self,
+        work: Work,
+        run: Run,
+        history: list[dict[str, Any]] | None,
+        images: Mapping[str, DecodedImage] | None = None,
+    ) -> RunSpec:
+        """What the engine is asked for. The run id is this run's own, so late events of another are known as such.
+
+        Raises InvalidRequest for a request whose output could be kept nowhere.
+        """
         request = work.request
         payload = request.payload
+        self._outputs.check(request.output)
         inputs = payload.get("input")
         params = {name: payload[name] for name in _PARAMS if payload.get(name) is not None}
         defaults = self._defaults(work.lane)
-        known = DEFAULT_FIELDS.get(request.task, frozenset())
+        known = default_fields(request.task)
         defaulted = frozenset(name for name in defaults if name not in params and name in known)
+        filled = {name: defaults[name] for name in defaulted}
         return RunSpec(
             run_id=run.run_id,
             task=request.task,
@@ -289,7 +370,10 @@ class Execution:
             history=history,
             prompt=payload.get("prompt"),
             inputs=[inputs] if isinstance(inputs, str) else inputs,
-            params={**params, **{name: defaults[name] for name in defaulted}},
+            params={**params, **filled},
+            payload={} if request.task in _AS_FIELDS else _payload(payload, filled),
+            images=images or {},
+            output=request.output,
             defaulted=defaulted,
             context=request.context,
             stream=request.stream,
@@ -301,6 +385,10 @@ class Execution:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _payload(payload: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {**defaults, **{name: value for name, value in payload.items() if value is not None}}
 
 
 def _without_nulls(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

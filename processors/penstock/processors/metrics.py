@@ -41,6 +41,7 @@ class Metrics:
             "penstock_first_token_seconds", "From arrival to the first token", registry=registry, buckets=_SECONDS
         )
         self.tokens = Counter("penstock_tokens", "Tokens by kind", ["kind"], registry=registry)
+        self.pixels = Counter("penstock_pixels", "Pixels of images made", registry=registry)
         self.batch = Gauge("penstock_batch_size", "Requests running on one engine", ["model"], registry=registry)
         self.loads = Counter("penstock_model_loads", "Models loaded", ["model"], registry=registry)
         self.unloads = Counter(

@@ -1,4 +1,4 @@
-"""Outputs that are too large for Kafka are kept as artifacts under their tenant; the event refers to them."""
+"""What is too large for Kafka is kept as artifacts under its tenant, images always; events refer to it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.processors.core.effects import ShowPreview
 from penstock.processors.core.work import Work
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.artifacts.configured import open_store
+from penstock.producers.artifacts.places import check_place
 from penstock.producers.configuration import ArtifactsSection
 from penstock.schemas.ids import output_artifact_id
-from penstock.schemas.records import ArtifactRef
+from penstock.schemas.records import ArtifactRef, OutputSpec, Preview
 
 INLINE_BYTES = 256 * 1024
 """The largest output that travels inside its event."""
@@ -31,14 +33,80 @@ def size_of(output: Mapping[str, Any]) -> int:
     return size
 
 
+def has_images(output: Mapping[str, Any]) -> bool:
+    """Whether the output holds images whose bytes are not kept yet."""
+    images: list[dict[str, Any]] = output.get("images") or []
+    return any("data" in image for image in images)
+
+
+def pixels_of(output: Mapping[str, Any]) -> int | None:
+    """Pixels of all images of an output; None for one that has none."""
+    images: list[dict[str, Any]] | None = output.get("images")
+    return None if images is None else sum(int(image["width"]) * int(image["height"]) for image in images)
+
+
 class Outputs:
-    """Where large outputs go. The store is opened when the first one comes."""
+    """Where large outputs and images go. The store is opened when the first one comes."""
 
     def __init__(self, location: str | Path, section: ArtifactsSection | None = None) -> None:
         """`location`: as this process sees it; the rest of `[artifacts]` stands in `section`."""
         self._location = location
         self._section = section or ArtifactsSection()
         self._store: ArtifactStore | None = None
+
+    def check(self, output: OutputSpec | None) -> None:
+        """Whether a request's output can be kept where it says. Raises InvalidRequest naming what is wrong."""
+        if output is not None:
+            check_place(self._section.stores, output.store, output.prefix)
+
+    async def keep_images(self, work: Work, output: Mapping[str, Any]) -> dict[str, Any]:
+        """The output with references in place of its images' bytes, in the place that the request names.
+
+        Raises as `keep`.
+        """
+        place = work.request.output or OutputSpec()
+        kept = [
+            await asyncio.to_thread(self._keep_image, work, image, (work.epoch, work.attempt), str(number), place)
+            for number, image in enumerate(output["images"])
+        ]
+        return {**output, "images": kept}
+
+    async def keep_preview(self, effect: ShowPreview) -> Preview:
+        """The preview with a reference in place of its bytes. Raises as `keep`."""
+        preview: Any = effect.preview
+        image = {
+            "data": preview.image,
+            "media_type": preview.media_type,
+            "width": preview.width,
+            "height": preview.height,
+        }
+        # Nobody refers to it once its request has ended: the sweeper takes it away.
+        kept = await asyncio.to_thread(
+            self._keep_image,
+            effect.work,
+            image,
+            (effect.epoch, effect.attempt),
+            f"preview {preview.step}",
+            OutputSpec(),
+        )
+        return Preview(step=preview.step, steps=preview.steps, image=kept)
+
+    def _keep_image(
+        self, work: Work, image: Mapping[str, Any], epoch_attempt: tuple[int, int], part: str, place: OutputSpec
+    ) -> dict[str, Any]:
+        artifact = self.store().put(
+            work.tenant,
+            image["data"],
+            media_type=image["media_type"],
+            artifact_id=output_artifact_id(work.tenant, work.request_id, *epoch_attempt, part),
+            width=image["width"],
+            height=image["height"],
+            seed=image.get("seed"),
+            request_id=work.request_id,
+            store=place.store,
+            prefix=place.prefix,
+        )
+        return {**artifact.reference(), "expires_at": artifact.expires_at_ms}
 
     async def keep(self, work: Work, output: Mapping[str, Any]) -> ArtifactRef:
         """The output as a JSON artifact. Raises PenstockError, and what the store raises."""

@@ -119,6 +119,7 @@ class Worker:
             ask.LookUp: lambda e: self._rooms.execution.look_up(e),
             ask.Status: lambda e: self._rooms.outcomes.status(e),
             ask.Chunk: self._chunk,
+            ask.ShowPreview: lambda e: self._rooms.execution.show_preview(e, self._rooms.outcomes.preview),
             ask.Terminal: self._terminal,
             ask.Letter: self._letter,
             ask.Republish: self._republish,

@@ -6,7 +6,19 @@ Light: it loads neither torch nor FastAPI nor Faust.
 from penstock.producers.aio import AsyncClient
 from penstock.producers.client import Client
 from penstock.producers.core import Submitted
-from penstock.producers.events import Chunk, Event, Restarted, Result, Status
+from penstock.producers.events import Chunk, Event, Preview, Progress, Restarted, Result, Status
 from penstock.producers.settings import KafkaSettings
 
-__all__ = ["AsyncClient", "Chunk", "Client", "Event", "KafkaSettings", "Restarted", "Result", "Status", "Submitted"]
+__all__ = [
+    "AsyncClient",
+    "Chunk",
+    "Client",
+    "Event",
+    "KafkaSettings",
+    "Preview",
+    "Progress",
+    "Restarted",
+    "Result",
+    "Status",
+    "Submitted",
+]

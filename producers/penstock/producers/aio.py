@@ -14,6 +14,7 @@ from penstock.producers.artifacts import Artifact, TenantArtifacts
 from penstock.producers.conversations import ConversationRecord, Turn
 from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
+from penstock.producers.images import AsyncImages
 from penstock.producers.outgoing import Outgoing
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import AsyncTransport, Delivery
@@ -92,6 +93,11 @@ class AsyncClient:
     async def replay(self, conversation_id: str | int, from_offset: int = 0) -> list[ConversationRecord]:
         """See `Client.replay`."""
         return await asyncio.to_thread(self._core.replay, conversation_id, from_offset)
+
+    @property
+    def images(self) -> AsyncImages:
+        """Requests about images, and fetching what was made."""
+        return AsyncImages(self, self._core.artifacts)
 
     @property
     def artifacts(self) -> AsyncArtifacts:

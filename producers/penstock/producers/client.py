@@ -13,6 +13,7 @@ from penstock.producers.artifacts import TenantArtifacts
 from penstock.producers.conversations import ConversationRecord, Turn
 from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
+from penstock.producers.images import Images
 from penstock.producers.outgoing import Outgoing
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import Delivery
@@ -96,6 +97,11 @@ class Client:
     def replay(self, conversation_id: str | int, from_offset: int = 0) -> list[ConversationRecord]:
         """Every record of a conversation's topic from an offset on, tombstones too. Raises as `history`."""
         return self._core.replay(conversation_id, from_offset)
+
+    @property
+    def images(self) -> Images:
+        """Requests about images, and fetching what was made."""
+        return Images(self)
 
     @property
     def artifacts(self) -> TenantArtifacts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec
@@ -20,7 +21,7 @@ from penstock.schemas.errors import (
     from_error_record,
 )
 from penstock.schemas.fold import Chunk as FoldedChunk
-from penstock.schemas.fold import Ignored, ResultFold, StatusFold, Terminal
+from penstock.schemas.fold import Ignored, Previewed, ResultFold, StatusFold, Terminal
 from penstock.schemas.records import ArtifactRef, ErrorInfo, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
 
@@ -36,6 +37,25 @@ class Status:
     detail: str | None = None
     position: int | None = None
     model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """So many steps of a run are done."""
+
+    step: int
+    steps: int
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preview:
+    """A small image of what there is so far: artifact_id, url, media_type, width, height, sha256."""
+
+    step: int
+    steps: int
+    image: dict[str, Any]
+    attempt: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +101,7 @@ class Result:
         return self.event.error
 
 
-Event = Status | Chunk | Restarted | Result
+Event = Status | Progress | Preview | Chunk | Restarted | Result
 
 
 class EventFold:
@@ -112,17 +132,23 @@ class EventFold:
 
     def _status(self, event: StatusEvent) -> list[Event]:
         # The end is told by the Result alone: a terminal status may overtake it, being on another topic.
+        before = self._statuses.latest
         if not self._statuses.apply(event) or event.done:
             return []
-        return [
-            Status(
+        events: list[Event] = []
+        # A status that only moves on within a run is progress, no new status.
+        if event.step is None or before is None or (before.attempt, before.status) != (event.attempt, event.status):
+            status = Status(
                 status=event.status,
                 attempt=event.attempt,
                 detail=event.detail,
                 position=event.position,
                 model=event.model,
             )
-        ]
+            events.append(status)
+        if event.step is not None and event.steps is not None:
+            events.append(Progress(step=event.step, steps=event.steps, attempt=event.attempt))
+        return events
 
     def _result(self, event: ResultEvent, offset: int) -> list[Event]:
         seen = self._results.text
@@ -131,8 +157,17 @@ class EventFold:
                 return []
             case FoldedChunk() as chunk:
                 return _chunk(chunk.text, chunk.text_offset, chunk.attempt, restarted=chunk.restarted)
+            case Previewed(restarted=restarted):
+                return [*([Restarted(attempt=event.attempt)] if restarted else []), *_preview(event)]
             case Terminal():
                 return [*_remainder(seen, event), Result(event)]
+
+
+def _preview(event: ResultEvent) -> list[Event]:
+    said = event.preview
+    if said is None:
+        return []
+    return [Preview(step=said.step, steps=said.steps, image=said.image, attempt=event.attempt)]
 
 
 def _chunk(text: str, text_offset: int, attempt: int, *, restarted: bool) -> list[Event]:

@@ -6,23 +6,21 @@ Here is what can be said of an entry without its files. Worker, gateway and comm
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from penstock.producers.configuration import Section
+from penstock.producers.engine_kinds import CHILD_OPTIONS, KINDS
 from penstock.schemas.errors import InvalidRequest, PenstockError
-from penstock.schemas.payloads import DEFAULT_FIELDS, only_remote
+from penstock.schemas.payloads import only_remote
 from penstock.schemas.requests import parse_request
+from penstock.schemas.tasks import BUILT_TASKS, TASKS, default_fields
 
-OPENAI_ENGINES = frozenset({"remote", "managed"})
-"""Engines that pass on whatever OpenAI's protocol has."""
-SERVED_TASKS = ("text_generation", "embedding")
 PRIORITY = 5
 """The priority of a model that names none."""
 
-_STUBS: Mapping[str, dict[str, Any]] = {"text_generation": {"prompt": "x"}, "embedding": {"input": "x"}}
 _MOVED = {"device": "device", "dtype": "dtype", "window": "window", "slots": "max_batch_size", "defaults": "defaults"}
 """Options that are fields of their own now, by the name that older configurations have for them."""
 _MOVED_DEFAULTS = {
@@ -74,10 +72,11 @@ class ModelEntry(Section):
     source: str = Field(min_length=1)
     """A folder, a .gguf file or a hub id (owner/name); for `remote` the server's URL; for `managed` its command; for
     `noop` anything."""
-    engine: Literal["text", "embedding", "remote", "managed", "noop"]
-    """What runs it."""
-    tasks: list[str] = Field(default_factory=lambda: ["text_generation"], min_length=1)
-    """The tasks that it serves: text_generation, embedding."""
+    engine: str
+    """What runs it: text, embedding, diffusers, remote, managed or noop."""
+    tasks: list[str] = Field(default_factory=list[str])
+    """The tasks that it serves, of those that its engine can; none: the first of them. text_generation, embedding,
+    image_generation, image_editing."""
     aliases: list[str] = Field(default_factory=list[str])
     """Other names for it."""
     pool: str | None = Field(default=None, pattern="^[A-Za-z0-9_-]{1,63}$")
@@ -132,17 +131,34 @@ class ModelEntry(Section):
                 fields["defaults"] = {**moved, **(fields.get("defaults") or {})}
         return {**fields, "options": options}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _tasks_of_its_engine(cls, value: Any) -> Any:
+        """An entry without tasks serves the first one of its engine."""
+        if not isinstance(value, dict):
+            return value
+        fields = cast("dict[str, Any]", value)
+        kind = KINDS.get(str(fields.get("engine")))
+        return {**fields, "tasks": [kind.tasks[0]]} if kind is not None and not fields.get("tasks") else fields
+
     @field_validator("id")
     @classmethod
     def _plain(cls, value: str) -> str:
         return _plain_name(value)
 
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, value: str) -> str:
+        if value not in KINDS:
+            raise ValueError(f"there is no engine {value}; there are {', '.join(KINDS)}")
+        return value
+
     @field_validator("tasks")
     @classmethod
     def _served(cls, value: list[str]) -> list[str]:
         for task in value:
-            if task not in SERVED_TASKS:
-                raise ValueError(f"no engine serves the task {task}; there are {', '.join(SERVED_TASKS)}")
+            if task not in BUILT_TASKS:
+                raise ValueError(f"no engine serves the task {task}; there are {', '.join(BUILT_TASKS)}")
         return list(dict.fromkeys(value))
 
     @field_validator("aliases")
@@ -152,13 +168,19 @@ class ModelEntry(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelEntry:
+        kind = KINDS[self.engine]
+        if unable := [task for task in self.tasks if task not in kind.tasks]:
+            raise ValueError(f"the engine {kind.name} does not do {unable[0]}; it does {', '.join(kind.tasks)}")
+        if unknown := kind.unknown_option(self.options):
+            known = ", ".join(sorted((kind.options or frozenset()) | CHILD_OPTIONS))
+            raise ValueError(f"options.{unknown}: the engine {kind.name} knows {known}")
         check_names([self])
         self.payload_defaults()
         return self
 
     def payload_defaults(self) -> dict[str, Any]:
         """The defaults in a payload's normal form. Raises ValueError for what no request of its tasks could say."""
-        known = frozenset[str]().union(*(DEFAULT_FIELDS[task] for task in self.tasks))
+        known = frozenset[str]().union(*(default_fields(task) for task in self.tasks))
         for name in self.defaults:
             if name not in known:
                 raise ValueError(
@@ -167,15 +189,16 @@ class ModelEntry(Section):
         return {name: value for task in self.tasks for name, value in self._of_task(task).items() if value is not None}
 
     def _of_task(self, task: str) -> dict[str, Any]:
-        mine = {name: value for name, value in self.defaults.items() if name in DEFAULT_FIELDS[task]}
-        stub = _STUBS[task]
+        mine = {name: value for name, value in self.defaults.items() if name in default_fields(task)}
+        stub = TASKS[task].example
         try:
             request = parse_request(
                 {"task": task, "payload": {**stub, **mine}}, tenant="default", request_id="defaults", now_ms=0
             )
         except PenstockError as error:
             raise ValueError(str(error).replace("payload.", "defaults.")) from error
-        unknown = None if self.engine in OPENAI_ENGINES else next(only_remote(request.payload, {}), None)
+        passes_on = KINDS[self.engine].openai
+        unknown = None if passes_on else next(only_remote(request.payload, {}, self.engine), None)
         if unknown is not None:
             raise ValueError(f"{unknown.replace('payload.', 'defaults.')} is known only to remote and managed models")
         return {name: request.payload.get(name) for name in mine}

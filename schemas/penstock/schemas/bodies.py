@@ -10,13 +10,16 @@ and these bodies take either.
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from typing import Annotated, Any, Literal, NotRequired, Required, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, WithJsonSchema
 from typing_extensions import TypedDict
 
-_INT, _LONG = 2**31 - 1, 2**63 - 1  # the largest values of Avro's numbers
+from penstock.schemas.tasks import TASKS
+
+INT, LONG = 2**31 - 1, 2**63 - 1  # the largest values of Avro's numbers
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 OPEN = ConfigDict(extra="allow", strict=True)
 
@@ -25,20 +28,22 @@ Name64: TypeAlias = Annotated[str, Field(min_length=1, max_length=64)]
 Name200: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 JsonObject: TypeAlias = str | dict[str, Any]
 """An object, or its JSON text."""
-Bytes: TypeAlias = Annotated[int, Field(ge=0, le=_LONG)]
+Bytes: TypeAlias = Annotated[int, Field(ge=0, le=LONG)]
 T = TypeVar("T")
 ListOf: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
 """A list whose check ends at the first item that is wrong: a body has room for hundreds of thousands of them."""
-TokenIds: TypeAlias = ListOf[Annotated[int, Field(ge=0, le=_INT)]]
+TokenIds: TypeAlias = ListOf[Annotated[int, Field(ge=0, le=INT)]]
 
 
 class ContentPart(TypedDict, total=False):
-    """A part of a message; parts of type `text` are joined, others are refused by name."""
+    """A part of a message: of type `text`, `image` or OpenAI's `image_url`; others are refused by name."""
 
     __pydantic_config__ = OPEN  # pyright: ignore[reportGeneralTypeIssues]
 
     type: Required[str]
     text: str | None
+    image: Annotated[dict[str, Any] | None, Field(description="An image: {artifact_id} or {url}.")]
+    image_url: Annotated[str | dict[str, Any] | None, Field(description="The same as OpenAI has it: {url, detail}.")]
 
 
 class FunctionCall(TypedDict):
@@ -60,16 +65,37 @@ class ToolCall(TypedDict):
     function: FunctionCall
 
 
+class ImageInput(TypedDict, total=False):
+    """An image by reference, one of the two. Over HTTP it may also be `{data, media_type}`, its bytes in base64."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    artifact_id: Annotated[Name200 | None, Field(description="An artifact of the same tenant.")]
+    url: Annotated[str | None, Field(min_length=1, max_length=4_096, description="Where it lies, if that is allowed.")]
+
+
+class MessagePart(TypedDict, total=False):
+    """A text or an image of a message, as the records carry it."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    type: Required[Literal["text", "image"]]
+    text: str | None
+    image: ImageInput | None
+
+
 class Message(TypedDict, total=False):
     """One message of a chat. `developer` is read as `system`."""
 
     __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     role: Required[Role]
-    content: Annotated[str | ListOf[ContentPart] | None, Field(description="Text, or parts of type text.")]
+    content: Annotated[str | ListOf[ContentPart] | None, Field(description="Text, or parts: texts and images.")]
+    parts: Annotated[ListOf[ContentPart] | None, Field(description="As the records have it: the parts, in order.")]
     name: Name64 | None
     tool_calls: Annotated[ListOf[ToolCall] | None, Field(description="Of an assistant: what it asked to be called.")]
     tool_call_id: Annotated[Name200 | None, Field(description="Of a tool: the call that it answers.")]
+    parts: Annotated[ListOf[MessagePart] | None, Field(description="Not built yet.")]
 
 
 class FunctionDefinition(TypedDict, total=False):
@@ -111,7 +137,7 @@ class TextPayload(TypedDict, total=False):
     ]
     prompt: Annotated[str | None, Field(description="Plain text to continue.")]
     prompt_token_ids: Annotated[TokenIds | None, Field(min_length=1, description="The prompt as tokens.")]
-    max_tokens: Annotated[int | None, Field(ge=1, le=_INT, description="Longest answer, tokens.")]
+    max_tokens: Annotated[int | None, Field(ge=1, le=INT, description="Longest answer, tokens.")]
     temperature: Annotated[float | None, Field(ge=0, le=2, description="0 is greedy.")]
     top_p: Annotated[float | None, Field(gt=0, le=1)]
     top_k: Annotated[int | None, Field(ge=1, le=1_000_000)]
@@ -121,7 +147,7 @@ class TextPayload(TypedDict, total=False):
     stop: Annotated[
         str | ListOf[str] | None, Field(description="Texts of 1 to 200 characters that end the text; not part of it.")
     ]
-    seed: Annotated[int | None, Field(ge=-_LONG - 1, le=_LONG)]
+    seed: Annotated[int | None, Field(ge=-LONG - 1, le=LONG)]
     n: Annotated[int | None, Field(ge=1, le=1_000, description="How many answers.")]
     logprobs: bool | None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)]
@@ -145,8 +171,8 @@ class Context(TypedDict, total=False):
 
     __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
-    max_tokens: Annotated[int | None, Field(ge=1, le=_INT)]
-    last_turns: Annotated[int | None, Field(ge=0, le=_INT)]
+    max_tokens: Annotated[int | None, Field(ge=1, le=INT)]
+    last_turns: Annotated[int | None, Field(ge=0, le=INT)]
     summary: bool | None
 
 
@@ -201,7 +227,7 @@ class RequestFields(TypedDict, total=False):
     execution_timeout_ms: Annotated[int | None, Field(ge=1, le=86_400_000)]
     max_attempts: Annotated[int | None, Field(ge=1, le=10)]
     requirements: RequirementsBody | None
-    output: Annotated[Output | None, Field(description="Not built yet.")]
+    output: Annotated[Output | None, Field(description="Of images: where they go, and in which form.")]
     callback_url: Annotated[str | None, Field(min_length=1, max_length=2_000, description="Not built yet.")]
     metadata: Annotated[dict[str, str] | None, Field(description="Echoed in the outcome.")]
 
@@ -226,8 +252,11 @@ class EmbeddingRequest(RequestFields, total=False):
     embedding: EmbeddingPayload | None
 
 
-REQUESTS: dict[str, Any] = {"text_generation": TextRequest, "embedding": EmbeddingRequest}
-"""By task: the body of a request, for those tasks that are built."""
+@cache
+def request_type(task: str) -> Any:
+    """The body of a request of a task that is built."""
+    module, _, name = TASKS[task].body.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @cache

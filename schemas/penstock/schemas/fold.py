@@ -28,13 +28,21 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Previewed:
+    """A small image of what there is so far. `restarted`: as of a chunk."""
+
+    event: ResultEvent
+    restarted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Terminal:
     """The one outcome."""
 
     event: ResultEvent
 
 
-FoldStep = Ignored | Chunk | Terminal
+FoldStep = Ignored | Chunk | Previewed | Terminal
 IGNORED = Ignored()
 
 
@@ -107,7 +115,14 @@ class ResultFold:
             self.epoch, self.attempt = place
             self.terminal, self.offset = event, offset
             return Terminal(event)
+        if event.kind == "preview" and event.preview is not None:
+            return self._preview(event, newer, offset)
         return self._chunk(event, newer, offset)
+
+    def _preview(self, event: ResultEvent, newer: bool, offset: int | None) -> FoldStep:
+        voided = self._chunk(event, newer, offset)  # of a newer place it voids the older text as any event does
+        self.offset = offset
+        return Previewed(event, isinstance(voided, Chunk) and voided.restarted)
 
     def _chunk(self, event: ResultEvent, newer: bool, offset: int | None) -> FoldStep:
         # Whatever is no chunk brings no text, but of a newer place it voids the text of the older one all the same:

@@ -31,9 +31,18 @@ def derived_request_id(topic: str, partition: int, offset: int, append_time_ms: 
     return f"{digest[:8]}-{digest[8:12]}-5{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:32]}"
 
 
-def output_artifact_id(tenant: str, request_id: str, epoch: int, attempt: int) -> str:
-    """The artifact of one attempt's output: a repeat writes over it and leaves no second one."""
-    return str(uuid.uuid5(NAMESPACE, f"output\n{tenant}\n{request_id}\n{epoch}\n{attempt}"))
+def output_artifact_id(tenant: str, request_id: str, epoch: int, attempt: int, part: str | None = None) -> str:
+    """The artifact of one attempt's output: a repeat writes over it and leaves no second one.
+
+    `part`: which of several, as the number of an image.
+    """
+    name = f"output\n{tenant}\n{request_id}\n{epoch}\n{attempt}"
+    return str(uuid.uuid5(NAMESPACE, name if part is None else f"{name}\n{part}"))
+
+
+def input_artifact_id(tenant: str, sha256: str) -> str:
+    """The artifact of bytes that came with a request: the same bytes are the same artifact of their tenant."""
+    return str(uuid.uuid5(NAMESPACE, f"input\n{tenant}\n{sha256}"))
 
 
 def idempotent_request_id(tenant: str, key: str) -> str:

@@ -21,6 +21,8 @@ class Limits:
     max_map_bytes: int = 16_384
     max_record_bytes: int = 1_000_000
     max_tools: int = 128
+    max_images: int = 16
+    max_image_pixels: int = 64 * 2**20
 
 
 DEFAULT_LIMITS = Limits()

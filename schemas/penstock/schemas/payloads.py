@@ -6,12 +6,13 @@ Here is also what depends on `Limits` and what concerns several fields at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
+from penstock.schemas.errors import InvalidRequest, TooLarge
 from penstock.schemas.finite_json import loads_finite
 from penstock.schemas.limits import Limits
+from penstock.schemas.message_parts import content_of
 from penstock.schemas.plain import text_bytes
 
 Payload = dict[str, Any]
@@ -61,12 +62,6 @@ def embedding_payload(payload: Payload, limits: Limits) -> Payload:
     if sum(map(text_bytes, inputs)) + TOKEN_BYTES * sum(map(len, tokens or ())) > limits.max_text_bytes:
         raise _too_long(param, limits)
     return payload
-
-
-PAYLOADS: dict[str, Callable[[Payload, Limits], Payload]] = {
-    "text_generation": text_payload,
-    "embedding": embedding_payload,
-}
 
 
 def size_within(text: str, param: str, limits: Limits) -> int:
@@ -120,7 +115,9 @@ def _messages(messages: list[Payload], limits: Limits) -> list[Payload]:
         content = message.get("content")
         if message["role"] == "developer":
             message["role"] = "system"
-        if type(content) is not str:
+        if message.get("parts"):  # as the records have it: the content is the text of its parts
+            content = message["content"] = content_of(message["parts"], message, f"{place}.parts")
+        elif type(content) is not str:
             content = message["content"] = _content(content, message, f"{place}.content")
         size += size_within(content, f"{place}.content", limits)
         if len(message) > 2 or message["role"] == "tool":
@@ -131,23 +128,20 @@ def _messages(messages: list[Payload], limits: Limits) -> list[Payload]:
 
 
 def _content(value: list[Payload] | None, message: Payload, param: str) -> str:
-    """Parts joined; parts that are not text are not supported."""
+    """The text of its parts; images among them stand in the message's `parts`."""
     if value is None:
         if message["role"] == "assistant" and message.get("tool_calls"):
             return ""
         raise InvalidRequest(f"{param} must be text or a list of parts", param=param)
-    for part in value:
-        if part["type"] != "text":
-            raise UnsupportedParameter(f"{param}: only parts of type text are supported", param=param)
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{param}: a part of type text has no text", param=param)
-    return "".join(part["text"] for part in value)
+    return content_of(value, message, param)
 
 
 def _of_tools(message: Payload, param: str, limits: Limits) -> int:
     """The bytes of what a message has about tools, in its normal form; nulls and empty lists are taken out."""
     for name in [name for name, value in message.items() if value is None or value == []]:
         del message[name]
+    if "parts" in message:
+        raise UnsupportedParameter(f"{param}.parts: images in a chat are not supported yet", param=f"{param}.parts")
     calls: list[Payload] = message.get("tool_calls", [])
     if calls and message["role"] != "assistant":
         raise InvalidRequest(f"{param}.tool_calls: only an assistant asks for tools", param=f"{param}.tool_calls")
@@ -243,36 +237,53 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_token_ids": (),
     "input_token_ids": (),
 }
-"""The fields that engines of ours do not support yet, each with the values that change nothing."""
+"""The fields that not every engine of ours supports, each with the values that change nothing."""
 
-DEFAULT_FIELDS: dict[str, frozenset[str]] = {
-    "text_generation": frozenset(
-        {
-            "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop",
-            "seed", "n", "logprobs", "top_logprobs", "response_format",
-        }
-    ),
-    "embedding": frozenset({"dimensions"}),
-}  # fmt: skip
+TEXT_DEFAULTS = frozenset(
+    {
+        "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop",
+        "seed", "n", "logprobs", "top_logprobs", "response_format",
+    }
+)  # fmt: skip
+EMBEDDING_DEFAULTS = frozenset({"dimensions"})
 """The fields of a payload for which a model may have a default, by task."""
 
 PASSED_ON = frozenset({"logit_bias", "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"})
-"""Fields of OpenAI that travel in `extra`, as JSON text: only remote models know them."""
+"""Fields of OpenAI that travel in `extra`, as JSON text."""
+
+TOOL_MESSAGES = "tool_messages"
+"""Stands for messages of and for tools, where a table lists what an engine knows."""
+
+KNOWN: dict[str, frozenset[str]] = {
+    "text": frozenset(
+        {
+            "min_p", "presence_penalty", "frequency_penalty", "n", "logprobs", "top_logprobs", "tools", "tool_choice",
+            "response_format", "prompt_token_ids", "logit_bias", "parallel_tool_calls", TOOL_MESSAGES,
+        }
+    ),
+    "embedding": frozenset({"input_token_ids"}),
+}  # fmt: skip
+"""By engine of ours: what it knows of NEUTRAL and PASSED_ON. Remote and managed models know all."""
 
 
-def only_remote(payload: Payload, extra: dict[str, str]) -> Iterator[str]:
-    """The fields of a request that only a remote model can serve, as callers write them."""
+def only_remote(payload: Payload, extra: dict[str, str], engine: str = "") -> Iterator[str]:
+    """The fields of a request that only a remote model can serve, not an `engine` of ours, as callers write them."""
+    known = KNOWN.get(engine, frozenset[str]())
     if not payload.keys().isdisjoint(NEUTRAL):
         for name, neutral in NEUTRAL.items():
-            if (value := payload.get(name)) is not None and value not in neutral:
+            if name not in known and (value := payload.get(name)) is not None and value not in neutral:
                 yield f"payload.{name}"
-    messages = cast("list[Payload] | None", payload.get("messages"))
-    for number, message in enumerate(messages or ()):
+    if TOOL_MESSAGES not in known:
+        yield from _tool_messages(cast("list[Payload] | None", payload.get("messages")) or ())
+    if extra:
+        yield from (f"extra.{name}" for name in extra if name in PASSED_ON and name not in known)
+
+
+def _tool_messages(messages: Sequence[Payload]) -> Iterator[str]:
+    for number, message in enumerate(messages):
         if message["role"] == "tool" or message.get("tool_calls"):
             yield (
                 f"payload.messages[{number}].role"
                 if message["role"] == "tool"
                 else f"payload.messages[{number}].tool_calls"
             )
-    if extra:
-        yield from (f"extra.{name}" for name in extra if name in PASSED_ON)

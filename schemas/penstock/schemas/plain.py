@@ -94,10 +94,10 @@ def _plain_text(payload: dict[str, Any], conversation_id: str | None, limits: Li
             len(message) != 2
             and (
                 len(message) != 6
-                or message["parts"] is not None
                 or message["name"] is not None
                 or message["tool_calls"] is not None
                 or message["tool_call_id"] is not None
+                or message["parts"] is not None
             )
         ):
             return False

@@ -13,9 +13,10 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from penstock.schemas.bodies import REQUESTS, RequestFields, adapter, json_schema
+from penstock.schemas.bodies import RequestFields, adapter, json_schema, request_type
 from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
 from penstock.schemas.payloads import lone_surrogate
+from penstock.schemas.tasks import BUILT_TASKS
 
 Loc = tuple[str | int, ...]
 Schema = Mapping[str, Any]
@@ -35,7 +36,7 @@ FIELDS = tuple(RequestFields.__annotations__)
 
 def validated_request(task: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request of a task that is built, as its type has them. Raises as `parse_request`."""
-    kind = REQUESTS[task]
+    kind = request_type(task)
     try:
         return adapter(kind).validate_python(fields)
     except ValidationError as error:
@@ -51,7 +52,8 @@ def validated_request(task: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def prepare() -> None:
     """Make the validators and the schemas of their refusals."""
-    for kind in REQUESTS.values():
+    for task in BUILT_TASKS:
+        kind = request_type(task)
         adapter(kind)
         json_schema(kind)
 

@@ -21,9 +21,10 @@ from penstock.schemas.ids import (
     new_request_id,
 )
 from penstock.schemas.limits import DEFAULT_LIMITS, Limits
-from penstock.schemas.payloads import PASSED_ON, PAYLOADS, at_most, lone_surrogate, size_within
+from penstock.schemas.payloads import PASSED_ON, at_most, lone_surrogate, size_within
 from penstock.schemas.plain import is_plain, text_bytes
 from penstock.schemas.records import PAYLOAD_FIELDS, ContextLimits, InferenceRequest, OutputSpec, Record, Requirements
+from penstock.schemas.tasks import BUILT_TASKS, TASKS
 
 __all__ = [
     "BUILT_TASKS",
@@ -38,8 +39,6 @@ __all__ = [
     "text_bytes",
     "validate_request",
 ]
-
-BUILT_TASKS = frozenset(PAYLOADS)
 
 _TASKS = frozenset(PAYLOAD_FIELDS)
 _OF_THE_RECORD = ("request_id", "tenant", "created_at")
@@ -72,7 +71,7 @@ def parse_request(
         fields.pop(name, None)
     task = fields.get("task")
     if not isinstance(task, str) or task not in PAYLOAD_FIELDS:
-        raise InvalidRequest(f"task must be one of {', '.join(PAYLOADS)}", param="task")
+        raise InvalidRequest(f"task must be one of {', '.join(BUILT_TASKS)}", param="task")
     _one_payload(fields, task)
     values = _checked(task, fields, limits)
     values[task] = values.pop("payload")
@@ -138,11 +137,6 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
     if given != [request.task]:
         raise InvalidRequest(f"exactly the payload {request.task} must be set, not {given or 'none'}", param="payload")
     payload = {name: value for name, value in request.payload.items() if value is not None}
-    if payload.get("messages"):  # a record has all fields of a message; one that was left out is none that is refused
-        payload["messages"] = [
-            {name: value for name, value in message.items() if name != "parts" or value is not None}
-            for message in payload["messages"]
-        ]
     fields: dict[str, Any] = {"task": request.task, "payload": payload}
     from penstock.schemas.refusals import FIELDS
 
@@ -155,7 +149,8 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
 
 def _checked(task: str, fields: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """The fields of a request in their normal form, those that are null left out. Raises as `parse_request`."""
-    if task not in BUILT_TASKS:
+    normal_form = TASKS[task].normal_form
+    if normal_form is None:
         raise UnsupportedTask(f"the task {task} is not built yet", param="task")
     for name in fields.keys() & _MAPS:
         if isinstance(fields[name], dict) and len(fields[name]) > limits.max_map_entries:
@@ -165,7 +160,7 @@ def _checked(task: str, fields: dict[str, Any], limits: Limits) -> dict[str, Any
     if payload is None:
         raise InvalidRequest("payload must be an object", param="payload")
     given = {name: value for name, value in payload.items() if value is not None}
-    values["payload"] = PAYLOADS[task](given, limits)
+    values["payload"] = normal_form(given, limits)
     if "ttl_ms" in values:
         at_most(values, "ttl_ms", limits.max_ttl_ms)
     if "max_attempts" in values:
@@ -209,8 +204,8 @@ def _across_fields(request: InferenceRequest) -> None:
     if request.callback_url is not None:
         raise UnsupportedParameter("callback_url is not supported yet", param="callback_url")
     if request.output is not None:
-        raise UnsupportedParameter("output is not supported yet", param="output")
-    if request.conversation_id is not None and request.task != "text_generation":
+        _output_fits(request.task, request.output)
+    if request.conversation_id is not None and not TASKS[request.task].in_conversation:
         raise UnsupportedParameter(f"conversation_id does not go with {request.task}", param="conversation_id")
     if request.context is not None and request.conversation_id is None:
         raise InvalidRequest("context needs a conversation_id", param="context")
@@ -222,6 +217,13 @@ def _across_fields(request: InferenceRequest) -> None:
         _plain_turn(request.payload)
 
 
+def _output_fits(task: str, output: OutputSpec) -> None:
+    if TASKS[task].output != "images":
+        raise UnsupportedParameter(f"output does not go with {task}", param="output")
+    if output.quality is not None and output.format not in ("jpeg", "webp"):
+        raise InvalidRequest("output.quality goes with format jpeg or webp", param="output.quality")
+
+
 def _plain_turn(payload: Mapping[str, Any]) -> None:
     """Conversations keep texts: calls of tools would be lost with the turn's end, and so would other answers."""
     for name in ("tools", "n"):
@@ -231,6 +233,9 @@ def _plain_turn(payload: Mapping[str, Any]) -> None:
         if message["role"] == "tool" or message.get("tool_calls"):
             param = f"payload.messages[{number}].role"
             raise UnsupportedParameter(f"{param}: tools do not go with conversation_id yet", param=param)
+        if message.get("parts"):
+            param = f"payload.messages[{number}].content"
+            raise UnsupportedParameter(f"{param}: images do not go with conversation_id yet", param=param)
 
 
 def request_to_json(request: InferenceRequest) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.schemas.ids import DEFAULT_TENANT
 from penstock.schemas.records import InferenceRequest
+from penstock.schemas.tasks import topic_of
 
 HEADER_ATTEMPT = "penstock-attempt"
 HEADER_NOT_BEFORE = "penstock-not-before"
@@ -22,9 +23,6 @@ RETRY_TIERS = ("1s", "10s", "1m", "10m")
 HORIZON_MS = 24 * 3_600_000
 """Bounds every time to live and the idempotency window."""
 
-TEXT_TASKS = frozenset({"text_generation", "summarization"})
-IMAGE_TASKS = frozenset({"image_generation", "image_editing", "image_processing", "image_to_text"})
-
 
 def priority_class(priority: int) -> str:
     """0-3 high, 4-7 medium, 8 and up low."""
@@ -37,8 +35,8 @@ def conversation_key(tenant: str, conversation_id: str) -> str:
 
 
 def request_key(request: InferenceRequest) -> bytes:
-    """The record key: the conversation on text topics, so that its turns share a partition, else the request id."""
-    if request.conversation_id is not None and request.task in TEXT_TASKS:
+    """The record key: a turn's conversation, so that its turns share a partition, else the request id."""
+    if request.conversation_id is not None and topic_of(request.task) != "embedding":
         return conversation_key(request.tenant, request.conversation_id).encode()
     return request.request_id.encode()
 
@@ -51,12 +49,8 @@ class TopicNames:
 
     def request(self, task: str, priority: int, pool: str | None = None) -> str:
         """Where a request of this task and priority goes."""
-        if task in IMAGE_TASKS:
-            name = "inference.image.request"
-        elif task == "embedding":
-            name = "inference.embedding.request"
-        else:
-            name = f"inference.request.{priority_class(priority)}"
+        topic = topic_of(task)
+        name = f"inference.request.{priority_class(priority)}" if topic == "text" else f"inference.{topic}.request"
         return self._pooled(name, pool)
 
     def text_topics(self, pool: str | None = None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.text import TextBackend
-from penstock.processors.models import factory
+from penstock.producers.engine_kinds import KINDS
 from support import wait_until_async
 
 from .conftest import StartEngine
@@ -19,7 +20,7 @@ from .conftest import StartEngine
 async def test_a_dead_batching_loop_is_the_death_of_its_engine(
     start_engine: StartEngine, tiny_lm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(factory.BACKENDS, "text", "engine_backends:PoisonedText")
+    monkeypatch.setitem(KINDS, "text", replace(KINDS["text"], backend="engine_backends:PoisonedText"))
     codes: list[int] = []
     runner = await start_engine("text", tiny_lm, host={"on_died": codes.append}, dies_at=7, ignore_eos=True)
     runs = [await runner.chat("Story", max_tokens=800) for _ in range(2)]

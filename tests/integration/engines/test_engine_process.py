@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ import pytest
 
 from penstock.processors.engines.base import Engine, EngineGone, EngineState, Limits, Prepared, RunSpec
 from penstock.processors.engines.host import ChildEngine
-from penstock.processors.models import factory
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.sizing import size_model
+from penstock.producers.engine_kinds import KINDS
 from penstock.schemas.errors import EngineFailed, InvalidRequest
 
 from .conftest import Run, Runner, StartEngine, changed_copy
@@ -147,7 +148,7 @@ def test_an_engine_does_not_outlive_a_killed_worker(tiny_lm: Path, tmp_path: Pat
 async def test_a_hung_computation_is_noticed_though_the_process_answers(
     start_engine: StartEngine, tiny_lm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(factory.BACKENDS, "text", "engine_backends:HangingText")
+    monkeypatch.setitem(KINDS, "text", replace(KINDS["text"], backend="engine_backends:HangingText"))
     codes: list[int] = []
     runner = await start_engine("text", tiny_lm, host={"on_died": codes.append}, silent_s=4, hang_at=7, ignore_eos=True)
     # Without work for longer than that, and with work for longer than that, it is alive.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.processors.core.ledger import OutOfMemory
-from penstock.processors.models import factory
+from penstock.producers.engine_kinds import KINDS
 from support import wait_until_async
 
 from .conftest import StartEngine
@@ -20,7 +21,7 @@ async def test_streams_go_on_where_they_were_when_memory_runs_out(
     plain = await start_engine("text", tiny_lm, ignore_eos=True, slots=8)
     texts = [(await (await plain.chat(f"Story {n}", max_tokens=150)).finished()).output["text"] for n in range(2)]
     told: list[object] = []
-    monkeypatch.setitem(factory.BACKENDS, "text", "engine_backends:StarvedText")
+    monkeypatch.setitem(KINDS, "text", replace(KINDS["text"], backend="engine_backends:StarvedText"))
     hungry = tmp_path / "hungry"
     starved = await start_engine(
         "text",
@@ -50,7 +51,7 @@ async def test_streams_go_on_where_they_were_when_memory_runs_out(
 async def test_a_run_that_does_not_fit_alone_fails_and_takes_no_other_along(
     start_engine: StartEngine, tiny_lm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(factory.BACKENDS, "text", "engine_backends:StarvedText")
+    monkeypatch.setitem(KINDS, "text", replace(KINDS["text"], backend="engine_backends:StarvedText"))
     options = {"ignore_eos": True, "slots": 4, "max_batch_tokens": 128, "most_tokens": 24}
     runner = await start_engine("text", tiny_lm, **options)
     small = [await runner.begin(prompt="Once", params={"temperature": 0, "max_tokens": 60}) for _ in range(2)]
@@ -68,7 +69,7 @@ async def test_a_run_that_does_not_fit_alone_fails_and_takes_no_other_along(
 async def test_a_load_that_memory_runs_out_in_says_so(
     start_engine: StartEngine, tiny_lm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(factory.BACKENDS, "text", "engine_backends:NoMemoryToLoad")
+    monkeypatch.setitem(KINDS, "text", replace(KINDS["text"], backend="engine_backends:NoMemoryToLoad"))
     with pytest.raises(OutOfMemory, match="can't allocate memory"):
         await start_engine("text", tiny_lm)
 
@@ -81,7 +82,7 @@ async def test_embedding_batches_are_halved_at_a_limit_of_the_kernel(
     expected = (await (await plain.begin(task="embedding", inputs=texts)).finished(120)).output["embeddings"]
     await plain.engine.stop()
     told: list[str] = []
-    monkeypatch.setitem(factory.BACKENDS, "embedding", "engine_backends:TightEmbedding")
+    monkeypatch.setitem(KINDS, "embedding", replace(KINDS["embedding"], backend="engine_backends:TightEmbedding"))
     tight = await start_engine(
         "embedding",
         tiny_lm,

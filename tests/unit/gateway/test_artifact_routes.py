@@ -13,35 +13,17 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gateway_parts import service_with
-from penstock.gateway.context import GatewayContext, put_context
-from penstock.gateway.edge.auth import AuthPolicy
-from penstock.gateway.edge.bodies import BodyLimits
-from penstock.gateway.edge.edge import EdgeParts, install_edge
+from gateway_parts import artifact_app
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import ANYBODY
 from penstock.gateway.limits.limits import Limits
-from penstock.gateway.routes import artifacts as artifact_routes
-from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.routes import artifact_uploads
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.artifacts import store as stored
 from support import wait_until_async
 
 PATH = "/v1/artifacts"
 MIB = 1024 * 1024
-
-
-def make_app(store: ArtifactStore, allowances: Allowances) -> FastAPI:
-    settings = GatewaySettings()
-    context = GatewayContext(settings=settings, policy=AuthPolicy.build(), allowances=allowances)
-    context.connected = service_with(None, artifacts=store)
-    app = FastAPI()
-    put_context(app, context)
-    app.include_router(artifact_routes.router)
-    bodies = BodyLimits(by_prefix={PATH: 64 * MIB})
-    parts = EdgeParts(policy=context.policy, allowances=allowances, connections=context.connections, bodies=bodies)
-    install_edge(app, parts)
-    return app
 
 
 def client(app: FastAPI) -> httpx.AsyncClient:
@@ -64,7 +46,7 @@ async def test_a_download_holds_a_slot_and_some_pieces_until_it_was_read(
 ) -> None:
     monkeypatch.setattr(stored, "PIECE_BYTES", 1_000)
     allowances = Allowances(totals=Totals(max_transfers=1))
-    app = make_app(store, allowances)
+    app = artifact_app(store, allowances)
     data = bytes(range(250)) * 10
     kept = store.put(ANYBODY.tenant, data)
     read, sent = asyncio.Event(), bytearray()
@@ -100,7 +82,7 @@ async def test_a_download_holds_a_slot_and_some_pieces_until_it_was_read(
 async def test_a_tenant_takes_its_share_of_the_transfers(store: ArtifactStore) -> None:
     allowances = Allowances(totals=Totals(max_transfers=4, reserve=0.5))
     given_back = [allowances.open_transfer(ANYBODY) for _ in range(2)]
-    async with client(make_app(store, allowances)) as http:
+    async with client(artifact_app(store, allowances)) as http:
         refused = await http.post(PATH, content=b"x")
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         given_back.pop()()
@@ -121,14 +103,14 @@ async def test_a_declared_length_without_room_is_refused_before_it_is_read(store
     async def send(message: dict[str, Any]) -> None:
         answers.append(message)
 
-    async def into_memory(*_: Any) -> None:
+    def into_the_store(*_: Any) -> None:
         raise AssertionError("it was read")
 
     scope = {**scope_of(PATH), "method": "POST"}
     scope["headers"] = [*scope["headers"], (b"content-length", b"5000")]
-    app: Any = make_app(store, allowances)
+    app: Any = artifact_app(store, allowances)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(artifact_routes.Request, "body", into_memory)
+        patch.setattr(artifact_uploads.Request, "stream", into_the_store)
         await app(scope, receive, send)
     assert answers[0]["status"] == 429
     assert pieces == 5, "it is read away, so that the client sees the answer"
@@ -138,7 +120,7 @@ async def test_an_artifact_that_was_changed_is_an_error_and_never_whole(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored, "PIECE_BYTES", 1_000)
-    app = make_app(store, Allowances())
+    app = artifact_app(store, Allowances())
     small, large = (store.put(ANYBODY.tenant, b"a" * size) for size in (500, 2_500))
     for artifact in (small, large):
         file = tmp_path / "artifacts" / ANYBODY.tenant / artifact.artifact_id / "data"
@@ -185,7 +167,7 @@ class SlowStore(ArtifactStore):
 
 async def test_uploads_at_once_share_a_measurement_and_keep_the_limit(tmp_path: Path) -> None:
     slow = SlowStore(tmp_path / "artifacts")
-    app = make_app(slow, Allowances(defaults=Limits(artifact_bytes=2_500)))
+    app = artifact_app(slow, Allowances(defaults=Limits(artifact_bytes=2_500)))
     async with client(app) as http:
         posts = [asyncio.create_task(http.post(PATH, content=b"x" * 1_000)) for _ in range(8)]
         await wait_until_async(lambda: slow.listed > 0, describe="it is measured")
@@ -198,7 +180,7 @@ async def test_uploads_at_once_share_a_measurement_and_keep_the_limit(tmp_path: 
 async def test_a_measurement_that_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = SlowStore(tmp_path / "artifacts")
     slow.go_on.set()
-    async with client(make_app(slow, Allowances(defaults=Limits(artifact_bytes=2_500)))) as http:
+    async with client(artifact_app(slow, Allowances(defaults=Limits(artifact_bytes=2_500)))) as http:
         with monkeypatch.context() as patch:
             patch.setattr(slow, "used_bytes", Mock(side_effect=OSError("no store")))
             assert (await http.post(PATH, content=b"x")).status_code == 500
@@ -206,8 +188,8 @@ async def test_a_measurement_that_fails_is_made_again(tmp_path: Path, monkeypatc
 
 
 async def test_what_could_not_be_kept_does_not_count(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with client(make_app(store, Allowances(defaults=Limits(artifact_bytes=1_500)))) as http:
+    async with client(artifact_app(store, Allowances(defaults=Limits(artifact_bytes=1_500)))) as http:
         with monkeypatch.context() as patch:
-            patch.setattr(store, "put", Mock(side_effect=OSError("the disk is full")))
+            patch.setattr(store, "put_stream", Mock(side_effect=OSError("the disk is full")))
             assert (await http.post(PATH, content=b"x" * 1_000)).status_code == 500
         assert (await http.post(PATH, content=b"x" * 1_000)).status_code == 201

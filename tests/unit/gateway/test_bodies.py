@@ -32,7 +32,7 @@ async def test_what_has_come_lengthens_the_time_for_the_rest(
         return {"type": "http.request", "body": b"x" * 64 * KIB, "more_body": True}
 
     monkeypatch.setattr(bodies.asyncio, "timeout_at", noted)
-    body = Body(receive, 10_000_000, 30.0, bytes_per_s(path))
+    body = Body(receive, 10_000_000, 30.0, bytes_per_s({"path": path, "headers": []}))
     for _ in range(4):
         await body()
     lengthened = [later - earlier for earlier, later in itertools.pairwise(deadlines)]

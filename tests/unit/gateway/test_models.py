@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,15 +176,19 @@ SERVED = [
 ]
 
 
-def test_what_only_remote_models_know_is_refused_by_name() -> None:
+def test_what_a_model_does_not_know_is_refused_by_name() -> None:
     tools = [{"function": {"name": "f"}}]
-    for name in ("smol", "default"):
-        with pytest.raises(UnsupportedParameter, match="not supported by smol") as caught:
-            check_abilities(SERVED, asked(name, tools=tools))
-        assert caught.value.param == "payload.tools"
-    for name in ("far", None, "not-told-yet"):
-        check_abilities(SERVED, asked(name, tools=tools))
-    check_abilities(SERVED, asked("smol", tools=[], n=1, presence_penalty=0))
+    served = [*SERVED, model("noop", "text_generation", engine="noop")]
+    with pytest.raises(UnsupportedParameter, match="not supported by noop") as caught:
+        check_abilities(served, asked("noop", tools=tools))
+    assert caught.value.param == "payload.tools"
+    # What its engine knows, the model here takes as remote ones do; what travels in extra, it may not know.
+    for name in ("smol", "far", None, "not-told-yet"):
+        check_abilities(served, asked(name, tools=tools))
+    check_abilities(served, asked("noop", tools=[], n=1, presence_penalty=0))
+    with pytest.raises(UnsupportedParameter, match="not supported by smol") as caught:
+        check_abilities(served, replace(asked("smol"), extra={"reasoning_effort": '"high"'}))
+    assert caught.value.param == "extra.reasoning_effort"
 
 
 def test_an_answer_longer_than_the_window_is_refused_with_its_figures() -> None:

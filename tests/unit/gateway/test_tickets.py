@@ -77,3 +77,28 @@ def test_tickets_are_masked_in_access_logs() -> None:
     mask_access_logs()
     filters = logging.getLogger("uvicorn.access").filters
     assert sum(isinstance(item, TicketMask) for item in filters) == 1
+
+
+def test_a_ticket_for_an_artifact_reads_that_one_until_it_expires(clock: Clock) -> None:
+    ticket, expires_at = TicketOffice("shared", clock).issue_for_artifact(CALLER, "a1", 300)
+    office = TicketOffice("shared", clock)
+    assert expires_at == clock.now + 300
+    for _ in range(2):  # an image is shown more than once
+        reader = office.redeem_for_artifact(ticket, "a1")
+        assert (reader.tenant, reader.scopes, reader.key_id) == ("acme", frozenset({"read"}), "k1")
+    with pytest.raises(Unauthenticated, match="another"):
+        office.redeem_for_artifact(ticket, "a2")
+    clock.now += 300
+    with pytest.raises(Unauthenticated, match="expired"):
+        office.redeem_for_artifact(ticket, "a1")
+
+
+def test_no_ticket_passes_for_one_of_the_other_kind(clock: Clock) -> None:
+    office = TicketOffice("shared", clock)
+    for_artifact, _ = office.issue_for_artifact(CALLER, "a1", 300)
+    for_socket, _ = office.issue(CALLER)
+    with pytest.raises(Unauthenticated, match="not one of ours"):
+        office.redeem(for_artifact)
+    for ticket in (for_socket, "", "a.b", "é.é", for_artifact[:-2]):
+        with pytest.raises(Unauthenticated, match="not one of ours"):
+            office.redeem_for_artifact(ticket, "a1")

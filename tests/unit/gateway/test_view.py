@@ -31,6 +31,7 @@ from penstock.schemas.records import (
     InferenceRequest,
     ModelInfo,
     Origin,
+    Preview,
     Record,
     ResultEvent,
     StatusEvent,
@@ -829,3 +830,62 @@ def test_a_restart_does_not_bring_zombies_statuses_back(gateway: Gateway) -> Non
     gateway.restart()
     gateway.read(STATUSES, replace(RUNNING, status="retrying", rank=50))
     assert gateway.found().status_name == "running"
+
+
+# -- progress and previews
+
+IMAGE = {
+    "artifact_id": "a",
+    "url": "file:///var/lib/penstock/a/data",
+    "media_type": "image/png",
+    "width": 64,
+    "height": 32,
+    "seed": None,
+    "sha256": "0" * 64,
+    "bytes": 9,
+    "expires_at": 1_700_000_000_000,
+}
+PREVIEW = replace(CHUNK, kind="preview", text=None, text_offset=None, preview=Preview(step=2, steps=8, image=IMAGE))
+
+
+def test_steps_are_progress_and_no_new_status(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    client = gateway.listen(SUBJECT)
+    for step in (1, 2, 2):
+        gateway.read(STATUSES, replace(RUNNING, step=step, steps=8))
+    gateway.read(STATUSES, replace(RUNNING, attempt=2, step=1, steps=8))
+    told = [(frame.type, frame.body().get("step")) for frame in client.frames]
+    assert told == [("status", None), ("progress", 1), ("progress", 2), ("progress", 1)]
+    assert gateway.found(KEY).to_json()["progress"] == {"step": 1, "steps": 8}
+    assert [frame.type for frame in gateway.found(KEY).opening(None)] == ["status", "progress"]
+
+
+def test_a_preview_is_shown_until_the_outcome_and_never_says_where_it_lies(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    client = gateway.listen(SUBJECT)
+    gateway.read(RESULTS, PREVIEW)
+    (frame,) = client.frames
+    assert frame.to_json() == {
+        "type": "preview",
+        "request_id": "r",
+        "step": 2,
+        "steps": 8,
+        "image": {
+            "artifact_id": "a",
+            "url": "/v1/artifacts/a/content",
+            "media_type": "image/png",
+            "width": 64,
+            "height": 32,
+            "sha256": "0" * 64,
+            "bytes": 9,
+            "expires_at": "2023-11-14T22:13:20.000Z",
+        },
+        "cursor": frame.cursor,
+    }
+    entry = gateway.found(KEY)
+    assert [frame.type for frame in entry.opening(None)] == ["status", "preview"]
+    gateway.read(RESULTS, replace(CHUNK, attempt=2))
+    assert [frame.type for frame in entry.opening(None)] == ["status", "chunk"], "it was of an attempt that is void"
+    gateway.read(RESULTS, replace(PREVIEW, attempt=2), replace(TERMINAL, attempt=2), replace(PREVIEW, attempt=2))
+    assert [frame.type for frame in client.frames] == ["preview", "chunk", "preview", "chunk", "result"]
+    assert gateway.found(KEY).preview is None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,11 +16,15 @@ from penstock.processors.conversations.turns import LostOwnership
 from penstock.processors.core import effects as ask
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Work
-from penstock.processors.engines.base import EngineGone
+from penstock.processors.engines.base import EngineGone, Preview
 from penstock.processors.execution import Execution
+from penstock.processors.images.decoded import DecodedImage
+from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs
+from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import EngineFailed, InvalidRequest, Overloaded, PenstockError
+from penstock.schemas.records import Preview as KeptPreview
 from shell_fakes import MARK, ScriptedEngine, ScriptedTurns, answer_of
 from support import wait_until_async
 
@@ -36,6 +41,8 @@ class Shell(World):
         self.metrics = Metrics()
         self.terminals: dict[str, ask.Terminal] = {}
         self.defaults: dict[str, Any] = {}
+        self.pictures = Pictures()
+        self.shown: list[KeptPreview] = []
         self._settling = False
         super().__init__(**settings)
         self.execution = Execution(
@@ -47,7 +54,14 @@ class Shell(World):
             clock=lambda: self.now,
             changed=self.settle,
             defaults=lambda lane: self.defaults,
+            images=self,
         )
+
+    async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
+        return await self.pictures.fetch(tenant, ref, param=param)
+
+    def close(self) -> None:
+        pass
 
     def settle(self) -> None:
         if self._settling:  # an answer within an effect: the loop below goes on with it
@@ -71,6 +85,8 @@ class Shell(World):
                 self.execution.cancel(model, replica, run_id)
             case ask.Keep():
                 self.execution.keep(effect)
+            case ask.ShowPreview():
+                self.execution.show_preview(effect, lambda _, preview: self.shown.append(preview))
             case ask.LookUp():
                 self.execution.look_up(effect)
             case ask.Terminal(work):
@@ -210,6 +226,19 @@ async def test_what_cannot_be_prepared_fails(shell: Shell, refusal: Exception, c
     assert terminal.error.code == code
     assert "secret" not in terminal.error.message, "a foreign error's words may hold anything"
     assert shell.started == []
+
+
+async def test_an_output_that_could_be_kept_nowhere_fails_before_it_runs(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = InvalidRequest("output.store 'warm' is no configured store", param="output.store")
+    monkeypatch.setattr(Outputs, "check", Mock(side_effect=refusal))
+    shell.submit("r")
+    terminal = await shell.until_ended()
+    assert terminal.status == "failed"
+    assert terminal.error is not None
+    assert (terminal.error.code, terminal.error.message) == ("invalid", refusal.message)
+    assert shell.the_engine().runs == {}
 
 
 async def test_a_refusal_that_passes_is_tried_again(shell: Shell) -> None:
@@ -542,3 +571,79 @@ async def test_closing_ends_what_is_under_way(shell: Shell) -> None:
     await asyncio.wait_for(shell.execution.close(), 5)
     assert shell.ended == []
     assert not shell.execution._tasks  # pyright: ignore[reportPrivateUsage]
+
+
+# -- images
+
+
+class Pictures:
+    """Gives every image that a payload names, in red."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Mapping[str, Any], str]] = []
+        self.refusal: PenstockError | None = None
+
+    async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
+        self.asked.append((tenant, ref, param))
+        if self.refusal is not None:
+            raise self.refusal
+        return DecodedImage(1, 1, "RGB", b"\xff\0\0", "PNG", "0" * 64)
+
+
+EDIT = {"prompt": "p", "image": {"artifact_id": "a"}, "mask": {"url": "https://x/m.png"}, "width": None}
+
+
+async def test_images_are_fetched_before_the_run_and_the_payload_comes_whole(shell: Shell) -> None:
+    shell.pictures = Pictures()
+    shell.defaults = {"inference_steps": 9, "temperature": 0.5}
+    shell.submit("r", task="image_editing", payload=EDIT)
+    await shell.until_running()
+    spec, _, _ = shell.the_engine().only_run()
+    assert shell.pictures.asked == [
+        ("default", {"artifact_id": "a"}, "payload.image"),
+        ("default", {"url": "https://x/m.png"}, "payload.mask"),
+    ]
+    assert {place: image.mode for place, image in spec.images.items()} == {"image": "RGB", "mask": "RGB"}
+    given = {name: value for name, value in EDIT.items() if value is not None}
+    assert spec.payload == {**given, "inference_steps": 9}
+
+
+async def test_an_image_that_cannot_be_had_fails_its_request_alone(shell: Shell) -> None:
+    shell.pictures = Pictures()
+    shell.pictures.refusal = InvalidRequest("it is no image", param="payload.image")
+    shell.submit("bad", task="image_editing", payload=EDIT)
+    assert (await shell.until_ended("bad")).status == "failed"
+    shell.submit("good")
+    await shell.until_running()
+
+
+async def test_images_made_become_artifacts_and_the_event_refers_to_them(shell: Shell, tmp_path: Path) -> None:
+    shell.submit("r", task="image_generation", payload={"prompt": "p"})
+    await shell.until_running()
+    made = {"media_type": "image/png", "width": 4, "height": 2, "seed": 7}
+    shell.the_engine().finish(images=[{**made, "data": b"one"}, {**made, "data": b"two"}])
+    terminal = await shell.until_ended()
+    images = terminal.finished.output["images"]
+    store = ArtifactStore(tmp_path / "artifacts")
+    assert [store.get("default", image["artifact_id"], sha256=image["sha256"]) for image in images] == [b"one", b"two"]
+    assert [(image["bytes"], image["seed"], image["width"]) for image in images] == [(3, 7, 4), (3, 7, 4)]
+    assert usage_of(terminal.finished).pixels == 16
+    assert shell.metrics.pixels._value.get() == 16
+
+
+async def test_previews_are_kept_and_published_while_the_run_goes_on(shell: Shell, tmp_path: Path) -> None:
+    shell.submit("r", task="image_generation", payload={"prompt": "p"})
+    await shell.until_running()
+    spec, _, sink = shell.the_engine().only_run()
+    for step in (1, 2):
+        image = {"image": b"small", "media_type": "image/jpeg", "width": 2, "height": 2}
+        sink.on_preview(Preview(run_id=spec.run_id, step=step, steps=4, **image))
+    await shell.until(lambda: shell.shown)
+    (shown,) = shell.shown  # the second came while the first was on its way
+    assert (shown.step, shown.steps) == (1, 4)
+    assert ArtifactStore(tmp_path / "artifacts").get("default", shown.image["artifact_id"]) == b"small"
+    sink.on_preview(Preview(run_id=spec.run_id, step=3, steps=4, **image))
+    shell.the_engine().finish(images=[])
+    await shell.until_ended()
+    await shell.until_idle()
+    assert len(shell.shown) == 1, "an ended run shows nothing"

@@ -39,6 +39,7 @@ def test_an_option_and_its_field_may_not_differ() -> None:
 
 
 def test_defaults_are_in_the_normal_form_of_payloads() -> None:
+    assert entry(defaults={"n": 2, "presence_penalty": 0.5}).payload_defaults() == {"n": 2, "presence_penalty": 0.5}
     assert entry(defaults={"stop": "END", "max_tokens": 5}).payload_defaults() == {"stop": ["END"], "max_tokens": 5}
     both = parse_entry(
         {
@@ -63,7 +64,7 @@ def test_defaults_are_in_the_normal_form_of_payloads() -> None:
         ({"defaults": {"dimensions": 3}}, "defaults.dimensions", "text_generation know"),
         ({"defaults": {"temperature": "hot"}}, "defaults.temperature", "must be"),
         ({"defaults": {"max_tokens": 0}}, "defaults.max_tokens", "at least 1"),
-        ({"defaults": {"n": 2}}, "defaults.n", "known only to remote and managed models"),
+        ({"engine": "noop", "defaults": {"n": 2}}, "defaults.n", "known only to remote and managed models"),
         ({"dtype": "int3"}, "dtype", "float32"),
         ({"keep_alive": "soon"}, "keep_alive", "write it as 300, 30s, 5m or 1h"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas", "less than min"),

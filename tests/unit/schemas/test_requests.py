@@ -44,7 +44,7 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     ({}, InvalidRequest, "task"),
     ({**CHAT, "task": "UNKNOWN"}, InvalidRequest, "task"),
     ({**CHAT, "task": ["embedding"]}, InvalidRequest, "task"),
-    ({**CHAT, "task": "image_generation"}, UnsupportedTask, "task"),
+    ({**CHAT, "task": "image_processing"}, UnsupportedTask, "task"),
     ({"task": "embedding"}, InvalidRequest, "payload"),
     ({**CHAT, "payload": []}, InvalidRequest, "payload"),
     ({**CHAT, "n": 2}, UnsupportedParameter, "n"),
@@ -81,6 +81,7 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     ({**CHAT, "requirements": {"gpus": 1}}, UnsupportedParameter, "requirements.gpus"),
     ({**CHAT, "callback_url": "http://x"}, UnsupportedParameter, "callback_url"),
     ({**CHAT, "output": {"store": "s"}}, UnsupportedParameter, "output"),
+    ({**CHAT, "output": {"format": "png"}}, UnsupportedParameter, "output"),
     ({**CHAT, "conversation_id": "a.b"}, InvalidRequest, "conversation_id"),
     ({**CHAT, "conversation_id": True}, InvalidRequest, "conversation_id"),
     ({**embedding(input="a"), "conversation_id": "c"}, UnsupportedParameter, "conversation_id"),
@@ -248,6 +249,14 @@ def test_values_that_change_nothing_are_for_every_model() -> None:
     request = parse_request(chat(**neutral, response_format={"type": "text"}), now_ms=1)
     assert list(only_remote(request.payload, {"note": "x"})) == []
     assert list(only_remote(request.payload, {"logit_bias": "{}"})) == ["extra.logit_bias"]
+
+
+def test_each_engine_of_ours_knows_fields_of_its_own() -> None:
+    request = parse_request(chat(n=2, tools=[{"function": {"name": "f"}}], logprobs=True), now_ms=1)
+    extra = {"logit_bias": "{}", "verbosity": '"low"'}
+    assert list(only_remote(request.payload, extra, "text")) == ["extra.verbosity"]
+    assert list(only_remote(request.payload, {}, "embedding")) == ["payload.n", "payload.logprobs", "payload.tools"]
+    assert list(only_remote({"input_token_ids": [[1]]}, {}, "embedding")) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`penstock submit`: one request of any task, waited for or left to run."""
+"""`penstock submit`: one request of any task, waited for or left to run; images have commands of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from penstock.cli.commands import submit_image
 from penstock.cli.commands.common import (
     DEFAULT_URL,
     AsJson,
@@ -22,6 +24,33 @@ from penstock.cli.commands.common import (
 )
 from penstock.cli.commands.following import follow, wait_for
 from penstock.cli.failures import CliFailure, ExitCode
+
+
+class SubmitGroup(TyperGroup):
+    """`penstock submit PROMPT` stays what it was: what names no sub-command is the prompt, or an option of `text`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["text", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=SubmitGroup,
+    no_args_is_help=True,
+    help="""Submit one request and wait for its outcome. What names no command below is a prompt for `text`.
+
+Examples:
+
+  penstock submit "What is the capital of France?"
+
+  penstock submit --stream -c trip "Plan a day in Paris"
+
+  penstock submit --no-wait --priority 9 -f request.json
+
+  penstock submit image generate "a dam at dawn" --size 512x512 -o dam.png""",
+)
+app.add_typer(submit_image.app, name="image")
 
 
 def request_body(prompt: str | None, file: Path | None, task: BuiltTask) -> dict[str, Any]:
@@ -68,6 +97,7 @@ def follow_text(gateway: Gateway, request_id: str, timeout_s: float) -> str:
     raise AssertionError("a follow ends with its result")
 
 
+@app.command("text")
 def submit(
     prompt: Annotated[str | None, typer.Argument(help="The text; or use --file.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A request in its JSON form; - for stdin.")] = None,

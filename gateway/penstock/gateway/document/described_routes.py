@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.gateway.openai import chat_bodies as openai_models
+from penstock.gateway.openai import image_bodies
 from penstock.gateway.openai import responses_bodies as responses_models
 from penstock.gateway.openai import shapes as openai_shapes
 from penstock.gateway.routes import answers
 from penstock.gateway.routes.answers import Page
 from penstock.gateway.routes.registry import MEDIA_TYPE
 from penstock.producers.model_entry import ModelEntry
-from penstock.schemas.bodies import EmbeddingRequest, TextRequest
+from penstock.schemas.bodies import request_type
+from penstock.schemas.tasks import BUILT_TASKS
 
 JSON = "application/json"
 SSE = "text/event-stream"
@@ -56,7 +58,7 @@ def _registry(model: Any, *, body: Any = None, errors: tuple[int, ...] = (404,))
 
 
 _TEXT = {"type": "string"}
-_REQUEST = [TextRequest, EmbeddingRequest]
+_REQUEST = [request_type(task) for task in BUILT_TASKS]
 _STREAMED = "The answer, or with `stream: true` its events."
 
 ROUTES: dict[tuple[str, str], Documented] = {
@@ -105,15 +107,28 @@ ROUTES: dict[tuple[str, str], Documented] = {
         responses=_json(Page[answers.ConversationItem]), errors=OF_ONE
     ),
     ("GET", "/v1/conversations/{conversation_id}/replay"): Documented(responses=_json(answers.Replay), errors=OF_ONE),
+    ("POST", "/v1/admin/artifacts/sweep"): Documented(responses=_json(answers.ArtifactSweep)),
     ("POST", "/v1/artifacts"): Documented(
         responses=_json(answers.ArtifactBody, 201),
         body=BYTES,
         body_type="application/octet-stream",
         errors=(*ANY_ROUTE, 413),
     ),
+    ("GET", "/v1/artifacts"): Documented(responses=_json(Page[answers.ArtifactBody])),
     ("GET", "/v1/artifacts/{artifact_id}"): Documented(responses=_json(answers.ArtifactBody), errors=OF_ONE),
+    ("DELETE", "/v1/artifacts/{artifact_id}"): Documented(
+        responses=_json(answers.ArtifactDeleted), errors=(*OF_ONE, 409)
+    ),
+    ("POST", "/v1/artifacts/{artifact_id}/url"): Documented(
+        responses=_json(answers.ArtifactUrl), body=answers.UrlLifetime, body_required=False, errors=OF_ONE
+    ),
     ("GET", "/v1/artifacts/{artifact_id}/content"): Documented(
-        responses={200: dict.fromkeys(CONTENT_TYPES, BYTES)}, errors=OF_ONE
+        responses={
+            200: dict.fromkeys(CONTENT_TYPES, BYTES),
+            206: dict.fromkeys(CONTENT_TYPES, BYTES),
+            304: {},
+        },
+        errors=(*OF_ONE, 416),
     ),
     ("POST", "/v1/chat/completions"): Documented(
         responses={200: {JSON: openai_shapes.ChatCompletion, SSE: EVENTS}},
@@ -130,6 +145,10 @@ ROUTES: dict[tuple[str, str], Documented] = {
         body=responses_models.ResponsesBody,
         errors=OF_A_RUN,
     ),
+    ("POST", "/v1/images/generations"): Documented(
+        responses=_json(openai_shapes.ImageList), body=image_bodies.ImageBody, errors=OF_A_RUN
+    ),
+    ("POST", "/v1/images/edits"): Documented(responses=_json(openai_shapes.ImageList), errors=OF_A_RUN),
     ("POST", "/v1/embeddings"): Documented(
         responses=_json(openai_shapes.EmbeddingList), body=openai_models.EmbeddingBody, errors=OF_A_RUN
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from penstock.schemas.errors import Forbidden, Unauthenticated
 __all__ = ["ANYBODY", "AuthPolicy", "Caller", "caller_of", "check_bind"]
 
 PUBLIC_PATHS = frozenset({"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/metrics", "/favicon.ico"})
+_CONTENT = re.compile(r"/v1/artifacts/([^/]+)/content")
 PROBE_PATHS = frozenset({"/healthz", "/readyz"})
 # The schemas are in the package for everyone, and a stock deserializer has no key of ours to send.
 PUBLIC_PREFIXES = ("/registry/", "/web/")
@@ -99,6 +101,22 @@ class AuthPolicy:
             raise Unauthenticated("this key is unknown or revoked")
         return caller_of_key(record)
 
+    def authenticate_http(self, scope: Scope, headers: Headers) -> Caller:
+        """The caller of an HTTP exchange: by key, or by a ticket for the artifact that it reads.
+
+        Raises Unauthenticated.
+        """
+        found = artifact_ticket_of(scope)
+        if found is None:
+            return self.authenticate(headers, None)
+        reader = self.tickets.redeem_for_artifact(*found)
+        if self.keys is None or reader.key_id is None:
+            return reader
+        behind = self.keys.record(reader.key_id)
+        if behind is None or behind.tenant != reader.tenant:
+            raise Unauthenticated("the key behind this ticket was revoked")
+        return dataclasses.replace(caller_of_key(behind), scopes=reader.scopes)
+
     def still_good(self, caller: Caller) -> bool:
         """Whether the caller's key is still there, with the tenant and the scopes that it had."""
         if self.keys is None or caller.key_id is None:
@@ -114,6 +132,8 @@ def needed_scope(method: str | None, path: str) -> str | None:
     if path.startswith("/v1/admin/"):
         return "admin"
     if method is None or method in ("GET", "HEAD", "OPTIONS"):
+        return "read"
+    if path.startswith("/v1/artifacts/") and path.endswith("/url"):
         return "read"
     if method == "DELETE" or path.endswith("/cancel"):
         return "cancel"
@@ -155,9 +175,22 @@ def is_loopback(name: str) -> bool:
 
 
 def ticket_of(scope: Scope) -> str | None:
-    if scope["type"] != "websocket":
+    return _ticket(scope) if scope["type"] == "websocket" else None
+
+
+def artifact_ticket_of(scope: Scope) -> tuple[str, str] | None:
+    """The ticket of an exchange that reads an artifact's content, and that artifact's id."""
+    path = _CONTENT.fullmatch(scope["path"])
+    if path is None or scope["method"] not in ("GET", "HEAD"):
         return None
-    values = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("ticket")
+    ticket = _ticket(scope)
+    return None if ticket is None else (ticket, path[1])
+
+
+def _ticket(scope: Scope) -> str | None:
+    if not scope.get("query_string"):
+        return None
+    values = parse_qs(scope["query_string"].decode("latin-1")).get("ticket")
     return values[0] if values else None
 
 

@@ -34,8 +34,13 @@ class BodyLimits:
     max_bytes: int = 2_000_000
     by_prefix: Mapping[str, int]
     timeout_s: float = 30.0
+    max_multipart_bytes: int = 2_000_000
+    """Of a body with files: these lie on the disk while they come."""
 
-    def of(self, path: str) -> int:
+    def of(self, scope: Scope) -> int:
+        path: str = scope["path"]
+        if is_multipart(scope):
+            return self.max_multipart_bytes
         return next((limit for prefix, limit in self.by_prefix.items() if path.startswith(prefix)), self.max_bytes)
 
 
@@ -87,8 +92,17 @@ class Body:
         return message
 
 
-def bytes_per_s(path: str) -> int:
-    """How slowly a body sent to this path may come."""
+def is_multipart(scope: Scope) -> bool:
+    """Whether the body brings files along."""
+    kinds = (value for name, value in scope["headers"] if name == b"content-type")
+    return next(kinds, b"").lstrip().lower().startswith(b"multipart/form-data")
+
+
+def bytes_per_s(scope: Scope) -> int:
+    """How slowly the body may come."""
+    path: str = scope["path"]
+    if is_multipart(scope):
+        return min(_BYTES_PER_S_UNDER.values())
     return next((rate for prefix, rate in _BYTES_PER_S_UNDER.items() if path.startswith(prefix)), BYTES_PER_S)
 
 

@@ -144,7 +144,7 @@ class Edge:
 
     async def _serve_caller(self, scope: Scope, headers: Headers, receive: Receive, answer: Answer) -> None:
         path: str = scope["path"]
-        caller = self._allowances.with_priority(self._policy.authenticate(headers, None))
+        caller = self._allowances.with_priority(self._policy.authenticate_http(scope, headers))
         scope.setdefault("state", {})["caller"] = caller
         needed = needed_scope(scope["method"], path)
         if needed is not None:
@@ -168,7 +168,7 @@ class Edge:
     async def _body(self, scope: Scope, receive: Receive, answer: Answer, *, public: bool = False) -> Receive:
         """The app's `receive`. Raises TooLarge for a length that was declared."""
         bodies = self._parts.bodies
-        limit = PUBLIC_BODY_BYTES if public else bodies.of(scope["path"])
+        limit = PUBLIC_BODY_BYTES if public else bodies.of(scope)
         declared = declared_length(scope)
         if declared == 0:
             return receive
@@ -177,7 +177,7 @@ class Edge:
                 await discard_body(scope, receive)
             raise too_large(limit)
         timeout_s = min(PUBLIC_BODY_S, bodies.timeout_s) if public else bodies.timeout_s
-        answer.body = Body(receive, limit, timeout_s, bytes_per_s(scope["path"]))
+        answer.body = Body(receive, limit, timeout_s, bytes_per_s(scope))
         return answer.body
 
     async def _serve_long(self, scope: Scope, receive: Receive, answer: Answer, revoked: asyncio.Event) -> None:

@@ -1,4 +1,7 @@
-"""Tickets: 60-second, single-use, signed stand-ins for a key, for browsers that cannot send headers on a WebSocket."""
+"""Tickets: signed stand-ins for a key in URLs, for browsers, which send no headers with a WebSocket or an `<img>`.
+
+Those for WebSockets live for 60 seconds and are good once; those for artifacts are bound to one artifact's content.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from penstock.gateway.limits.callers import Caller
 from penstock.schemas.errors import Overloaded, Unauthenticated
 
 TICKET_TTL_S = 60
+_SOCKET, _ARTIFACT = b"penstock-ticket:", b"penstock-artifact:"
+"""What a ticket was signed for: none passes for one of the other kind."""
 _MAX_REMEMBERED = 100_000
 _TICKET_IN_URL = re.compile(r"(?i)(\bticket=)[^&\s\"']+")
 
@@ -42,19 +47,26 @@ class TicketOffice:
             "e": expires_at,
             "n": secrets.token_urlsafe(12),
         }
-        body = _b64(json.dumps(claims, separators=(",", ":")).encode())
-        return f"{body}.{_b64(self._sign(body))}", expires_at
+        return self._signed(claims, _SOCKET), expires_at
+
+    def issue_for_artifact(self, caller: Caller, artifact_id: str, ttl_s: float) -> tuple[str, float]:
+        """A ticket that reads one artifact of the caller's tenant, and when it expires (seconds since the epoch)."""
+        expires_at = self._clock() + ttl_s
+        claims = {"t": caller.tenant, "a": artifact_id, "k": caller.key_id, "e": expires_at}
+        return self._signed(claims, _ARTIFACT), expires_at
+
+    def redeem_for_artifact(self, ticket: str, artifact_id: str) -> Caller:
+        """Who may read the artifact, and no more than that. Raises Unauthenticated for any other ticket."""
+        claims = self._claims(ticket, _ARTIFACT)
+        if claims["a"] != artifact_id:
+            raise Unauthenticated("the ticket is for another artifact")
+        if claims["e"] <= self._clock():
+            raise Unauthenticated("the ticket has expired: fetch a new URL with POST /v1/artifacts/{id}/url")
+        return Caller(tenant=claims["t"], scopes=frozenset({"read"}), key_id=claims["k"])
 
     def redeem(self, ticket: str) -> Caller:
         """The caller of a ticket. Raises Unauthenticated for one that is forged, expired or used before."""
-        body, _, signature = ticket.partition(".")
-        try:
-            genuine = hmac.compare_digest(_unb64(signature), self._sign(body))
-            claims = cast("dict[str, Any]", json.loads(_unb64(body))) if genuine else None
-        except ValueError:
-            claims = None
-        if claims is None:
-            raise Unauthenticated("the ticket is not one of ours")
+        claims = self._claims(ticket, _SOCKET)
         now = self._clock()
         if claims["e"] <= now:
             raise Unauthenticated("the ticket has expired: fetch a new one with POST /v1/tickets")
@@ -75,8 +87,22 @@ class TicketOffice:
                 raise Overloaded("too many tickets were used within a minute", retry_after_s=TICKET_TTL_S)
         self._used[nonce] = expires_at
 
-    def _sign(self, body: str) -> bytes:
-        return hmac.new(self._key, b"penstock-ticket:" + body.encode(), hashlib.sha256).digest()
+    def _signed(self, claims: dict[str, Any], purpose: bytes) -> str:
+        body = _b64(json.dumps(claims, separators=(",", ":")).encode())
+        return f"{body}.{_b64(self._sign(body, purpose))}"
+
+    def _claims(self, ticket: str, purpose: bytes) -> dict[str, Any]:
+        """Raises Unauthenticated for what was not signed for this purpose."""
+        body, _, signature = ticket.partition(".")
+        try:
+            if hmac.compare_digest(_unb64(signature), self._sign(body, purpose)):
+                return cast("dict[str, Any]", json.loads(_unb64(body)))
+        except ValueError:
+            pass
+        raise Unauthenticated("the ticket is not one of ours")
+
+    def _sign(self, body: str, purpose: bytes) -> bytes:
+        return hmac.new(self._key, purpose + body.encode(), hashlib.sha256).digest()
 
 
 def mask_tickets(text: str) -> str:

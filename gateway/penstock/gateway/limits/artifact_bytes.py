@@ -54,6 +54,11 @@ class ArtifactBytes:
         """It was listed. What may be missing is counted, even if twice: until the next time."""
         self._bytes[tenant] = (used + self._missed.pop(tenant, 0), self._clock())
 
+    def removed(self, tenant: str) -> None:
+        """Something is there no more: it is measured anew when somebody next asks."""
+        if tenant not in self._missed:  # a measurement that is under way may show it or not: the next one will
+            self._bytes.pop(tenant, None)
+
     @contextmanager
     def adding(self, tenant: str, more: int) -> Generator[None]:
         """Around the keeping of so many bytes more: they count from now on, unless it raises."""

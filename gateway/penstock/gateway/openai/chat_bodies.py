@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from penstock.gateway.limits.callers import Caller
+from penstock.gateway.service.brought_images import BroughtImage, take_images
 from penstock.schemas.bodies import ListOf
 from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
 from penstock.schemas.records import InferenceRequest
@@ -198,6 +199,19 @@ class EmbeddingBody(OpenAIBody):
     input: str | list[Any]
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
+
+
+def chat_images(body: ChatCompletionBody, caller: Caller) -> list[BroughtImage]:
+    """Take the images out of the messages that bring their bytes along; references to their artifacts stay.
+
+    Raises InvalidRequest, UnsupportedParameter, TooLarge with OpenAI's field in `param`.
+    """
+    if not any(type(message.get("content")) is list for message in body.messages):
+        return []
+    try:
+        return take_images({"payload": {"messages": body.messages}}, caller.tenant)
+    except PenstockError as error:
+        raise in_openai_words(error) from None
 
 
 def chat_request(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from penstock.gateway.context import service_of
+from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as shapes
@@ -26,6 +26,7 @@ from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
 from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, responses_request
 from penstock.gateway.routes.paging import Page
+from penstock.gateway.service.brought_images import BroughtImage, keep_images
 from penstock.gateway.service.model_states import find_one
 from penstock.gateway.service.models import check_abilities, find_model
 from penstock.gateway.service.service import GatewayService
@@ -41,8 +42,9 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 @router.post("/chat/completions", summary="Chat, as OpenAI's API has it")
 async def create_chat_completion(body: shapes.ChatCompletionBody, request: Request) -> Response:
     """Plain or streamed. A client that disconnects cancels."""
+    images = shapes.chat_images(body, caller_of(request))
     asked = shapes.chat_request(body, caller_of(request), now_ms())
-    return await _text_answer(request, body, asked, chat=True)
+    return await _text_answer(request, body, asked, images, chat=True)
 
 
 @router.post("/completions", summary="Text completion, as OpenAI's API has it")
@@ -82,9 +84,14 @@ async def retrieve_model(model_id: str, request: Request, pool: str | None = Non
 
 
 async def _text_answer(
-    request: Request, body: shapes.ChatCompletionBody | shapes.CompletionBody, asked: InferenceRequest, *, chat: bool
+    request: Request,
+    body: shapes.ChatCompletionBody | shapes.CompletionBody,
+    asked: InferenceRequest,
+    images: Sequence[BroughtImage] = (),
+    *,
+    chat: bool,
 ) -> Response:
-    exchange = await Exchange.begin(request, asked)
+    exchange = await Exchange.begin(request, asked, images=images)
     if asked.stream:
         writer = answers.ChunkWriter(
             exchange.request_id,
@@ -115,8 +122,17 @@ class Exchange:
         self._service = service
 
     @classmethod
-    async def begin(cls, request: Request, asked: InferenceRequest, words: shapes.Words | None = None) -> Exchange:
-        """Submit. Raises ModelNotFound and what `check_abilities` raises before, and what `Submitter.submit` raises."""
+    async def begin(
+        cls,
+        request: Request,
+        asked: InferenceRequest,
+        words: shapes.Words | None = None,
+        images: Sequence[BroughtImage] = (),
+    ) -> Exchange:
+        """Submit, with the images that came along.
+
+        Raises ModelNotFound and what `check_abilities` raises before, and what `Submitter.submit` raises.
+        """
         service = service_of(request)
         asked = service.facts.routed(asked)
         models = service.facts.models()
@@ -125,6 +141,7 @@ class Exchange:
             check_abilities(models, asked)
         except InvalidRequest as error:
             raise shapes.in_openai_words(error, words=words or {}) from None
+        await keep_images(asked, images, caller_of(request), context_of(request).allowances, service)
         accepted = await service.submitting.submit(asked, idempotency_key=request.headers.get("idempotency-key"))
         exchange = cls(request, service, asked, model or asked.model or "default")
         exchange.comes_back = "idempotency-key" in request.headers
@@ -132,11 +149,20 @@ class Exchange:
         return exchange
 
     async def answer(self, shape: Callable[[answers.Json], answers.Json]) -> Response:
-        """The plain answer. Raises FinalFailure; a client that went away leaves a cancelled request."""
+        """The plain answer. Raises as `result`."""
+        result = await self.result()
+        headers = {"x-request-id": self.request_id}
+        if not is_large(result):
+            return JSONResponse(shape(result), headers=headers)
+        content = await on_output_thread(lambda: encode_json(shape(result)).encode())
+        return Response(content, media_type="application/json", headers=headers)
+
+    async def result(self) -> answers.Json:
+        """The whole result. Raises FinalFailure; a client that went away leaves a cancelled request."""
         frames = self._subscribe()
         try:
             result = await unless_gone(self._request.receive, outcome(frames))
-            result = await self._whole(result)
+            return await self._whole(result)
         except ClientGone:  # the edge knows whether its client left, or its key was taken back
             frames.close()
             self._abandoned()
@@ -147,11 +173,6 @@ class Exchange:
             raise
         finally:
             frames.close()
-        headers = {"x-request-id": self.request_id}
-        if not is_large(result):
-            return JSONResponse(shape(result), headers=headers)
-        content = await on_output_thread(lambda: encode_json(shape(result)).encode())
-        return Response(content, media_type="application/json", headers=headers)
 
     async def _whole(self, result: answers.Json) -> answers.Json:
         """The result with a large output in it, where stock clients expect it."""

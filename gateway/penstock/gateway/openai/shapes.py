@@ -90,3 +90,19 @@ class ResponseObject(Answer):
     model: str
     output: list[Json]
     usage: ResponseUsage | None
+
+
+class MadeImage(Answer):
+    b64_json: str | None = None
+    url: str | None = None
+    penstock: Annotated[Json, Field(description="The artifact: id, type, size, seed, digest.")]
+
+
+class ImageList(Answer):
+    """OpenAI's images response."""
+
+    created: int
+    data: list[MadeImage]
+    output_format: str | None = None
+    size: str | None = None
+    usage: Json | None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
@@ -31,3 +31,18 @@ async def admin_stats(request: Request) -> dict[str, Any]:
 async def admin_devices(request: Request) -> dict[str, Any]:
     caller_of(request).require("admin")
     return Page(service_of(request).facts.devices(), has_more=False).to_json()
+
+
+@router.post(
+    "/admin/artifacts/sweep", summary="Take away expired artifacts, orphans and broken uploads, of all tenants"
+)
+async def sweep_artifacts(
+    request: Request, dry_run: Annotated[bool, Query(description="Only say what would be taken away.")] = False
+) -> dict[str, Any]:
+    """Gateways do it every `gateway.sweep_artifacts_s` by themselves."""
+    caller_of(request).require("admin")
+    swept = await service_of(request).sweeps.sweep(dry_run=dry_run)
+    if not dry_run:
+        for tenant in {one.tenant for one in swept.doomed}:
+            context_of(request).allowances.artifacts.removed(tenant)
+    return swept.to_json()

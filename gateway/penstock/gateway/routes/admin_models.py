@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 
 from penstock.gateway.context import service_of
 from penstock.gateway.limits.callers import caller_of
-from penstock.gateway.routes.native import read_json
+from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import Page
 
 router = APIRouter(prefix="/v1/admin", tags=["operations"])

@@ -1,39 +1,52 @@
-"""Artifacts over HTTP: upload bytes, fetch them again, within the caller's tenant."""
+"""Artifacts over HTTP, within the caller's tenant: upload, list, describe, delete, and URLs for browsers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+import time
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
-from starlette.responses import Response, StreamingResponse
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import declared_length, discard_body
-from penstock.gateway.limits.callers import Caller, caller_of
+from penstock.gateway.limits.callers import caller_of
+from penstock.gateway.routes import artifact_content
+from penstock.gateway.routes.artifact_uploads import Upload, check_room
+from penstock.gateway.routes.native import read_json
+from penstock.gateway.routes.paging import After, Limit, Order, Page
 from penstock.producers.artifacts import Artifact, ArtifactStore
-from penstock.schemas.errors import InvalidRequest, TenantLimit
+from penstock.schemas.errors import InvalidRequest, TenantLimit, UnsupportedParameter
+from penstock.schemas.times import rfc3339
 
 router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
 
-# What a browser may show from our origin; all else is sent as a download, so that an upload never runs as a page.
-_SHOWN = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "text/plain"})
+URL_TTL_S = 3_600.0
+MAX_URL_TTL_S = 7 * 86_400.0
+"""The longest that S3 allows."""
+MAX_TTL_S = 10 * 365 * 86_400.0
+
+TtlS = Annotated[
+    float | None,
+    Query(gt=0, le=MAX_TTL_S, description="Seconds for which it is kept; else as long as `artifacts.ttl_s` says."),
+]
+Store = Annotated[str | None, Query(description="A store of the configuration, `artifacts.stores`.", max_length=63)]
+Prefix = Annotated[str | None, Query(description="A folder for its bytes within the tenant.", max_length=200)]
 
 
 def _store(request: Request) -> ArtifactStore:
-    store = service_of(request).artifacts
-    return store
+    return service_of(request).artifacts
 
 
 def artifact_json(artifact: Artifact) -> dict[str, Any]:
     return {
         "object": "artifact",
         "id": artifact.artifact_id,
-        "media_type": artifact.media_type,
-        "bytes": artifact.size_bytes,
-        "sha256": artifact.sha256,
-        "content_url": f"/v1/artifacts/{artifact.artifact_id}/content",
+        "content_url": artifact.url,
+        "created_at": rfc3339(artifact.created_at_ms),
+        **artifact.reference(),
     }
 
 
@@ -49,65 +62,93 @@ async def _transfer(request: Request) -> AsyncGenerator[None]:
 @router.post(
     "", status_code=201, summary="Upload an artifact: the body is its bytes", dependencies=[Depends(_transfer)]
 )
-async def upload(request: Request) -> dict[str, Any]:
+async def upload(request: Request, ttl_s: TtlS = None, store: Store = None, prefix: Prefix = None) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("submit")
+    artifacts = _store(request)
+    artifacts.check_place(store, prefix)
     try:
-        # First what is declared, before it is in memory; then what came.
-        await _check_room(request, caller, declared_length(request.scope) or 0)
+        # First what is declared, before any of it has come; then what came.
+        await check_room(request, caller, declared_length(request.scope) or 0)
     except TenantLimit:
         await discard_body(request.scope, request.receive)
         raise
-    data = await request.body()
-    if not data:
-        raise InvalidRequest("the body is empty: send the artifact's bytes")
     media_type = request.headers.get("content-type", "application/octet-stream").split(";")[0].strip()
-    await _check_room(request, caller, len(data))
-    with context_of(request).allowances.artifacts.adding(caller.tenant, len(data)):
-        kept = await asyncio.to_thread(_store(request).put, caller.tenant, data, media_type=media_type)
+    async with Upload(request, caller) as body:
+        kept = await artifacts.put_stream(
+            caller.tenant, body.pieces(), media_type=media_type, ttl_s=ttl_s, store=store, prefix=prefix
+        )
     return artifact_json(kept)
 
 
-async def _check_room(request: Request, caller: Caller, more_bytes: int) -> None:
-    """As of now, up to the next await. Raises TenantLimit."""
-    allowances = context_of(request).allowances
-    if allowances.limits_artifacts(caller):
-        store = _store(request)
-        used = await allowances.artifacts.used(caller.tenant, lambda: store.used_bytes(caller.tenant))
-        allowances.artifact_room(caller, used, more_bytes)
+@router.get("", summary="The caller's artifacts, by the time of their making")
+async def list_artifacts(
+    request: Request, after: After = None, limit: Limit = 20, order: Order = "desc"
+) -> dict[str, Any]:
+    caller = caller_of(request)
+    caller.require("read")
+    found = await asyncio.to_thread(
+        _store(request).list, caller.tenant, after=after, limit=limit, newest_first=order == "desc"
+    )
+    return Page([artifact_json(one) for one in found.artifacts], found.has_more).to_json()
 
 
-@router.get("/{artifact_id}", summary="An artifact's size, type and digest")
+@router.head("/{artifact_id}", include_in_schema=False)
+@router.get("/{artifact_id}", summary="An artifact's size, type, digest and what else is known of it")
 async def describe(request: Request, artifact_id: str) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("read")
     return artifact_json(await asyncio.to_thread(_store(request).describe, caller.tenant, artifact_id))
 
 
+@router.delete("/{artifact_id}", summary="Delete an artifact that no conversation holds")
+async def delete(request: Request, artifact_id: str) -> dict[str, Any]:
+    caller = caller_of(request)
+    caller.require("cancel")
+    store = _store(request)
+    await asyncio.to_thread(store.describe, caller.tenant, artifact_id)
+    await asyncio.to_thread(store.delete, caller.tenant, artifact_id)
+    context_of(request).allowances.artifacts.removed(caller.tenant)
+    return {"object": "artifact.deleted", "id": artifact_id, "deleted": True}
+
+
+@router.post("/{artifact_id}/url", summary="A URL of an artifact's content that needs no key, for a while")
+async def make_url(request: Request, artifact_id: str) -> dict[str, Any]:
+    """Body, optional: {"ttl_s": …}, seconds, by default an hour and at most a week. For `<img>` and downloads.
+
+    Where the store can sign URLs of its own it is such a one, else one of this gateway with a ticket.
+    """
+    caller = caller_of(request)
+    caller.require("read")
+    ttl_s = _ttl_of(await read_json(request) if await request.body() else {})
+    store = _store(request)
+    artifact = await asyncio.to_thread(store.describe, caller.tenant, artifact_id)
+    expires_at = time.time() + ttl_s
+    url = await asyncio.to_thread(store.presigned_url, artifact, ttl_s)
+    if url is None:
+        ticket, expires_at = context_of(request).tickets.issue_for_artifact(caller, artifact_id, ttl_s)
+        url = f"{artifact.url}?ticket={ticket}"
+    return {"object": "artifact.url", "id": artifact_id, "url": url, "expires_at": rfc3339(int(expires_at * 1000))}
+
+
+def _ttl_of(body: Any) -> float:
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    for name in body:
+        if name != "ttl_s":
+            raise UnsupportedParameter(f"{name} is not supported", param=name)
+    ttl_s = body.get("ttl_s") or URL_TTL_S
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 1 <= ttl_s <= MAX_URL_TTL_S:
+        raise InvalidRequest(f"ttl_s must be a number of seconds from 1 to {MAX_URL_TTL_S:.0f}", param="ttl_s")
+    return float(ttl_s)
+
+
+@router.head("/{artifact_id}/content", include_in_schema=False)
 @router.get("/{artifact_id}/content", summary="An artifact's bytes", dependencies=[Depends(_transfer)])
 async def content(request: Request, artifact_id: str) -> Response:
+    """`If-None-Match` with its `ETag` gives 304; one `Range` gives 206 with that part, or 416."""
     caller = caller_of(request)
     caller.require("read")
     store = _store(request)
     artifact = await asyncio.to_thread(store.describe, caller.tenant, artifact_id)
-    pieces = store.pieces(artifact)
-    # One that is small, or not there, is refused as a whole.
-    first = await asyncio.to_thread(next, pieces, b"")
-    shown = artifact.media_type in _SHOWN
-    headers = {
-        "x-content-type-options": "nosniff",
-        "etag": f'"{artifact.sha256}"',
-        "content-length": str(artifact.size_bytes),
-    }
-    if not shown:
-        headers["content-disposition"] = f'attachment; filename="{artifact.artifact_id}"'
-    media_type = artifact.media_type if shown else "application/octet-stream"
-    return StreamingResponse(_sent(first, pieces), media_type=media_type, headers=headers)
-
-
-async def _sent(first: bytes, pieces: Iterator[bytes]) -> AsyncGenerator[bytes]:
-    """One piece at a time: a reader that is slow has no more of it in memory."""
-    piece = first
-    while piece:
-        yield piece
-        piece = await asyncio.to_thread(next, pieces, b"")
+    return await artifact_content.answer(request, store, artifact)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from typing import Annotated, Any
@@ -10,15 +11,16 @@ from fastapi import APIRouter, Query, Request
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
-from penstock.gateway.routes.native import read_json
+from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import After, Limit, Order, page_of
 from penstock.gateway.settings import GatewaySettings
 from penstock.producers import admin
 from penstock.producers.conversations import ConversationRecord, Turn, fold_messages, read_conversation
-from penstock.schemas.errors import InsufficientCapacity, InvalidRequest, NotFound, UnsupportedParameter
+from penstock.schemas.errors import InsufficientCapacity, InvalidRequest, NotFound, PenstockError, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.times import rfc3339
 
+logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
 REPLAY_RECORDS = 1_000
@@ -94,7 +96,17 @@ async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
         raise NotFound("there is no such conversation")
     await threads.run(admin.delete_topic, kafka, topic)
     context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
+    await _release_artifacts(request, caller.tenant, conversation_id)
     return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}
+
+
+async def _release_artifacts(request: Request, tenant: str, conversation_id: str) -> None:
+    """What its turns referred to is held no more. The conversation is gone in any case: the sweeper comes after."""
+    service = service_of(request)
+    try:
+        await service.threads.conversations.run(service.artifacts.holds.release, tenant, conversation_id)
+    except PenstockError as error:
+        logger.warning("conversation.artifacts_still_held error=%s", error.code)
 
 
 @router.get("/{conversation_id}/items", summary="The messages that count, as items")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from penstock.gateway.context import service_of
+from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import Caller, caller_of
+from penstock.gateway.routes.multipart import read_json, submitted_body
 from penstock.gateway.routes.paging import After, Limit, Order, Page
 from penstock.gateway.routes.sse import events
+from penstock.gateway.service.brought_images import keep_images, take_images
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id, new_request_id
@@ -23,14 +24,6 @@ router = APIRouter(prefix="/v1", tags=["requests"])
 
 MAX_WAIT_S = 60
 CANCEL_AT_ONCE = 1_000
-
-
-async def read_json(request: Request) -> Any:
-    """The body as JSON. Raises InvalidRequest."""
-    try:
-        return json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("the body is not JSON") from error
 
 
 def native_request(body: Any, caller: Caller) -> InferenceRequest:
@@ -70,11 +63,14 @@ async def submit(
     """202 once the request stands on its topic, acknowledged by all in-sync replicas. A dry run answers 200."""
     caller = caller_of(request)
     caller.require("submit")
-    asked = native_request(await read_json(request), caller)
     service = service_of(request)
+    async with submitted_body(request) as (body, files):
+        images = take_images(body, caller.tenant, files)
+    asked = native_request(body, caller)
     if dry_run:
         await service.submitting.check(asked)
         return JSONResponse(service.facts.plan(asked))
+    await keep_images(asked, images, caller, context_of(request).allowances, service)
     accepted = await service.submitting.submit(asked, idempotency_key=idempotency_key)
     headers = {"location": f"/v1/requests/{accepted.request_id}", "x-request-id": accepted.request_id}
     if accepted.replayed:

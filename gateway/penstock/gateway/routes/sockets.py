@@ -17,6 +17,7 @@ from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.native import native_request
 from penstock.gateway.routes.own_news import NewsOfOwn, Reply, Told
+from penstock.gateway.service.brought_images import keep_images, take_images
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import SlowConsumer, Stopping
 from penstock.gateway.view.frames import ResultFrame
@@ -191,6 +192,7 @@ class Session:
     async def _submit(self, frame: dict[str, Any]) -> None:
         self._caller.require("submit")
         self._allowances.submission(self._caller)
+        images = take_images(frame.get("request"), self._caller.tenant)
         asked = native_request(frame.get("request"), self._caller)
         self._room_for_one_more()
         key = frame.get("idempotency_key")
@@ -199,6 +201,7 @@ class Session:
         request_id = asked.request_id if key is None else idempotent_request_id(self._caller.tenant, key)
         self._news.hold(request_id)
         try:
+            await keep_images(asked, images, self._caller, self._allowances, self._service)
             accepted = await self._service.submitting.submit(asked, idempotency_key=key)
             reply: dict[str, Any] = {"type": "accepted", "request_id": accepted.request_id}
             if accepted.replayed:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from penstock.gateway.service.lookups import Lookups
+from penstock.gateway.service.output_artifacts import artifact_ids_of
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
@@ -82,9 +83,8 @@ class Control:
         if not entry.done:
             raise Conflict("the request has not ended; cancel it first")
         offset = await self._command("erase", entry, None)
-        kept = None if entry.terminal is None else entry.terminal.output_artifact
-        if kept is not None:
-            await asyncio.to_thread(self._artifacts.delete, tenant, kept.artifact_id)
+        for artifact_id in artifact_ids_of(entry.terminal):
+            await asyncio.to_thread(self._artifacts.delete, tenant, artifact_id, even_held=True)
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
 
     async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from penstock.gateway.service.model_states import NAMED_MODELS, ModelId, best_states, named, public_model
+from penstock.producers.engine_kinds import KINDS
 from penstock.schemas.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
+from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote
 from penstock.schemas.records import InferenceRequest, ModelInfo, WorkerState
 
-REMOTE = frozenset({"remote", "managed"})
-"""The kinds of engines that pass on whatever OpenAI's protocol has."""
 LEAST_WINDOW = 512
 """No model has a smaller one; most answers are shorter, and nothing is looked for."""
 
@@ -39,13 +39,13 @@ def find_model(models: Iterable[ModelInfo], task: str, name: str | None, pool: s
 def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> None:
     """Refuse what no model that may serve the request can do, as far as workers have told of them.
 
-    Raises UnsupportedParameter for fields that only remote models know, and ContextLengthExceeded for an answer that is
+    Raises UnsupportedParameter for fields that none of them knows, and ContextLengthExceeded for an answer that is
     longer than the window. What a gateway cannot know yet, the engine refuses.
     """
+    _check_sees(models := list(models), request)
     payload = request.payload
     longest: int = payload.get("max_tokens") or 0
-    remote = next(only_remote(payload, request.extra), None)
-    if remote is None and longest <= LEAST_WINDOW:
+    if next(only_remote(payload, request.extra), None) is None and longest <= LEAST_WINDOW:
         return
     serving = [
         model
@@ -56,10 +56,17 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
     ]
     if not serving:
         return
-    if remote is not None and all(model.engine not in REMOTE for model in serving):
-        names = ", ".join(sorted({model.model for model in serving})[:NAMED_MODELS])
+    unknown = {
+        model.model: None
+        if _passes_on(model.engine)
+        else next(only_remote(payload, request.extra, model.engine or ""), None)
+        for model in serving
+    }
+    if None not in unknown.values():
+        names = ", ".join(sorted(unknown)[:NAMED_MODELS])
+        param = next(iter(unknown.values()))
         raise UnsupportedParameter(
-            f"{remote} is not supported by {names}: only models that a remote server runs know it", param=remote
+            f"{param} is not supported by {names}: only models that a remote server runs know it", param=param
         )
     windows = {model.model: model.context_window for model in serving}
     if all(window is not None and longest > window for window in windows.values()):
@@ -69,6 +76,29 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
             param="payload.max_tokens",
             details={"need": longest, "capacity": window, "unit": "tokens"},
         )
+
+
+def _passes_on(engine: str) -> bool:
+    """Whether it passes on whatever OpenAI's protocol has; a kind of a newer release does not."""
+    kind = KINDS.get(engine)
+    return kind is not None and kind.openai
+
+
+def _check_sees(models: Iterable[ModelInfo], request: InferenceRequest) -> None:
+    """Refuse a chat with images for models that read text alone. Raises UnsupportedParameter."""
+    place = next(image_parts(request.payload), None)
+    if place is None or request.task != "text_generation":
+        return
+    serving = [
+        one for one in models if one.pool == request.pool and request.task in one.tasks and _is_meant(one, request)
+    ]
+    if serving and not any("image_to_text" in one.tasks for one in serving):
+        names = ", ".join(sorted({one.model for one in serving})[:NAMED_MODELS])
+        raise UnsupportedParameter(f"{place} is an image, and {names} reads text alone", param=place)
+
+
+def _is_meant(model: ModelInfo, request: InferenceRequest) -> bool:
+    return request.model is None or request.model == model.model or request.model in model.aliases
 
 
 def public_models(

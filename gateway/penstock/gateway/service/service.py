@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.control import Control
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.lookups import Lookups
@@ -20,6 +21,7 @@ from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.view import View
 from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.artifacts.sweeping import Sweeper
 from penstock.producers.settings import KafkaSettings
 from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import Codec
@@ -59,6 +61,7 @@ class GatewayService:
     subscriptions: Subscriptions
     control: Controls
     model_orders: ModelOrders
+    sweeps: ArtifactSweeps
     threads: Threads = field(default_factory=Threads)
 
     @classmethod
@@ -83,10 +86,11 @@ class GatewayService:
             artifacts=artifacts,
             codec=codec,
             facts=facts,
-            submitting=Submitter(settings, transport, view, follower, codec, facts.models),
+            submitting=Submitter(settings, transport, view, follower, codec, facts.models, artifacts.check_place),
             lookups=lookups,
             subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
             control=Control(transport, view, follower, lookups, codec, kafka.names, artifacts),
             model_orders=ModelOrders(transport, facts, kafka, codec, threads),
+            sweeps=ArtifactSweeps(Sweeper(artifacts), view, kafka, threads, settings.gateway.sweep_artifacts_s),
             threads=threads,
         )

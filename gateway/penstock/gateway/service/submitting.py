@@ -44,7 +44,9 @@ class Submitter:
         follower: Follower,
         codec: Codec,
         models: Callable[[], Iterable[ModelInfo]],
+        check_place: Callable[[str | None, str | None], None],
     ) -> None:
+        """`check_place` refuses an `output {store, prefix}` that no process could follow."""
         self._limits = settings.gateway
         kafka = settings.kafka_settings()
         self._names: TopicNames = kafka.names
@@ -54,6 +56,7 @@ class Submitter:
         self._follower = follower
         self._codec = codec
         self._models = models
+        self._check_place = check_place
         self._pending = 0
         self._same_key: dict[str, asyncio.Future[str]] = {}
 
@@ -82,6 +85,8 @@ class Submitter:
             raise too_large(record.topic, size_bytes, self._max_record_bytes)
 
     async def _check_asked(self, request: InferenceRequest) -> None:
+        if request.output is not None:
+            self._check_place(request.output.store, request.output.prefix)
         await self._check_pool(request)
         models = list(self._models())
         find_model(models, request.task, request.model, request.pool)

@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
-from penstock.gateway.view.outputs import LargeOutput, error_json, result_json
+from penstock.gateway.view.frames import (
+    ChunkFrame,
+    Frame,
+    PreviewFrame,
+    ProgressFrame,
+    RestartedFrame,
+    ResultFrame,
+    SnapshotFrame,
+    StatusFrame,
+)
+from penstock.gateway.view.outputs import LargeOutput, error_json, image_json, result_json
 from penstock.schemas.cursor import Cursor, encode_cursor
 from penstock.schemas.errors import InvalidCursor
-from penstock.schemas.fold import IGNORED, Chunk, FoldStep, ResultFold, StatusFold, same_origin
+from penstock.schemas.fold import IGNORED, Chunk, FoldStep, Previewed, ResultFold, StatusFold, same_origin
 from penstock.schemas.ids import is_derived_id
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent, WaitingFor
 from penstock.schemas.requests import content_hash
@@ -62,6 +71,8 @@ class Entry:
     """As what the census counts it."""
     listed: bool = False
     """Whether the census has it under its conversation."""
+    preview: ResultEvent | None = None
+    """The newest preview, until the outcome is there."""
     former_partition: int | None = None
     """Where its events were expected, before the topic got more partitions."""
 
@@ -131,6 +142,9 @@ class Entry:
             self.task = self.task or event.task
             self.model = event.model or self.model
             self.origin = self.origin or event.origin
+            self.preview = None
+        elif isinstance(step, Previewed):
+            self.preview = event
         return step
 
     def frames_of(self, step: FoldStep) -> list[Frame]:
@@ -144,6 +158,8 @@ class Entry:
             if step.text:
                 frames.append(self.chunk_frame(step.text, step.text_offset))
             return frames
+        if isinstance(step, Previewed):
+            return [*([self.restarted_frame()] if step.restarted else []), *self._preview()]
         return [*self._rest(), self.result_frame()]
 
     def on_partition(self, partition: int) -> None:
@@ -200,8 +216,11 @@ class Entry:
             return []
         before, self.status = self.status, event
         self.model = event.model or self.model
+        if not listened:
+            return []
         same = before is not None and _told(before) == _told(event)
-        return [] if same or not listened else [self.status_frame()]
+        moved = before is None or not same or (before.step, before.steps) != (event.step, event.steps)
+        return [*([] if same else [self.status_frame()]), *(self._progress() if moved else [])]
 
     # -- frames
 
@@ -241,6 +260,25 @@ class Entry:
             model_reason=event.model_reason,
         )
 
+    def _progress(self) -> list[Frame]:
+        """How far its run is, if that was said."""
+        event = self.status
+        if event is None or event.step is None or event.steps is None:
+            return []
+        return [ProgressFrame(request_id=self.request_id, cursor=self.cursor(), step=event.step, steps=event.steps)]
+
+    def _preview(self) -> list[Frame]:
+        """The newest preview of the attempt that counts, if there is one."""
+        event, fold = self.preview, self.fold
+        if event is None or event.preview is None or (event.epoch, event.attempt) != (fold.epoch, fold.attempt):
+            return []
+        said = event.preview
+        image = image_json(said.image)
+        frame = PreviewFrame(
+            request_id=self.request_id, cursor=self.cursor(), step=said.step, steps=said.steps, image=image
+        )
+        return [frame]
+
     def chunk_frame(self, text: str, offset: int) -> ChunkFrame:
         cursor = self._cursor(offset + len(text))
         return ChunkFrame(request_id=self.request_id, cursor=cursor, text=text, offset=offset)
@@ -270,7 +308,12 @@ class Entry:
             return [*self._ending_after(after), self.result_frame()]
         # The text comes behind the status: who has only that must come back to where it was.
         cursor = self._cursor(0) if after is None else encode_cursor(after)
-        return [self.status_frame(cursor), *self._text_after(after, self.fold.text)]
+        return [
+            self.status_frame(cursor),
+            *self._progress(),
+            *self._preview(),
+            *self._text_after(after, self.fold.text),
+        ]
 
     def _ending_after(self, after: Cursor | None) -> list[Frame]:
         event = self.fold.terminal
@@ -325,6 +368,7 @@ class Entry:
             "position": None if event is not None or status is None else status.position,
             "detail": None if event is not None or status is None else status.detail,
             "waiting_for": None if event is not None or status is None else waiting_json(status.waiting_for),
+            "progress": None if event is not None else progress_json(status),
             "model_reason": None if status is None else status.model_reason,
             "ttl_ms": None if status is None else status.ttl_ms,
             "created_at": rfc3339(self.accepted_ms),
@@ -361,3 +405,10 @@ def waiting_json(waiting: WaitingFor | None) -> dict[str, Any] | None:
         "free_bytes": waiting.free_bytes,
         "estimated_start_at": None if at_ms is None else rfc3339(at_ms),
     }
+
+
+def progress_json(status: StatusEvent | None) -> dict[str, int] | None:
+    """How far a run is, as callers see it."""
+    if status is None or status.step is None or status.steps is None:
+        return None
+    return {"step": status.step, "steps": status.steps}

@@ -77,6 +77,33 @@ class ChunkFrame(Frame):
 
 
 @dataclass(kw_only=True, slots=True)
+class ProgressFrame(Frame):
+    """So many steps of a run are done; within an attempt they only grow."""
+
+    type: ClassVar[str] = "progress"
+
+    step: int
+    steps: int
+
+    def body(self) -> dict[str, Any]:
+        return {"step": self.step, "steps": self.steps}
+
+
+@dataclass(kw_only=True, slots=True)
+class PreviewFrame(Frame):
+    """A small image of what there is so far; the newest counts."""
+
+    type: ClassVar[str] = "preview"
+
+    step: int
+    steps: int
+    image: dict[str, Any]
+
+    def body(self) -> dict[str, Any]:
+        return {"step": self.step, "steps": self.steps, "image": self.image}
+
+
+@dataclass(kw_only=True, slots=True)
 class RestartedFrame(Frame):
     """What was sent of the text is void: another attempt begins at offset 0."""
 

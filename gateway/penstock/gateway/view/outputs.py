@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import error_record_body
 from penstock.schemas.records import ResultEvent
+from penstock.schemas.times import rfc3339
 
 LARGE_BYTES = 16_384
 """The output of a record over this size is decoded and encoded on a thread, when somebody asks for it."""
@@ -84,6 +85,8 @@ def result_json(event: ResultEvent) -> dict[str, Any] | None:
         return None
     usage = None if event.usage is None else {k: v for k, v in event.usage.to_dict().items() if v is not None}
     shown: dict[str, Any] = dict(event.output or {})
+    if "images" in shown:
+        shown["images"] = [image_json(image) for image in shown["images"]]
     if event.output_artifact is not None:
         reference = event.output_artifact
         shown["artifact"] = {**reference.to_dict(), "url": f"/v1/artifacts/{reference.artifact_id}/content"}
@@ -91,6 +94,14 @@ def result_json(event: ResultEvent) -> dict[str, Any] | None:
         shown["finish_reason"] = event.finish_reason
     shown["usage"] = usage
     return shown
+
+
+def image_json(image: dict[str, Any]) -> dict[str, Any]:
+    """An image that was made, as callers see it: where the gateway gives it out, not where it lies."""
+    shown = {name: value for name, value in image.items() if value is not None}
+    if (at_ms := image.get("expires_at")) is not None:
+        shown["expires_at"] = rfc3339(at_ms)
+    return {**shown, "url": f"/v1/artifacts/{image['artifact_id']}/content"}
 
 
 def error_json(event: ResultEvent, request_id: str) -> dict[str, Any] | None:

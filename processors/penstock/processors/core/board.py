@@ -24,6 +24,7 @@ from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.lifetimes import Lifetimes, LifetimeSettings
+from penstock.processors.core.progress import Steps
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.slack import SlackSettings
 from penstock.processors.core.starting import Starter
@@ -124,6 +125,7 @@ class Board:
         )
         self.budget = Budget(settings.intake_bytes)
         self.streams = Streams(self._emit, settings.chunk_linger_s)
+        self.steps = Steps(self._emit)
         self.lifetimes = Lifetimes(settings.lifetimes)
         self.explainer = Explainer(self.scheduler, self.forecast, self._lane_facts)
         self.statuses = Statuses(self._emit, settings.status_linger_s, self.explainer, self._on_run)

@@ -32,7 +32,10 @@ class Begin:
 
 @dataclass(slots=True, frozen=True)
 class Start:
-    """Run it on its replica's engine. → delta, finished, failed. The journal must hold it before the engine does."""
+    """Run it on its replica's engine. → delta, stepped, previewed, finished, failed
+
+    The journal must hold it before the engine does.
+    """
 
     work: Work
     run_id: str
@@ -49,7 +52,10 @@ class CancelRun:
 
 @dataclass(slots=True, frozen=True)
 class Keep:
-    """Append the answer to its conversation, or keep a large output as an artifact, or both. → kept, keep_failed"""
+    """Append the answer to its conversation, or keep what is large of an output as artifacts, or both.
+
+    → kept, keep_failed
+    """
 
     work: Work
     finished: Any
@@ -74,6 +80,22 @@ class Status:
     detail: str | None = None
     done: bool = False
     waiting: WaitingFor | None = None
+    step: int | None = None
+    steps: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class ShowPreview:
+    """Keep a small image of what there is so far, and publish where it lies. Nothing answers: it is advice.
+
+    `attempt` and `epoch` are those of the run that made it.
+    """
+
+    work: Work
+    run_id: str
+    attempt: int
+    epoch: int
+    preview: Any
 
 
 @dataclass(slots=True, frozen=True)
@@ -204,6 +226,7 @@ Effect = (
     | LookUp
     | Status
     | Chunk
+    | ShowPreview
     | Terminal
     | Letter
     | Republish

@@ -117,6 +117,7 @@ class Flow(Arriving):
         self.explainer.clock(now, wall_ms)
         self.statuses.tick(now)
         self.streams.tick(now)
+        self.steps.tick(now)
         if not self.taking:
             return
         self._retry_due(now)
@@ -137,7 +138,8 @@ class Flow(Arriving):
 
     def next_due(self) -> float | None:
         """When the next status, chunk, retry or paced start is due."""
-        times = [self.statuses.next_due(), self.streams.next_due(), self.scheduler.slack.next_due()]
+        due = (self.statuses, self.streams, self.steps, self.scheduler.slack)
+        times = [part.next_due() for part in due]
         times.append(self._retries[0][0] if self._retries else None)
         return min((at for at in times if at is not None), default=None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from penstock.processors.core.effects import Ended, Retried
+from penstock.processors.core.effects import Ended, Retried, ShowPreview
 from penstock.processors.core.endings import Endings
 from penstock.processors.core.replica import Replica
 from penstock.processors.core.retries import DeadLetter, Retry, decide
@@ -91,8 +91,22 @@ class Runs(Endings):
         if run is not None and run.run_id == run_id and work.stage is Stage.RUNNING:
             self.streams.delta(work, run, text, token_ids, now)
 
+    def stepped(self, work: Work, run_id: str, step: int, steps: int, now: float) -> None:
+        """So many steps of a run are done."""
+        run = self._current(work, run_id, Stage.RUNNING)
+        if run is not None:
+            self.steps.done(work, run, step, steps, now)
+
+    def previewed(self, work: Work, run_id: str, preview: Any) -> None:
+        """There is something to show of a run's output; it is passed on untouched."""
+        if self._current(work, run_id, Stage.RUNNING) is not None:
+            self._emit(ShowPreview(work, run_id, work.attempt, work.epoch, preview))
+
     def finished(self, work: Work, run_id: str, finished: Any, now: float, *, large: bool) -> None:
-        """The engine is done; `finished` is passed on untouched. `large`: its output must become an artifact."""
+        """The engine is done; `finished` is passed on untouched.
+
+        `large`: something of its output must become an artifact.
+        """
         run = self._current(work, run_id, Stage.RUNNING)
         if run is None:
             return

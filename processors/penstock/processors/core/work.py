@@ -52,6 +52,11 @@ class Run:
     timeout_at: float | None = None
     text: list[str] = field(default_factory=list[str])
     tokens: list[int] = field(default_factory=list[int])
+    step: int = 0
+    """Steps done, of `steps`."""
+    steps: int = 0
+    step_told_at: float | None = None
+    step_due: bool = False
     sent_pieces: int = 0
     sent_chars: int = 0
     sent_tokens: int = 0

@@ -15,12 +15,6 @@ from penstock.processors.engines.base import EngineInfo, Prepared, RunSpec
 Event = tuple[Any, ...]
 Emit = Callable[[Event], None]
 
-BACKENDS: Mapping[str, str] = {
-    "text": "penstock.processors.engines.text:TextBackend",
-    "embedding": "penstock.processors.engines.embedding:EmbeddingBackend",
-}
-"""Kinds of engines that live in a process of their own."""
-
 
 class Backend(Protocol):
     """Called on the process's event loop, but for `load`, `measured_memory` and, when it is long, `prepare`."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.processors.engines.backend import BACKENDS, Emit, load_class
+from penstock.processors.engines.backend import Emit, load_class
 from penstock.processors.engines.base import EngineInfo, Prepared, RunSpec
 from penstock.processors.engines.measuring import Meter
+from penstock.producers.engine_kinds import KINDS
 from penstock.schemas.errors import EngineFailed
 
 FIRST_TOKEN_S = 60.0
@@ -25,8 +26,9 @@ class Bare:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.set_num_threads(int(self._options.get("threads", 1)))
-        if self._kind in BACKENDS:
-            load_class(BACKENDS[self._kind])
+        kind = KINDS.get(self._kind)
+        if kind is not None and kind.backend is not None:
+            load_class(kind.backend)
         config: Any = LlamaConfig(
             vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
         )

@@ -7,14 +7,16 @@ knows, and `on_died` is told once for all runs that the engine had.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from penstock.processors.images.decoded import DecodedImage
 from penstock.schemas.errors import EngineFailed, PenstockError, UnsupportedParameter
+from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote
-from penstock.schemas.records import ContextLimits
+from penstock.schemas.records import ContextLimits, OutputSpec
 
 Message = dict[str, Any]
 
@@ -49,6 +51,13 @@ class RunSpec:
     prompt: str | None = None
     inputs: list[str] | None = None
     params: dict[str, Any] = field(default_factory=dict[str, Any])
+    payload: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The whole payload in its normal form without nulls, the model's defaults filled in; empty for text and
+    embeddings, which come as the fields above."""
+    images: Mapping[str, DecodedImage] = field(default_factory=dict[str, DecodedImage])
+    """The images that the payload names, by their place in it: `image`, `mask`, `operations[2].image`."""
+    output: OutputSpec | None = None
+    """The form of the images to be made."""
     defaulted: frozenset[str] = frozenset()
     """Those of `params` that the model's defaults gave: an answer's length is then cut to what fits, not refused."""
     context: ContextLimits | None = None
@@ -84,8 +93,34 @@ class Delta:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """So many steps of a run are done."""
+
+    run_id: str
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preview:
+    """What there is so far of an image on its way: `image` is a small file."""
+
+    run_id: str
+    step: int
+    steps: int
+    image: bytes
+    media_type: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """The whole output of a run."""
+    """The whole output of a run.
+
+    One of images is {"images": [{"data": bytes, "media_type", "width", "height", "seed"}]}: the worker keeps the bytes
+    as artifacts, and what is published refers to them.
+    """
 
     run_id: str
     output: dict[str, Any]
@@ -126,6 +161,8 @@ class Sink(Protocol):
     """Where a run's events go; called on the event loop."""
 
     def on_delta(self, delta: Delta) -> None: ...
+    def on_progress(self, progress: Progress) -> None: ...
+    def on_preview(self, preview: Preview) -> None: ...
     def on_finished(self, finished: Finished) -> None: ...
     def on_failed(self, failed: RunFailed) -> None: ...
 
@@ -188,13 +225,19 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
 
-def refuse_unsupported(spec: RunSpec) -> None:
-    """For engines that make text or vectors here: what they do not know is refused by name, never passed over.
+def refuse_unsupported(spec: RunSpec, engine: str = "") -> None:
+    """For engines that make text or vectors here: what a kind of them does not know is refused by name.
 
     Raises UnsupportedParameter.
     """
     payload = spec.params if spec.messages is None else {**spec.params, "messages": spec.messages}
-    for param in only_remote(payload, spec.extra):
+    for param in only_remote(payload, spec.extra, engine):
         raise UnsupportedParameter(
             f"{param} is not supported by {spec.model}: only models that a remote server runs know it", param=param
         )
+
+
+def refuse_images(spec: RunSpec) -> None:
+    """For engines that read text alone. Raises UnsupportedParameter."""
+    for place in image_parts({"messages": spec.messages or ()}):
+        raise UnsupportedParameter(f"{place} is an image, and {spec.model} reads text alone", param=place)

@@ -11,8 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.continuous_api import (
     BackgroundThreadStatus,
@@ -20,8 +22,11 @@ from transformers.generation.continuous_batching.continuous_api import (
     OutputRouter,
 )
 
+from penstock.processors.engines.controls import Control
+from penstock.processors.engines.logits import ControlledRunner
 from penstock.processors.engines.out_of_memory import free_caches, is_out_of_memory
 from penstock.processors.engines.sampling import Sampling
+from penstock.schemas.errors import PenstockError
 
 ENDS_WITHIN_S = 10.0
 """A loop that has died fails its requests, and its thread is over."""
@@ -36,6 +41,8 @@ class BatchingLoop(ContinuousBatchingManager):
         self.turns = 0
         """Grows as long as the thread moves, with work or without."""
         self.current_batch = 0
+        self.controls: dict[str, Control] = {}
+        """By run: what is asked of its logits beyond the loop's own sampling."""
         self._outputs: deque[Any] = deque()
         self.output_router = _Router(self._outputs, self._tell)
 
@@ -49,6 +56,21 @@ class BatchingLoop(ContinuousBatchingManager):
         if self.current_batch != batch:
             self.on_news(False)
         return goes_on
+
+    def _create_batch_processor(self) -> Any:
+        processor = super()._create_batch_processor()
+        if not isinstance(processor.model_runner, ControlledRunner):
+            processor.model_runner = ControlledRunner(
+                processor.model_runner, self.controls, self._fail_run, threads=torch.get_num_threads()
+            )
+        return processor
+
+    def _fail_run(self, run_id: str, error: PenstockError) -> None:
+        """End one run of many, in the loop's thread."""
+        if self.controls.pop(run_id, None) is not None:
+            self.cancel_request(run_id)
+            self._outputs.append(FailedRun(run_id, error))
+            self._tell()
 
     @property
     def dead(self) -> bool:
@@ -88,8 +110,18 @@ class BatchingLoop(ContinuousBatchingManager):
         if self.batch_processor is not None:
             self.batch_processor.max_batch_tokens = max_batch_tokens
 
-    def add(self, run_id: str, ids: list[int], new_tokens: int, sampling: Sampling, end_ids: list[int]) -> bool:
-        """Whether the loop took it; it takes nothing once it has died."""
+    def add(
+        self,
+        run_id: str,
+        ids: list[int],
+        new_tokens: int,
+        sampling: Sampling,
+        end_ids: list[int],
+        control: Control | None = None,
+    ) -> bool:
+        """Whether the loop took it; it takes nothing once it has died. When a run with a control is over: `forget`."""
+        if control is not None:
+            self.controls[run_id] = control
         added = self.add_request(
             ids,
             request_id=run_id,
@@ -101,6 +133,9 @@ class BatchingLoop(ContinuousBatchingManager):
             top_p=sampling.top_p,
         )
         return added is not None
+
+    def forget(self, run_id: str) -> None:
+        self.controls.pop(run_id, None)
 
     def generated(self, run_id: str) -> list[int] | None:
         """The tokens of a run so far, not to be changed; None when it has not begun or is over."""
@@ -130,6 +165,14 @@ class BatchingLoop(ContinuousBatchingManager):
             news.clear()
             outputs += self.take_outputs()
         return outputs
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """An output of a run that failed alone, while the loop goes on."""
+
+    request_id: str
+    error: PenstockError
 
 
 class _Router(OutputRouter):

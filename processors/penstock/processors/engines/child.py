@@ -3,8 +3,9 @@
 It is forked from a server with torch imported. Messages to it: ("prepare", number, spec), ("run", run_id) for what was
 prepared, ("run_anew", spec) for what it has forgotten, ("cancel", run_id), ("stop",). From it come lists of ("ready",
 EngineInfo, bytes, peak bytes), ("refused", error), ("prepared", number, Prepared | error), ("forgotten", run_id),
-("delta", run_id, text, token_ids, first_token_index), ("finished", Finished), ("failed", RunFailed), ("beat", bytes,
-peak bytes), ("out_of_memory", slots or None): batches are smaller from now on, ("limits", slots): and larger again.
+("delta", run_id, text, token_ids, first_token_index), ("progress", Progress), ("preview", Preview), ("finished",
+Finished), ("failed", RunFailed), ("beat", bytes, peak bytes), ("out_of_memory", slots or None): batches are smaller
+from now on, ("limits", slots): and larger again.
 
 A beat says that the thread which computes moves, or has nothing to do. It carries the measured memory and its peak.
 """
@@ -44,6 +45,8 @@ INLINE_CHARS = 2000
 """Longer prompts are counted in a thread: tokenizing them takes milliseconds, for which no stream shall wait."""
 REMEMBERED_TOKENS = 1 << 20
 """Prompts that were prepared and not run yet, in all. Those beyond are prepared again when they run."""
+IMAGE_BYTES_A_TOKEN = 1024
+"""What images count among them: so many bytes of pixels as a token."""
 
 
 def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, Any]) -> None:
@@ -197,7 +200,8 @@ class Desk:
             self._emit(("prepared", number, result))
             return
         prepared, prompt = result
-        self._remember(spec, prompt, prepared.prompt_tokens)
+        images = sum(len(image.pixels) for image in spec.images.values())
+        self._remember(spec, prompt, prepared.prompt_tokens + images // IMAGE_BYTES_A_TOKEN)
         self._emit(("prepared", number, prepared))
 
     async def _run_anew(self, spec: RunSpec) -> None:
@@ -235,7 +239,7 @@ class Desk:
         self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=again)))
 
     def _remember(self, spec: RunSpec, prompt: Any, tokens: int) -> None:
-        bare = replace(spec, messages=None, history=None, prompt=None, inputs=None)
+        bare = replace(spec, messages=None, history=None, prompt=None, inputs=None, payload={}, images={})
         self._prompts[spec.run_id] = (bare, prompt, tokens)
         self._tokens += tokens
         while self._tokens > REMEMBERED_TOKENS and len(self._prompts) > 1:
@@ -254,6 +258,9 @@ class Desk:
 
 
 def size_of(spec: RunSpec) -> int:
-    """Characters of all texts of a spec."""
+    """Characters of all texts of a spec, and bytes of its images. What has to be compiled counts as long."""
+    if spec.params.get("response_format") or spec.params.get("tools") or spec.params.get("logprobs"):
+        return INLINE_CHARS + 1
+    images = sum(len(image.pixels) for image in spec.images.values())
     texts = [message.get("content") for message in (*(spec.history or ()), *(spec.messages or ()))]
-    return sum(len(text) for text in (*texts, spec.prompt, *(spec.inputs or ())) if isinstance(text, str))
+    return images + sum(len(text) for text in (*texts, spec.prompt, *(spec.inputs or ())) if isinstance(text, str))

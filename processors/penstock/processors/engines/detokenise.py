@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 REPLACEMENT = "\ufffd"
 PATIENCE = 8
@@ -49,6 +50,26 @@ class Detokeniser:
             if not _unfinished(part, self._prefix_text):
                 return end, part
         return len(tokens), whole
+
+
+def with_marker(tokenizer: Any, marker: str, decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
+    """`decode`, which leaves special tokens out, but for the one that is a marker; as it is when there is no such."""
+    marker_id: int | None = tokenizer.convert_tokens_to_ids(marker)
+    if marker_id is None or tokenizer.convert_ids_to_tokens(marker_id) != marker:
+        return decode
+    if marker_id not in tokenizer.all_special_ids:
+        return decode
+
+    def decoded(ids: Sequence[int]) -> str:
+        pieces: list[list[int]] = [[]]
+        for token in ids:
+            if token == marker_id:
+                pieces.append([])
+            else:
+                pieces[-1].append(token)
+        return marker.join(decode(piece) if piece else "" for piece in pieces)
+
+    return decoded
 
 
 def _unfinished(whole: str, prefix: str) -> bool:

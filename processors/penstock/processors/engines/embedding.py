@@ -70,6 +70,7 @@ class EmbeddingBackend:
         self._tokenizer: Any = None
         self._window = 0
         self._dimensions = 0
+        self._vocabulary = 0
 
     def load(self) -> EngineInfo:
         import torch
@@ -87,6 +88,7 @@ class EmbeddingBackend:
         self._window = min(int(config.max_position_embeddings), int(self._options.get("window", 1 << 30)))
         self._dimensions = int(config.hidden_size)
         self._first_id = self._tokenize(["warm up"])[0][0]
+        self._vocabulary = int(config.vocab_size)
         self._forward([self._tokenize(["warm up"])[0]])
         threading.Thread(target=self._compute, name="compute", daemon=True).start()
         return EngineInfo(context_window=self._window, dimensions=self._dimensions, device=device)
@@ -108,15 +110,16 @@ class EmbeddingBackend:
 
     def prepare(self, spec: RunSpec) -> tuple[Prepared, list[list[int]]]:
         """Raises ContextLengthExceeded for a text that is too long, InvalidRequest for too many dimensions."""
-        refuse_unsupported(spec)
+        refuse_unsupported(spec, "embedding")
         wanted = spec.params.get("dimensions")
         if wanted is not None and not 1 <= int(wanted) <= self._dimensions:
             raise InvalidRequest(
                 f"dimensions must be from 1 to {self._dimensions} for this model", param="payload.dimensions"
             )
-        if not spec.inputs:
+        given: list[list[int]] | None = spec.params.get("input_token_ids")
+        if not spec.inputs and not given:
             raise InvalidRequest("there is no text to embed", param="payload.input")
-        ids = self._tokenize(spec.inputs)
+        ids = self._tokenize(spec.inputs or []) if given is None else self._checked(given)
         for number, tokens in enumerate(ids):
             if len(tokens) > self._window:
                 raise ContextLengthExceeded(
@@ -125,6 +128,16 @@ class EmbeddingBackend:
                     details={"need": len(tokens), "capacity": self._window, "unit": "tokens"},
                 )
         return Prepared(run_id=spec.run_id, prompt_tokens=sum(map(len, ids)), need_tokens=0), ids
+
+    def _checked(self, given: list[list[int]]) -> list[list[int]]:
+        """Tokens of the caller's own, taken as they are. Raises InvalidRequest for one that the model has not."""
+        for number, tokens in enumerate(given):
+            if not tokens or not all(0 <= token < self._vocabulary for token in tokens):
+                raise InvalidRequest(
+                    f"input_token_ids[{number}] must be tokens from 0 to {self._vocabulary - 1}, at least one",
+                    param=f"payload.input_token_ids[{number}]",
+                )
+        return given
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         return self._tokenizer(list(texts), verbose=False)["input_ids"]

@@ -198,6 +198,14 @@ class ChildEngine:
                     Delta(run_id=run_id, text=text, token_ids=token_ids, first_token_index=first)
                 ):
                     self.cancel(run_id)
+            case ("progress", progress):
+                run = self._runs.get(progress.run_id)
+                if run is not None and not run[1].progress(progress):
+                    self.cancel(progress.run_id)
+            case ("preview", preview):
+                run = self._runs.get(preview.run_id)
+                if run is not None and not run[1].preview(preview):
+                    self.cancel(preview.run_id)
             case ("finished", finished):
                 run = self._runs.pop(finished.run_id, None)
                 if run is not None:

@@ -31,6 +31,8 @@ from penstock.processors.engines.base import (
     Finished,
     Limits,
     Prepared,
+    Preview,
+    Progress,
     RunFailed,
     RunSpec,
     Sink,
@@ -353,6 +355,12 @@ class _RunSink:
 
     def on_delta(self, delta: Delta) -> None:
         self._sink.on_delta(delta)
+
+    def on_progress(self, progress: Progress) -> None:
+        self._sink.on_progress(progress)
+
+    def on_preview(self, preview: Preview) -> None:
+        self._sink.on_preview(preview)
 
     def on_finished(self, finished: Finished) -> None:
         if self._engine.over(self._run_id):

@@ -25,6 +25,7 @@ from penstock.processors.engines.base import (
     RunFailed,
     RunSpec,
     Sink,
+    refuse_images,
     refuse_unsupported,
 )
 from penstock.processors.engines.sinks import GuardedSink
@@ -70,6 +71,7 @@ class NoopEngine:
 
     async def prepare(self, spec: RunSpec) -> Prepared:
         # Never awaits: the worker relies on `prepares_inline`.
+        refuse_images(spec)
         refuse_unsupported(spec)
         limit = int(spec.params.get("max_tokens", self._tokens))
         if spec.messages is None:

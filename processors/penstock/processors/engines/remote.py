@@ -36,6 +36,7 @@ from penstock.processors.engines.base import (
     RunSpec,
     Sink,
     TurnedAway,
+    refuse_images,
 )
 from penstock.processors.engines.remote_http import lines_of, message_of, request_headers, typed
 from penstock.processors.engines.remote_wire import (
@@ -118,6 +119,7 @@ class RemoteEngine:
 
     async def prepare(self, spec: RunSpec) -> Prepared:
         # Never awaits: the worker relies on `prepares_inline`.
+        refuse_images(spec)
         check_passable(spec)
         if spec.messages is None:
             return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0)

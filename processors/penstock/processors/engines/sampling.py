@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.errors import InvalidRequest
 
 GREEDY_BELOW = 0.01
 """Temperatures below are taken for zero: they would divide logits into infinities."""
@@ -28,7 +28,7 @@ GREEDY = Sampling(temperature=1.0, top_k=1, top_p=_ONE_TOKEN)
 
 
 def sampling_of(params: Mapping[str, Any], *, vocabulary: int) -> Sampling:
-    """The sampling for a request's parameters. Raises InvalidRequest, UnsupportedParameter."""
+    """The sampling for a request's parameters. Raises InvalidRequest."""
     temperature = _number(params, "temperature", 1.0)
     top_p = _number(params, "top_p", 1.0)
     top_k = _number(params, "top_k", vocabulary)
@@ -40,11 +40,6 @@ def sampling_of(params: Mapping[str, Any], *, vocabulary: int) -> Sampling:
         raise InvalidRequest("top_k must be a whole number, 0 (off) or more", param="payload.top_k")
     if temperature < GREEDY_BELOW:
         return GREEDY
-    if params.get("seed") is not None:
-        raise UnsupportedParameter(
-            "seed is not supported with temperature above 0: requests share a batch and its random numbers",
-            param="payload.seed",
-        )
     return Sampling(
         temperature=temperature,
         top_k=vocabulary if top_k == 0 else min(int(top_k), vocabulary),

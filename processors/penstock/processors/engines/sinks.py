@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from penstock.processors.engines.base import Delta, Finished, RunFailed, Sink
+from penstock.processors.engines.base import Delta, Finished, Preview, Progress, RunFailed, Sink
 from penstock.schemas.errors import InternalError
 
 logger = logging.getLogger(__name__)
@@ -31,12 +31,15 @@ class GuardedSink:
 
     def delta(self, delta: Delta) -> bool:
         """False when the run is over, so that the engine need not go on with it."""
-        if self._over:
-            return False
-        if not self._tell(self._sink.on_delta, delta):
-            self._fail()
-            return False
-        return True
+        return self._on_the_way(self._sink.on_delta, delta)
+
+    def progress(self, progress: Progress) -> bool:
+        """As `delta`."""
+        return self._on_the_way(self._sink.on_progress, progress)
+
+    def preview(self, preview: Preview) -> bool:
+        """As `delta`."""
+        return self._on_the_way(self._sink.on_preview, preview)
 
     def finished(self, finished: Finished) -> None:
         if not self._over:
@@ -52,6 +55,14 @@ class GuardedSink:
     def close(self) -> None:
         """The run was cancelled, or its engine has ended: nothing more is told."""
         self._over = True
+
+    def _on_the_way(self, function: Callable[[Any], None], event: Any) -> bool:
+        if self._over:
+            return False
+        if not self._tell(function, event):
+            self._fail()
+            return False
+        return True
 
     def _fail(self) -> None:
         self._over = True

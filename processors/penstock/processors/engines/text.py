@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,8 +18,18 @@ from jinja2 import TemplateError
 from penstock.processors.core.context import build_context
 from penstock.processors.core.ledger import OutOfMemory
 from penstock.processors.engines.backend import Emit, leave
-from penstock.processors.engines.base import EngineInfo, Message, Prepared, RunFailed, RunSpec, refuse_unsupported
-from penstock.processors.engines.detokenise import Detokeniser
+from penstock.processors.engines.base import (
+    EngineInfo,
+    Message,
+    Prepared,
+    RunFailed,
+    RunSpec,
+    refuse_images,
+    refuse_unsupported,
+)
+from penstock.processors.engines.choices import Choices
+from penstock.processors.engines.controls import Control
+from penstock.processors.engines.detokenise import Detokeniser, with_marker
 from penstock.processors.engines.loading import (
     batch_tokens,
     block_size,
@@ -33,11 +44,12 @@ from penstock.processors.engines.text_batch import TextBatch
 from penstock.processors.engines.text_run import TextRun
 from penstock.processors.engines.text_warm_up import warm_up
 from penstock.processors.engines.weights import code_option, load_weights
-from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
+from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, PenstockError
 from penstock.schemas.texts import shortened
 
 if TYPE_CHECKING:
     from penstock.processors.engines.batching import BatchingLoop
+    from penstock.processors.engines.guidance import Guidance, Plan
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +58,10 @@ FIRST_TOKEN_S = 120
 LOOK_EVERY_S = 0.004
 """Tokens that come faster are taken together: the worker gathers them for longer anyway. A run's first goes at once
 when the model was idle, else within this time."""
+
+
+Prompt = tuple[list[int], int, "Plan | None"]
+"""Token ids, how many may follow, and what is wanted beyond plain text."""
 
 
 class TextBackend:
@@ -59,6 +75,8 @@ class TextBackend:
         self._cache_tokens = cache_tokens(options)
         self._meter = Meter(device_name(options))
         self._runs: dict[str, TextRun] = {}
+        self._choices: dict[str, Choices] = {}
+        """Requests with several answers: each of those is a run of its own."""
         self._loop = asyncio.get_running_loop()
         self._will_look = False
         self._next_look: asyncio.TimerHandle | None = None
@@ -69,6 +87,8 @@ class TextBackend:
         self._decode: Callable[[Sequence[int]], str] = lambda ids: ""
         self._context_free = False
         self._eos: frozenset[int] = frozenset()
+        self._all_eos: frozenset[int] = frozenset()
+        self._guidance: Guidance
         self._vocabulary = 0
         self._window = 0
 
@@ -89,9 +109,11 @@ class TextBackend:
         self._model.set_attn_implementation(f"paged|{self._options.get('attention', 'sdpa')}")
         config: Any = self._model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
+        self._all_eos = _eos_ids(self._model.generation_config, self._tokenizer)
         if not self._options.get("ignore_eos", False):  # for benchmarks, which want answers of one length
-            self._eos = _eos_ids(self._model.generation_config, self._tokenizer)
+            self._eos = self._all_eos
         self._decode, self._context_free = _decoder(self._tokenizer)
+        self._guidance = self._make_guidance()
         # One block is left out: a prompt with its answer must never fill the whole cache.
         longest = int(getattr(config, "max_position_embeddings", 0) or self._cache_tokens)
         self._window = min(longest, self._cache_tokens - self._block, int(self._options.get("window", 1 << 30)))
@@ -102,6 +124,22 @@ class TextBackend:
         self._batch = TextBatch(self._batching, self._options, self._put)
         self._batching.on_news = self._on_news
         return EngineInfo(context_window=self._window, max_output_tokens=self._window - 1, device=device)
+
+    def _make_guidance(self) -> Guidance:
+        from penstock.processors.engines.grammars import Grammars
+        from penstock.processors.engines.guidance import Guidance
+
+        return Guidance(
+            self._tokenizer,
+            Grammars(self._tokenizer, vocabulary=self._vocabulary, end_ids=sorted(self._all_eos)),
+            vocabulary=self._vocabulary,
+            slots=self._slots,
+            options=self._options,
+        )
+
+    @property
+    def _slots(self) -> int:
+        return int(self._options.get("slots", 64))
 
     def _start_batching(self) -> BatchingLoop:
         from penstock.processors.engines.batching import start_loop
@@ -145,13 +183,14 @@ class TextBackend:
 
     # -- preparing
 
-    def prepare(self, spec: RunSpec) -> tuple[Prepared, tuple[list[int], int]]:
-        """Tokens of the prompt, and of the cache in all; the prompt is its ids and how many may follow.
+    def prepare(self, spec: RunSpec) -> tuple[Prepared, Prompt]:
+        """Tokens of the prompt, and of the cache in all; the prompt is its ids, how many may follow, and the plan.
 
         Raises ContextLengthExceeded, InvalidRequest, UnsupportedParameter.
         """
-        refuse_unsupported(spec)
-        self._sampling(spec.params)
+        refuse_images(spec)
+        refuse_unsupported(spec, "text")
+        plan = self._guidance.plan(spec, greedy=self._sampling(spec.params) == GREEDY)
         wanted = None if "max_tokens" in spec.defaulted else spec.params.get("max_tokens")
         reserve = int(wanted) if wanted is not None else min(64, self._window // 4)
         messages: list[Message] | None = None
@@ -160,7 +199,7 @@ class TextBackend:
             rendered: dict[int, list[int]] = {}  # by how many messages: one history is cut at different lengths
 
             def count(chosen: Sequence[Message]) -> int:
-                ids = rendered[len(chosen)] = self._render(chosen)
+                ids = rendered[len(chosen)] = self._render(chosen, plan)
                 return len(ids)
 
             context = build_context(
@@ -173,17 +212,32 @@ class TextBackend:
             )
             messages, dropped = context.messages, context.dropped_turns
             ids = rendered[len(messages)]
+        elif (given := spec.params.get("prompt_token_ids")) is not None:
+            ids = list(given)
         else:
             ids = self._tokenizer(spec.prompt or "", add_special_tokens=True)["input_ids"] or [self._first_id()]
         new_tokens = self._fit(ids, int(wanted) if wanted is not None else None, spec)
         prepared = Prepared(
             run_id=spec.run_id,
             prompt_tokens=len(ids),
-            need_tokens=-(-(len(ids) + new_tokens) // self._block) * self._block,
+            need_tokens=self._need(len(ids) + new_tokens, plan),
             context_messages=len(messages or ()),
             dropped_turns=dropped,
         )
-        return prepared, (ids, new_tokens)
+        return prepared, (ids, new_tokens, plan)
+
+    def _need(self, tokens: int, plan: Plan | None) -> int:
+        """Tokens of the cache for all answers: whole blocks. Raises InvalidRequest for more than it ever has."""
+        answers = 1 if plan is None else plan.answers
+        need = answers * -(-tokens // self._block) * self._block
+        capacity = self._cache_tokens - self._block
+        if answers > 1 and need > capacity:
+            raise InvalidRequest(
+                f"{answers} answers need {need} tokens of the cache, which has {capacity}",
+                param="payload.n",
+                details={"need": need, "capacity": capacity, "unit": "tokens"},
+            )
+        return need
 
     def _fit(self, ids: Sequence[int], wanted: int | None, spec: RunSpec) -> int:
         """How many tokens may follow: as asked, or what fits up to the default."""
@@ -201,19 +255,14 @@ class TextBackend:
         default = int(spec.params.get("max_tokens", DEFAULT_MAX_TOKENS))  # of the model's entry, when it is there
         return wanted if wanted is not None else min(room, default)
 
-    def _render(self, messages: Sequence[Message]) -> list[int]:
-        if self._tokenizer.chat_template is None:
-            text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
-            return self._tokenizer(text)["input_ids"]
+    def _render(self, messages: Sequence[Message], plan: Plan | None) -> list[int]:
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
-            )
+            ids = self._guidance.render(messages, plan)
         except TemplateError as error:  # as templates say that roles do not alternate, or that they know no system role
             raise InvalidRequest(
                 shortened(f"the model's chat template refuses these messages: {error}", 300), param="payload.messages"
             ) from error
-        return list(rendered["input_ids"])
+        return ids if plan is None else [*ids, *plan.begun]
 
     def _first_id(self) -> int:
         bos = self._tokenizer.bos_token_id
@@ -221,13 +270,51 @@ class TextBackend:
 
     # -- running
 
-    def run(self, spec: RunSpec, prompt: tuple[list[int], int]) -> None:
-        ids, new_tokens = prompt
-        detokeniser = Detokeniser(self._decode, context_free=self._context_free)
-        self._runs[spec.run_id] = TextRun(
-            spec, len(ids), detokeniser, self._eos.__contains__, self._emit, prompt=ids, new_tokens=new_tokens
+    def run(self, spec: RunSpec, prompt: Prompt) -> None:
+        ids, new_tokens, plan = prompt
+        if plan is None:
+            self._begin(spec, ids, new_tokens, TextRun(spec, len(ids), self._detokeniser(), self._is_end, self._emit))
+        elif plan.answers == 1:
+            self._begin_planned(spec, prompt, plan, spec.run_id, 0, self._emit)
+        else:
+            choices = self._choices[spec.run_id] = Choices(spec.run_id, plan.answers, self._emit)
+            for index, run_id in enumerate(choices.parts):
+                self._begin_planned(spec, prompt, plan, run_id, index, choices.emit_of(index))
+
+    def _begin_planned(self, spec: RunSpec, prompt: Prompt, plan: Plan, run_id: str, index: int, emit: Emit) -> None:
+        """One answer of a request that wants more than plain text."""
+        ids, new_tokens, _ = prompt
+        control = plan.control(index)
+        told_logprobs = None
+        if control is not None and plan.wishes.top_logprobs is not None:
+            told_logprobs = partial(self._guidance.told_logprobs, control)
+        run = TextRun(
+            spec,
+            len(ids),
+            self._detokeniser(plan),
+            self._all_eos.__contains__ if plan.matcher is not None else self._is_end,
+            emit,
+            run_id=run_id,
+            calls=plan.reader(run_id),
+            told_logprobs=told_logprobs,
         )
-        self._batch.add(spec.run_id)
+        self._begin(spec, ids, new_tokens, run, control, guided=plan.matcher is not None)
+
+    def _begin(
+        self,
+        spec: RunSpec,
+        ids: list[int],
+        new_tokens: int,
+        run: TextRun,
+        control: Control | None = None,
+        *,
+        guided: bool = False,
+    ) -> None:
+        self._runs[run.run_id] = run
+        # What a grammar ends, ends with a token of its own, even where other texts shall not end.
+        end_ids = sorted(self._all_eos) if guided else self._end_ids()
+        run.prompt, run.new_tokens, run.end_ids, run.control = ids, new_tokens, end_ids, control
+        self._batch.add(run.run_id)
         self._give_loop()
 
     def _give_loop(self) -> None:
@@ -239,7 +326,16 @@ class TextBackend:
         """Into the loop, from where it had come to; whether the loop took it."""
         run = self._runs[run_id]
         ids, left = [*run.prompt, *run.before], run.new_tokens - len(run.before)
-        return self._batching.add(run_id, ids, left, self._sampling(run.params), self._end_ids())
+        return self._batching.add(run_id, ids, left, self._sampling(run.params), run.end_ids, run.control)
+
+    def _detokeniser(self, plan: Plan | None = None) -> Detokeniser:
+        decode = self._decode
+        if plan is not None and plan.use.tools and plan.dialect.marker:
+            decode = with_marker(self._tokenizer, plan.dialect.marker, decode)
+        return Detokeniser(decode, context_free=self._context_free)
+
+    def _is_end(self, token: int) -> bool:
+        return token in self._eos
 
     def _end_ids(self) -> list[int]:
         return sorted(self._eos) or [-1]
@@ -248,11 +344,14 @@ class TextBackend:
         return sampling_of(params, vocabulary=self._vocabulary)
 
     def cancel(self, run_id: str) -> None:
-        if self._runs.pop(run_id, None) is not None:
-            self._take_out(run_id)
+        choices = self._choices.pop(run_id, None)
+        for part in [run_id] if choices is None else choices.parts:
+            if self._runs.pop(part, None) is not None:
+                self._take_out(part)
 
     def _take_out(self, run_id: str, *, over: bool = False) -> None:
         """The next takes its place. `over`: the loop has ended it already."""
+        self._batching.forget(run_id)
         if self._batch.remove(run_id) and not over:
             self._batching.cancel_request(run_id)
         self._give_loop()
@@ -277,9 +376,13 @@ class TextBackend:
         """
         if self._batching.out_of_memory:
             logger.warning("engine.out_of_memory runs=%d slots=%d", len(self._runs), self._batch.slots)
+            guided = [run.run_id for run in self._runs.values() if run.control is not None]
             for run in self._runs.values():
                 run.rewind()
-            for run_id in self._batch.begin_anew():
+            hopeless = self._batch.begin_anew()
+            for run_id in guided:  # its grammar stands where the lost step left it
+                self._fail(run_id, EngineFailed("memory ran out under a guided run"))
+            for run_id in hopeless:
                 self._fail(run_id, OutOfMemory("memory ran out in the smallest batch that the engine makes"))
             self._give_loop()
             self._tell_limits()
@@ -325,9 +428,11 @@ class TextBackend:
                 if self._batching.dead:
                     died = True
                     continue
-                # Requests are validated before: what fails here is the engine's fault.
-                error = EngineFailed(shortened(f"the engine failed: {output.error}", 300))
-                self._fail(output.request_id, error, over=True)
+                # Requests are validated before: what fails here without a reason of its own is the engine's fault.
+                reason = output.error
+                if not isinstance(reason, PenstockError):
+                    reason = EngineFailed(shortened(f"the engine failed: {reason}", 300))
+                self._fail(output.request_id, reason)
             elif (run := self._runs.get(output.request_id)) is not None:
                 self._batch.went_well()
                 self._advance(run, [*run.before, *output.generated_tokens], final=True)
@@ -351,16 +456,29 @@ class TextBackend:
             if final or run.stopped:
                 del self._runs[run.run_id]
                 run.finish()
+                self._forget_choices(run.run_id)
                 self._take_out(run.run_id, over=final)
         except Exception as error:  # in a callback nobody hears it
             logger.exception("engine.output_failed")
             self._runs[run.run_id] = run
             self._fail(run.run_id, EngineFailed(f"{type(error).__name__} while the output was read"))
 
-    def _fail(self, run_id: str, error: EngineFailed, *, over: bool = False) -> None:
-        if self._runs.pop(run_id, None) is not None:
-            self._take_out(run_id, over=over)
-            self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=True)))
+    def _fail(self, run_id: str, error: PenstockError) -> None:
+        """One of several answers that fails takes the others along: they are one request."""
+        if run_id not in self._runs:
+            return
+        whole = run_id.rpartition("#")[0]
+        request_id = whole if whole in self._choices else run_id
+        self.cancel(request_id)
+        again = isinstance(error, EngineFailed)
+        self._emit(("failed", RunFailed(run_id=request_id, error=error, retryable_here=again)))
+
+    def _forget_choices(self, run_id: str) -> None:
+        """Of a request whose last answer this was."""
+        whole = run_id.rpartition("#")[0]
+        choices = self._choices.get(whole)
+        if choices is not None and not any(part in self._runs for part in choices.parts):
+            del self._choices[whole]
 
 
 def _folder_and_file(path: Path) -> tuple[str, dict[str, Any]]:

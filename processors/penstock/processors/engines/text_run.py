@@ -8,6 +8,8 @@ from typing import Any
 from penstock.processors.core.stops import StopMatcher
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import Finished, RunSpec
+from penstock.processors.engines.calls import CallReader
+from penstock.processors.engines.controls import Control
 from penstock.processors.engines.detokenise import Detokeniser
 
 
@@ -22,15 +24,20 @@ class TextRun:
         is_end: Callable[[int], bool],
         emit: Emit,
         *,
-        prompt: Sequence[int] = (),
-        new_tokens: int = 0,
+        run_id: str | None = None,
+        calls: CallReader | None = None,
+        told_logprobs: Callable[[int], list[dict[str, Any]]] | None = None,
     ) -> None:
-        self.prompt, self.new_tokens = prompt, new_tokens
+        """`run_id` is that of one answer of several; `told_logprobs` gives those of the first so many tokens."""
+        self.run_id = run_id or spec.run_id
+        self.params = spec.params
+        self.prompt: Sequence[int] = ()
+        self.new_tokens = 0
+        self.end_ids: list[int] = []
+        self.control: Control | None = None
         """What the loop was given: a run that memory ran out under is given to it again, with what it has said."""
         self.before: Sequence[int] = ()
         """Tokens from before it was given to the loop again."""
-        self.run_id = spec.run_id
-        self.params = spec.params
         self.streams = spec.stream
         stops: Sequence[str] = spec.params.get("stop") or ()
         self._stops = bool(stops)
@@ -39,6 +46,8 @@ class TextRun:
         self._detokeniser = detokeniser
         self._is_end = is_end
         self._emit = emit
+        self._calls = calls
+        self._told_logprobs = told_logprobs
         self._text: list[str] = []
         self._ids: Sequence[int] = ()
         self._told = 0
@@ -72,7 +81,7 @@ class TextRun:
         self.seen = len(ids)
         if final and not self._matcher.stopped:
             text += self._matcher.flush()
-        self._tell(text)
+        self._tell(text if self._calls is None else self._calls.feed(text))
 
     def _tell(self, text: str) -> None:
         if not text:
@@ -83,18 +92,27 @@ class TextRun:
         self._told = len(self._ids)
 
     def finish(self) -> None:
+        if self._calls is not None:
+            self._tell(self._calls.flush())
         made = len(self._ids)
-        at_end = self._matcher.stopped or (made > 0 and self._is_end(self._ids[-1]))
+        ended = made > 0 and self._is_end(self._ids[-1])
+        at_end = self._matcher.stopped or ended
         usage = {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": made,
             "total_tokens": self._prompt_tokens + made,
         }
         output: dict[str, Any] = {"text": "".join(self._text)}
+        reason = "stop" if at_end else "length"
+        if self._calls is not None and self._calls.calls:
+            output["tool_calls"] = self._calls.calls
+            reason = "tool_calls" if at_end else reason
+        if self._told_logprobs is not None:
+            output["logprobs"] = self._told_logprobs(made - 1 if ended else made)
         finished = Finished(
             run_id=self.run_id,
             output=output,
-            finish_reason="stop" if at_end else "length",
+            finish_reason=reason,
             usage=usage,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=made,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.processors.images.decoded import DecodedImage
@@ -13,6 +13,26 @@ from penstock.processors.images.url_rules import UrlRules
 from penstock.processors.settings import ImagesSection
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import InvalidRequest, NotFound, TooLarge
+
+
+class LazyImageInputs:
+    """As ImageInputs, made when the first image is asked for: opening the store blocks, and most workers need none."""
+
+    def __init__(self, settings: ImagesSection, open_store: Callable[[], ArtifactStore]) -> None:
+        self._settings, self._open_store = settings, open_store
+        self._inputs: ImageInputs | None = None
+
+    async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
+        """Raises as ImageInputs."""
+        if self._inputs is None:
+            store = await asyncio.to_thread(self._open_store)
+            self._inputs = self._inputs or image_inputs(self._settings, store)
+        return await self._inputs.fetch(tenant, ref, param=param)
+
+    def close(self) -> None:
+        """End the processes that decode."""
+        if self._inputs is not None:
+            self._inputs.close()
 
 
 class ImageInputs:

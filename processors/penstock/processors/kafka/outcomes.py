@@ -8,16 +8,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from penstock.processors.core.effects import Chunk, Letter, Republish, Status, Terminal
+from penstock.processors.core.effects import Chunk, Letter, Republish, ShowPreview, Status, Terminal
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.intake import origin_header
 from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Headers, Publisher
+from penstock.processors.outputs import pixels_of
 from penstock.producers.clock import now_ms
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadAvro, InvalidRequest, PenstockError, TooLarge, to_error_record
-from penstock.schemas.records import STATUS_RANKS, DeadLetter, ResultEvent, StatusEvent, Usage
+from penstock.schemas.records import STATUS_RANKS, DeadLetter, Preview, ResultEvent, StatusEvent, Usage
 from penstock.schemas.topics import HEADER_TRACEPARENT, TopicNames
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,8 @@ class Outcomes:
                 waiting_for=effect.waiting,
                 ttl_ms=work.ttl_ms,
                 model_reason=work.model_reason,
+                step=effect.step,
+                steps=effect.steps,
             ),
             headers=trace_of(work),
         )
@@ -105,6 +108,27 @@ class Outcomes:
             logger.error("chunk.refused request=%s error=%s", work.request_id, error.code)
             return False
         return True
+
+    def preview(self, effect: ShowPreview, preview: Preview) -> None:
+        """Publish where a preview lies. One that cannot be published is left out: it is advice."""
+        work = effect.work
+        event = ResultEvent(
+            request_id=work.request_id,
+            tenant=work.tenant,
+            kind="preview",
+            origin=work.origin,
+            attempt=effect.attempt,
+            epoch=effect.epoch,
+            task=work.task,
+            created_at=now_ms(),
+            worker_id=self._worker_id,
+            preview=preview,
+            metadata={},
+        )
+        try:
+            self._publisher.chunk(event, headers=trace_of(work))
+        except (BadAvro, TooLarge) as error:
+            logger.error("preview.refused request=%s error=%s", work.request_id, error.code)
 
     def terminal(self, effect: Terminal, done: Callable[[str], None]) -> None:
         """Publish the outcome; `done` is told its status when the broker has it."""
@@ -199,7 +223,7 @@ class Outcomes:
 
 
 def usage_of(finished: Finished) -> Usage:
-    """Token counts as the engine tells them, else as it counted them."""
+    """Counts as the engine tells them, else as it counted them; pixels of the images that it made."""
     usage = finished.usage or {}
     prompt = int(usage.get("prompt_tokens", finished.prompt_tokens))
     completion = int(usage.get("completion_tokens", finished.completion_tokens))
@@ -207,5 +231,5 @@ def usage_of(finished: Finished) -> Usage:
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=int(usage.get("total_tokens", prompt + completion)),
-        pixels=None,
+        pixels=pixels_of(finished.output),
     )

@@ -22,7 +22,7 @@ from penstock.producers.kafka_errors import too_large
 from penstock.producers.transport import Delivery, record_bytes
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadAvro, InternalError, PenstockError, TooLarge, to_error_record
-from penstock.schemas.records import DeadLetter, ResultEvent, StatusEvent
+from penstock.schemas.records import PAYLOAD_FIELDS, DeadLetter, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
@@ -336,8 +336,7 @@ def small_failure(event: ResultEvent, error: PenstockError) -> ResultEvent:
         token_ids=None,
         first_token_index=None,
         text_offset=None,
-        text_generation=None,
-        embedding=None,
+        **dict.fromkeys(PAYLOAD_FIELDS),
         output_artifact=None,
         finish_reason=None,
         error=to_error_record(error),

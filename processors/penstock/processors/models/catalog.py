@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.processors.engines.backend import BACKENDS
+from penstock.producers.engine_kinds import KINDS, EngineKind
 from penstock.producers.model_entry import PRIORITY, ModelEntry
 from penstock.schemas.errors import InvalidRequest, ModelNotFound
 
@@ -86,9 +86,16 @@ class ModelConfig:
         return 2.0 ** max(-10, min(10, PRIORITY - self.priority))
 
     @property
+    def kind(self) -> EngineKind:
+        """What is known of its kind of engine. Raises InvalidRequest for one that there is not."""
+        if self.engine not in KINDS:
+            raise InvalidRequest(f"{self.id}: there is no engine {self.engine}", param="models")
+        return KINDS[self.engine]
+
+    @property
     def local(self) -> bool:
         """Whether it runs in processes on this machine, with memory to be granted."""
-        return self.engine in BACKENDS or self.engine == "managed"
+        return self.kind.local
 
 
 class Catalog:

@@ -1,21 +1,21 @@
-"""Makes the engine of a configured model: the one place that knows all kinds of engines."""
+"""Makes the engine of a configured model, by what its kind says of it (`penstock.producers.engine_kinds`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.processors.engines.backend import BACKENDS
 from penstock.processors.engines.base import Engine
-from penstock.processors.engines.loading import cache_tokens, device_name
+from penstock.processors.engines.loading import device_name
 from penstock.processors.engines.noop import NoopEngine
 from penstock.processors.hardware.cpu import CpuProbe
 from penstock.processors.hardware.nvml import NvmlProbe
 from penstock.processors.hardware.probe import DeviceFacts
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.sizing import ModelSize, estimate
-from penstock.schemas.errors import InvalidRequest
+from penstock.producers.engine_kinds import load
 
 Facts = Callable[[str], DeviceFacts | None]
 """What is known of a device by its name."""
@@ -24,6 +24,19 @@ Facts = Callable[[str], DeviceFacts | None]
 def this_machine(device: str) -> DeviceFacts | None:
     """Facts of a real device, looked up anew: for engines that are made without a worker."""
     return next((one for probe in (CpuProbe(), NvmlProbe()) for one in probe.devices() if one.device == device), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Making:
+    """What an engine is made of. `options` is a copy that its maker may change."""
+
+    config: ModelConfig
+    size: ModelSize
+    options: dict[str, Any]
+    devices: tuple[str, ...]
+    granted_bytes: int
+    facts: Facts
+    logs: Path
 
 
 def make_engine(
@@ -41,46 +54,65 @@ def make_engine(
 
     `logs` is the folder for what managed servers say. Raises InvalidRequest.
     """
-    options = dict(config.options)
-    granted_bytes = size.need_bytes if granted_bytes is None else granted_bytes
-    if config.engine == "noop":
-        return NoopEngine(config.id, options)
-    if config.engine == "remote":
-        from penstock.processors.engines.remote import RemoteEngine
+    making = Making(
+        config=config,
+        size=size,
+        options=dict(config.options),
+        devices=devices,
+        granted_bytes=size.need_bytes if granted_bytes is None else granted_bytes,
+        facts=facts,
+        logs=logs,
+    )
+    return load(config.kind.maker)(making)
 
-        return RemoteEngine(config.id, config.source, options)
-    if config.engine == "managed":
-        from penstock.processors.engines.managed import ManagedEngine
 
-        devices = devices or (device_name(options),)
-        known = [facts(device) for device in devices]
-        return ManagedEngine(
-            config.id,
-            size.source,
-            options,
-            devices=devices,
-            granted_bytes=granted_bytes,
-            total_bytes=min(0 if one is None else one.total_bytes for one in known),
-            addresses=_addresses(known),
-            logs=logs,
-        )
-    if config.engine not in BACKENDS:
-        raise InvalidRequest(f"{config.id}: there is no engine {config.engine}", param="models")
+def make_noop(making: Making) -> Engine:
+    return NoopEngine(making.config.id, making.options)
+
+
+def make_remote(making: Making) -> Engine:
+    from penstock.processors.engines.remote import RemoteEngine
+
+    return RemoteEngine(making.config.id, making.config.source, making.options)
+
+
+def make_managed(making: Making) -> Engine:
+    from penstock.processors.engines.managed import ManagedEngine
+
+    devices = making.devices or (device_name(making.options),)
+    known = [making.facts(device) for device in devices]
+    return ManagedEngine(
+        making.config.id,
+        making.size.source,
+        making.options,
+        devices=devices,
+        granted_bytes=making.granted_bytes,
+        total_bytes=min(0 if one is None else one.total_bytes for one in known),
+        addresses=_addresses(known),
+        logs=making.logs,
+    )
+
+
+def make_child(making: Making) -> Engine:
+    """An engine in a process of its own."""
     from penstock.processors.engines.host import ChildEngine
 
+    config, options = making.config, making.options
+    assert config.kind.backend is not None
+    limits = estimate(config).limits
     load_timeout_s = float(options.pop("load_timeout_s", 300))
     silent_s = float(options.pop("silent_s", 60))
-    if config.engine == "text":
-        options["cache_tokens"] = cache_tokens(options)
-    options.update(_seen(facts(devices[0])) if devices else {}, granted_bytes=granted_bytes)
-    if size.adapters:
-        options["adapters"] = list(size.adapters)
+    if limits.tokens is not None:
+        options["cache_tokens"] = limits.tokens
+    options.update(_seen(making.facts(making.devices[0])) if making.devices else {}, granted_bytes=making.granted_bytes)
+    if making.size.adapters:
+        options["adapters"] = list(making.size.adapters)
     return ChildEngine(
         config.id,
-        BACKENDS[config.engine],
-        size.source,
+        config.kind.backend,
+        making.size.source,
         options,
-        limits=estimate(config).limits,
+        limits=limits,
         load_timeout_s=load_timeout_s,
         silent_s=silent_s,
     )

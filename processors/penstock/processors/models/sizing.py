@@ -7,24 +7,24 @@ import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.processors.core.estimates import Shape
 from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines.base import Limits
-from penstock.processors.engines.loading import block_size, cache_tokens, device_name
+from penstock.processors.engines.loading import block_size, cache_tokens
 from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.fetching import PROGRESS
-from penstock.processors.models.parts import PROCESS_BYTES, Part, memory_parts, shape_of
+from penstock.processors.models.parts import PARTS, PROCESS_BYTES, Part, memory_parts, shape_of
+from penstock.producers.engine_kinds import load
 from penstock.schemas.errors import InvalidRequest
 
 BYTES_PER_TOKEN = 4
 """Of text, before a tokenizer is there to count."""
 DEFAULT_MAX_TOKENS = 512
-SLOTS = {"text": 64, "embedding": 256, "noop": 256, "remote": 8, "managed": 8}
 
 ProcessBytes = Callable[[str, int], Awaitable[int]]
 """What a process of a kind of engine, with so many threads, owns beside its model."""
@@ -65,12 +65,24 @@ class Estimate:
 
 
 def estimate(config: ModelConfig) -> Estimate:
+    """As its kind of engine has it."""
+    return load(config.kind.estimate)(config)
+
+
+def slots_of(config: ModelConfig) -> int:
+    return int(config.options.get("slots", config.kind.slots))
+
+
+def slots_estimate(config: ModelConfig) -> Estimate:
+    """Of an engine that only its slots limit."""
+    return Estimate(limits=Limits(slots=slots_of(config)))
+
+
+def text_estimate(config: ModelConfig) -> Estimate:
+    """Of an engine with a cache of tokens."""
     options = config.options
-    slots = int(options.get("slots", SLOTS.get(config.engine, 1)))
-    if config.engine != "text":
-        return Estimate(limits=Limits(slots=slots))
     return Estimate(
-        limits=Limits(slots=slots, tokens=cache_tokens(options)),
+        limits=Limits(slots=slots_of(config), tokens=cache_tokens(options)),
         default_max_tokens=int(config.defaults.get("max_tokens", DEFAULT_MAX_TOKENS)),
         block=block_size(options),
     )
@@ -92,21 +104,34 @@ async def size_model(
     before what its files say. `process_bytes` tells what a process of a kind of engine, with so many threads, owns
     beside its model. Raises CannotLoad or InvalidRequest with the cure, OSError.
     """
-    if config.engine == "managed":
-        return _managed_size(config)
-    if not config.local:
-        return ModelSize(source=config.source, need_bytes=0)
+    size: ModelSize = await load(config.kind.sizer)(config, on_progress)
+    if config.vram_bytes is not None or all(part.name != "process" for part in size.parts):
+        return size
+    own = await process_bytes(config.engine, int(config.options.get("threads", 1)))
+    parts = tuple(replace(part, bytes=own) if part.name == "process" else part for part in size.parts)
+    return replace(size, parts=parts, need_bytes=sum(part.bytes for part in parts))
+
+
+async def own_size(config: ModelConfig, on_progress: OnProgress) -> ModelSize:
+    """Of an engine that takes no memory here."""
+    return ModelSize(source=config.source, need_bytes=0)
+
+
+async def size_of_files(config: ModelConfig, on_progress: OnProgress) -> ModelSize:
+    """Of an engine that loads a model's files."""
     check_packages(config)
     code = bool(config.options.get("trust_remote_code"))
     path = local_path(config.source) or await fetch(config.source, config.revision, code=code, on_progress=on_progress)
     adapters = [str(local_path(one) or await fetch(one, on_progress=on_progress)) for one in config.adapters]
-    own = PROCESS_BYTES
-    if config.vram_bytes is None and device_name(config.options) == "cpu":
-        own = await process_bytes(config.engine, int(config.options.get("threads", 1)))
-    parts = await in_daemon_thread(memory_parts, path, config.engine, config.options, own)
+    parts: tuple[Part, ...] = ()
+    if config.engine in PARTS:
+        parts = await in_daemon_thread(memory_parts, path, config.engine, config.options)
+        need = sum(part.bytes for part in parts)
+    else:
+        need = await in_daemon_thread(load(config.kind.files_need), path, config)
     return ModelSize(
         source=str(path),
-        need_bytes=config.vram_bytes or sum(part.bytes for part in parts),
+        need_bytes=config.vram_bytes or need,
         adapters=tuple(adapters),
         parts=parts,
         shape=shape_of(config.engine, config.options),
@@ -122,7 +147,7 @@ def check_packages(config: ModelConfig) -> None:
         )
 
 
-def _managed_size(config: ModelConfig) -> ModelSize:
+async def managed_size(config: ModelConfig, on_progress: OnProgress) -> ModelSize:
     """What its server may take of each device: nobody but who wrote its command knows. Raises InvalidRequest."""
     if config.vram_bytes is None:
         raise InvalidRequest(
@@ -180,6 +205,14 @@ async def fetch(
     if process.returncode or not folder:
         raise InvalidRequest(f"the model {source} could not be fetched from the hub; name a local folder")
     return Path(folder)
+
+
+def weights_need(path: Path, config: ModelConfig) -> int:
+    """Bytes that an engine of this model will take."""
+    return sum(part.bytes for part in memory_parts(path, config.engine, config.options))
+
+
+text_need = weights_need
 
 
 def usable_cores() -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -109,6 +109,11 @@ class Places:
         """None for the default one, which stands first."""
         return [None, *self._named]
 
+    def folders(self) -> list[Path]:
+        """Of all places that are local."""
+        folders = [self[name].folder for name in self.names]
+        return [folder for folder in folders if folder is not None]
+
     def __getitem__(self, store: str | None) -> OpenPlace:
         """Raises InvalidRequest for a store that is not configured here."""
         opened = self._open.get(store)
@@ -119,13 +124,7 @@ class Places:
 
     def check(self, store: str | None, prefix: str | None) -> None:
         """Raises InvalidRequest naming what is wrong."""
-        if store is not None and store not in self._named:
-            there_are = ", ".join(sorted(self._named)) or "none besides the default one"
-            raise InvalidRequest(
-                f"output.store {store!r} is no configured store of artifacts; there are: {there_are}",
-                param="output.store",
-            )
-        check_prefix(prefix)
+        check_place(self._named, store, prefix)
 
 
 def open_place(place: Place) -> OpenPlace:
@@ -152,6 +151,20 @@ def open_place(place: Place) -> OpenPlace:
         reason = str(error).partition("\n")[0]
         raise InvalidRequest(f"artifacts cannot lie at {place.location}: {reason}", param="artifacts") from None
     return OpenPlace(place, place.location.rstrip("/"), opened, None)
+
+
+def check_place(named: Iterable[str], store: str | None, prefix: str | None) -> None:
+    """Whether `output {store, prefix}` names a store that is there, and a folder within it.
+
+    Raises InvalidRequest naming what is wrong.
+    """
+    if store is not None and store not in set(named):
+        there_are = ", ".join(sorted(named)) or "none besides the default one"
+        raise InvalidRequest(
+            f"output.store {store!r} is no configured store of artifacts; there are: {there_are}",
+            param="output.store",
+        )
+    check_prefix(prefix)
 
 
 def check_prefix(value: object) -> str | None:

@@ -69,8 +69,8 @@ class ArtifactStore:
         self._ttl_s = ttl_s
         self._clock = clock
         first = Place(location=str(location), options=dict(options or {}), presigned=presigned)
-        self._places = Places(first, stores or {})
-        self._client = self._places[None].client
+        self.places = Places(first, stores or {})
+        self._client = self.places[None].client
         self.holds = Holds(self._client)
 
     # -- writing
@@ -157,7 +157,7 @@ class ArtifactStore:
 
     def check_place(self, store: str | None, prefix: str | None) -> None:
         """Whether `output {store, prefix}` can be followed here. Raises InvalidRequest naming what is wrong."""
-        self._places.check(store, prefix)
+        self.places.check(store, prefix)
 
     # -- reading
 
@@ -194,7 +194,7 @@ class ArtifactStore:
         artifact = self.describe(tenant, artifact_id)
         try:
             with telling_failures():
-                data = bytes(self._places[artifact.store].client.get(data_path(artifact)).bytes())
+                data = bytes(self.places[artifact.store].client.get(data_path(artifact)).bytes())
         except FileNotFoundError as error:
             raise _missing(artifact_id) from error
         digest = hashlib.sha256(data).hexdigest()
@@ -211,7 +211,7 @@ class ArtifactStore:
         stop = artifact.size_bytes if end is None else min(end, artifact.size_bytes)
         whole = start == 0 and stop == artifact.size_bytes
         digest = hashlib.sha256()
-        client, path = self._places[artifact.store].client, data_path(artifact)
+        client, path = self.places[artifact.store].client, data_path(artifact)
         for at in range(start, stop, PIECE_BYTES):
             until = min(at + PIECE_BYTES, stop)
             try:
@@ -250,11 +250,11 @@ class ArtifactStore:
 
     def used_bytes(self, tenant: str) -> int:
         """Bytes of all that is kept under a tenant; lists it, so remember the answer for a while."""
-        return sum(int(item["size"]) for name in self._places.names for item in self._items(tenant, name))
+        return sum(int(item["size"]) for name in self.places.names for item in self._items(tenant, name))
 
     def presigned_url(self, artifact: Artifact, ttl_s: float) -> str | None:
         """A URL at which the store itself gives the bytes for `ttl_s` seconds; None when it cannot or may not."""
-        return self._places[artifact.store].presigned_url(data_path(artifact), ttl_s)
+        return self.places[artifact.store].presigned_url(data_path(artifact), ttl_s)
 
     # -- removing
 
@@ -276,14 +276,14 @@ class ArtifactStore:
         """Remove one object of a place; one that is not there is no error."""
         try:
             with telling_failures():
-                self._places[store].client.delete(path)
+                self.places[store].client.delete(path)
         except FileNotFoundError:
             return
 
     # -- within
 
     def _items(self, tenant: str, store: str | None = None) -> Iterator[Mapping[str, Any]]:
-        return self._places[store].items(check_tenant(tenant))
+        return self.places[store].items(check_tenant(tenant))
 
     def _begin(
         self,
@@ -296,7 +296,7 @@ class ArtifactStore:
     ) -> tuple[OpenPlace, Artifact]:
         """Where it will lie, and what is known of it before its bytes are."""
         self.check_place(store, prefix)
-        place, now_ms = self._places[store], int(self._clock() * 1000)
+        place, now_ms = self.places[store], int(self._clock() * 1000)
         ttl_s = self._ttl_s if ttl_s is None else ttl_s
         made = artifact_id or str(uuid.uuid4())
         return place, Artifact(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.processors.engines.sampling import GREEDY, Sampling, sampling_of
-from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.errors import InvalidRequest
 
 VOCABULARY = 512
 
@@ -32,8 +32,6 @@ def test_accepted(params: dict[str, object], expected: Sampling) -> None:
 @pytest.mark.parametrize(
     ("params", "kind", "param"),
     [
-        ({"seed": 1}, UnsupportedParameter, "payload.seed"),
-        ({"seed": 0, "temperature": 0.5}, UnsupportedParameter, "payload.seed"),
         ({"temperature": -1}, InvalidRequest, "payload.temperature"),
         ({"temperature": math.nan}, InvalidRequest, "payload.temperature"),
         ({"temperature": "hot"}, InvalidRequest, "payload.temperature"),

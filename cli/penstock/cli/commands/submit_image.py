@@ -1,0 +1,301 @@
+"""`penstock submit image …`: make, change, describe and process images; what is made is saved to files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from penstock.cli.commands.common import (
+    DEFAULT_URL,
+    AsJson,
+    Gateway,
+    Key,
+    Url,
+    errors,
+    print_json,
+    raise_for_error,
+    unreachable,
+    waiting_text,
+)
+from penstock.cli.commands.following import follow
+from penstock.cli.failures import CliFailure, ExitCode
+from penstock.schemas.image_formats import MEDIA_TYPES, sniff
+
+Model = Annotated[str | None, typer.Option(help="Default: the best for the task.")]
+Priority = Annotated[int | None, typer.Option(min=0, help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for the outcome.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="A folder for the images, or the file of a single one.")]
+Size = Annotated[str | None, typer.Option(help="Width x height in pixels, as 512x512.")]
+Steps = Annotated[int | None, typer.Option(help="Denoising steps.")]
+Guidance = Annotated[float | None, typer.Option(help="How strictly the image follows the prompt.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same image.")]
+Count = Annotated[int | None, typer.Option("-n", help="How many images.")]
+Format = Annotated[str | None, typer.Option("--format", help="png, jpeg or webp.")]
+Negative = Annotated[str | None, typer.Option("--negative", help="What not to draw.")]
+Source = Annotated[str, typer.Argument(help="A file, or a URL that the worker may fetch.")]
+
+SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg", "image/webp": ".webp", "image/gif": ".gif"}
+UPLOAD_S = 300.0
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Make, change, describe or process images. Files are uploaded first; what is made is saved.
+
+Examples:
+
+  penstock submit image generate "a dam at dawn" --size 512x512 --seed 7
+
+  penstock submit image edit dam.png "make it winter" --strength 0.6 -o winter.png
+
+  penstock submit image caption dam.png "How many turbines are there?"
+
+  penstock submit image process dam.png --op resize:width=640 --op convert:format=webp""",
+)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to draw.")],
+    negative: Negative = None,
+    size: Size = None,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    seed: Seed = None,
+    n: Count = None,
+    sampler: Annotated[str | None, typer.Option(help="As euler, ddim or unipc.")] = None,
+    image_format: Format = None,
+    out: Out = Path(),
+    model: Model = None,
+    priority: Priority = None,
+    timeout: Timeout = 900,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make images from a prompt.
+
+    Example:
+
+      penstock submit image generate "a dam at dawn" --size 512x512 -n 2 -o pictures/
+    """
+    payload = {"prompt": prompt, "sampler": sampler, **_drawing(negative, size, steps, guidance, seed, n)}
+    with Gateway(url, key) as gateway:
+        _run(gateway, _body("image_generation", payload, model, priority, image_format), out, timeout, as_json=as_json)
+
+
+@app.command()
+def edit(
+    source: Source,
+    prompt: Annotated[str, typer.Argument(help="What to change, or what to draw.")],
+    mask: Annotated[str | None, typer.Option(help="A file or URL; white where the image may change.")] = None,
+    strength: Annotated[float | None, typer.Option(help="How far it may go from the image, above 0 to 1.")] = None,
+    negative: Negative = None,
+    size: Size = None,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    seed: Seed = None,
+    n: Count = None,
+    image_format: Format = None,
+    out: Out = Path(),
+    model: Model = None,
+    priority: Priority = None,
+    timeout: Timeout = 900,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change an image by a prompt.
+
+    Example:
+
+      penstock submit image edit dam.png "make it winter" --mask sky.png -o winter.png
+    """
+    payload: dict[str, Any] = {"prompt": prompt, "strength": strength}
+    payload |= _drawing(negative, size, steps, guidance, seed, n)
+    with Gateway(url, key) as gateway:
+        payload["image"] = _input(gateway, source)
+        payload["mask"] = None if mask is None else _input(gateway, mask)
+        _run(gateway, _body("image_editing", payload, model, priority, image_format), out, timeout, as_json=as_json)
+
+
+@app.command()
+def caption(
+    source: Source,
+    question: Annotated[str | None, typer.Argument(help="What to ask of it; without one it is described.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    model: Model = None,
+    priority: Priority = None,
+    timeout: Timeout = 300,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe an image, or answer a question about it.
+
+    Example:
+
+      penstock submit image caption dam.png "What is in the foreground?"
+    """
+    with Gateway(url, key) as gateway:
+        payload = {"image": _input(gateway, source), "prompt": question, "max_tokens": max_tokens}
+        _run(gateway, _body("image_to_text", payload, model, priority), None, timeout, as_json=as_json)
+
+
+@app.command()
+def process(
+    source: Source,
+    op: Annotated[list[str], typer.Option("--op", help="An operation, as resize:width=640,fit=contain; in order.")],
+    image_format: Format = None,
+    out: Out = Path(),
+    model: Model = None,
+    priority: Priority = None,
+    timeout: Timeout = 300,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Process an image by operations, one after the other.
+
+    Example:
+
+      penstock submit image process dam.png --op crop:left=0,top=0,width=64,height=64 --op flip:axis=horizontal
+    """
+    operations = [operation(text) for text in op]
+    with Gateway(url, key) as gateway:
+        for one in operations:
+            if isinstance(one.get("image"), str):
+                one["image"] = _input(gateway, one["image"])
+        payload = {"image": _input(gateway, source), "operations": operations}
+        _run(gateway, _body("image_processing", payload, model, priority, image_format), out, timeout, as_json=as_json)
+
+
+def operation(text: str) -> dict[str, Any]:
+    """`resize:width=640,fit=contain` as the object of a request. Raises CliFailure (usage)."""
+    name, _, arguments = text.partition(":")
+    found: dict[str, Any] = {"op": name.strip()}
+    for part in filter(None, arguments.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise CliFailure(f"--op {text}: write it as name:argument=value,…", exit_code=ExitCode.USAGE)
+        try:
+            found[key.strip()] = json.loads(value)
+        except ValueError:
+            found[key.strip()] = value
+    return found
+
+
+def sides(size: str | None) -> dict[str, int]:
+    """`512x256` as width and height. Raises CliFailure (usage)."""
+    if size is None:
+        return {}
+    width, cross, height = size.lower().partition("x")
+    if not (cross and width.isdigit() and height.isdigit()):
+        raise CliFailure(f"--size {size}: write it as 512x512", exit_code=ExitCode.USAGE)
+    return {"width": int(width), "height": int(height)}
+
+
+def _drawing(
+    negative: str | None, size: str | None, steps: int | None, guidance: float | None, seed: int | None, n: int | None
+) -> dict[str, Any]:
+    return {
+        "negative_prompt": negative,
+        **sides(size),
+        "inference_steps": steps,
+        "guidance_scale": guidance,
+        "seed": seed,
+        "n": n,
+    }
+
+
+def _body(
+    task: str, payload: dict[str, Any], model: str | None, priority: int | None, image_format: str | None = None
+) -> dict[str, Any]:
+    output = None if image_format is None else {"format": "jpeg" if image_format == "jpg" else image_format}
+    body = {"task": task, "model": model, "priority": priority, "output": output}
+    given = {name: value for name, value in body.items() if value is not None}
+    return {**given, "payload": {name: value for name, value in payload.items() if value is not None}}
+
+
+def _input(gateway: Gateway, source: str) -> dict[str, str]:
+    """A reference to an image: a URL as it is, a file as the artifact that it becomes. Raises CliFailure."""
+    if source.startswith(("http://", "https://")):
+        return {"url": source}
+    try:
+        data = Path(source).read_bytes()
+    except OSError as error:
+        raise CliFailure(f"{source} cannot be read: {error.strerror}", exit_code=ExitCode.USAGE) from error
+    found = sniff(data)
+    if found is None:
+        known = ", ".join(MEDIA_TYPES)
+        raise CliFailure(f"{source} is not an image of a known format ({known})", exit_code=ExitCode.USAGE)
+    headers = {"content-type": MEDIA_TYPES[found]}
+    try:
+        answer = gateway.http.post("/v1/artifacts", content=data, headers=headers, timeout=UPLOAD_S)
+    except httpx.HTTPError as error:
+        raise unreachable(gateway.url, error) from error
+    raise_for_error(answer)
+    return {"artifact_id": answer.json()["id"]}
+
+
+def _run(gateway: Gateway, body: dict[str, Any], out: Path | None, timeout_s: float, *, as_json: bool) -> None:
+    """Submit, show how far it is, save what was made, print it. Raises CliFailure."""
+    request_id = gateway.call("POST", "/v1/requests", body=body)["request_id"]
+    frame = _outcome(gateway, request_id, timeout_s)
+    if frame["status"] != "completed":
+        raise CliFailure(
+            f"{request_id} {frame['status']}: {(frame.get('error') or {}).get('message', '')}",
+            exit_code=ExitCode.TIMED_OUT if frame["status"] == "expired" else ExitCode.FAILED,
+        )
+    result: dict[str, Any] = frame["result"]
+    saved = [] if out is None else save_images(gateway, request_id, result.get("images") or [], out)
+    if as_json:
+        print_json({**frame, **({"saved": [str(path) for path in saved]} if saved else {})})
+        return
+    for path in saved:
+        typer.echo(str(path))
+    if not saved:
+        typer.echo(result.get("text") or "")
+
+
+def _outcome(gateway: Gateway, request_id: str, timeout_s: float) -> dict[str, Any]:
+    """The `result` frame; a bar on stderr shows the steps."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), console=errors, transient=True) as bar:
+        shown = bar.add_task("waiting", total=None)
+        for frame in follow(gateway, request_id, timeout_s=timeout_s, submitted=True):
+            match frame["type"]:
+                case "status":
+                    bar.update(shown, description=waiting_text(frame) if frame.get("detail") else frame["status"])
+                case "progress":
+                    bar.update(shown, description="running", completed=frame["step"], total=frame["steps"])
+                case "restarted":
+                    bar.update(shown, description="begins again", completed=0)
+                case "result":
+                    return frame
+                case _:
+                    pass
+    raise AssertionError("a follow ends with its result")
+
+
+def save_images(gateway: Gateway, request_id: str, images: Sequence[dict[str, Any]], out: Path) -> list[Path]:
+    """Fetch the images into a folder, or a single one into the file that `out` names. Raises CliFailure."""
+    one_file = len(images) == 1 and out.suffix != "" and not out.is_dir()
+    saved: list[Path] = []
+    for number, image in enumerate(images):
+        suffix = SUFFIXES.get(image.get("media_type") or "", ".bin")
+        path = out if one_file else out / f"{request_id[:8]}-{number}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with gateway.stream("GET", image["url"], timeout=httpx.Timeout(UPLOAD_S)) as answer:
+            part = path.with_name(f".{path.name}.part")
+            with part.open("wb") as file:
+                for piece in answer.iter_bytes():
+                    file.write(piece)
+            part.replace(path)
+        saved.append(path)
+    return saved

@@ -1,0 +1,104 @@
+"""OpenAI's routes for images: generations and edits, for stock clients with a changed base URL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.responses import JSONResponse, Response
+
+from penstock.gateway.context import service_of
+from penstock.gateway.edge.bodies import discard_body, is_multipart
+from penstock.gateway.edge.errors import invalid_from_validation
+from penstock.gateway.limits.callers import Caller, caller_of
+from penstock.gateway.openai.chat_bodies import in_openai_words
+from penstock.gateway.openai.image_answers import Json, images_response
+from penstock.gateway.openai.image_bodies import ImageBody, form_fields, image_request, only_image
+from penstock.gateway.openai.routes import Exchange
+from penstock.gateway.routes.multipart import form_of
+from penstock.gateway.service.brought_images import BroughtImage, take_images
+from penstock.gateway.view.outputs import on_output_thread
+from penstock.producers.clock import now_ms
+from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedTask
+
+router = APIRouter(prefix="/v1/images", tags=["openai"])
+
+IMAGE_NAMES = ("image", "image[]")
+"""How clients name the part with the image: one, or one of a list."""
+
+
+@router.post("/generations", summary="Images from a prompt, as OpenAI's API has it")
+async def create_image(body: ImageBody, request: Request) -> Response:
+    """As base64, or as URLs of artifacts. A client that disconnects cancels."""
+    asked = image_request(body, caller_of(request), now_ms())
+    return await _answer(await Exchange.begin(request, asked), body, request)
+
+
+@router.post("/edits", summary="An image changed by a prompt, as OpenAI's API has it: multipart with image and mask")
+async def edit_image(request: Request) -> Response:
+    """As base64, or as URLs of artifacts. A client that disconnects cancels."""
+    caller = caller_of(request)
+    if not is_multipart(request.scope):
+        raise InvalidRequest("send multipart/form-data: the image is a file in it")
+    async with form_of(request) as form:
+        body, inputs, images = await _edit_of(form, caller)
+    asked = image_request(body, caller, now_ms(), inputs)
+    return await _answer(await Exchange.begin(request, asked, images=images), body, request)
+
+
+@router.post("/variations", summary="Variations of an image: not supported", include_in_schema=False)
+async def create_variation(request: Request) -> Response:
+    """No engine here makes variations without a prompt."""
+    await discard_body(request.scope, request.receive)
+    raise UnsupportedTask(
+        "variations are not supported: edit the image with a prompt at /v1/images/edits, with penstock[strength]"
+    )
+
+
+async def _edit_of(form: FormData, caller: Caller) -> tuple[ImageBody, Json, list[BroughtImage]]:
+    """(the fields, references to the images, what becomes artifacts). Raises InvalidRequest, UnsupportedParameter."""
+    texts = [(name, part) for name, part in form.multi_items() if isinstance(part, str)]
+    files = [(name, part) for name, part in form.multi_items() if isinstance(part, UploadFile)]
+    only_image(sum(name in IMAGE_NAMES for name, _ in files), "image")
+    only_image(max(1, sum(name == "mask" for name, _ in files)), "mask")
+    contents: dict[str, bytes] = {}
+    for name, part in files:
+        if name not in (*IMAGE_NAMES, "mask"):
+            raise InvalidRequest(f"the file {name[:100]} is not expected: image and mask are", param=name[:100])
+        contents["mask" if name == "mask" else "image"] = await part.read()
+    try:
+        body = ImageBody.model_validate(form_fields(texts))
+    except ValidationError as error:
+        raise invalid_from_validation(error) from None
+    holder: Json = {"payload": {name: {"file": name} for name in contents}}
+    try:
+        images = take_images(holder, caller.tenant, contents)
+    except PenstockError as error:
+        raise in_openai_words(error) from None
+    return body, holder["payload"], images
+
+
+async def _answer(exchange: Exchange, body: ImageBody, request: Request) -> Response:
+    result = await exchange.result()
+    contents = None
+    if body.response_format != "url":
+        store, tenant = service_of(request).artifacts, caller_of(request).tenant
+        made: list[Json] = result.get("images") or []
+        contents = await asyncio.gather(
+            *(asyncio.to_thread(store.get, tenant, image["artifact_id"], sha256=image["sha256"]) for image in made)
+        )
+    base = str(request.base_url).rstrip("/")
+
+    def url_of(image: Mapping[str, Any]) -> str:
+        return f"{base}{image['url']}"
+
+    answer = await on_output_thread(
+        lambda: JSONResponse(
+            images_response(exchange.created, result, contents, url_of), headers={"x-request-id": exchange.request_id}
+        )
+    )
+    return answer

@@ -1,0 +1,78 @@
+"""Bodies of requests: JSON, or multipart with the JSON in a part `request` and files that it names beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from penstock.gateway.context import context_of
+from penstock.gateway.edge.bodies import is_multipart
+from penstock.gateway.limits.callers import caller_of
+from penstock.schemas.errors import InvalidRequest
+
+MAX_FILES = 64
+MAX_FIELDS = 64
+REQUEST_PART = "request"
+
+
+async def read_json(request: Request) -> Any:
+    """The body as JSON. Raises InvalidRequest."""
+    return _json(await request.body(), "the body is not JSON", None)
+
+
+@asynccontextmanager
+async def form_of(request: Request) -> AsyncGenerator[FormData]:
+    """The parts of a multipart body, its files on the disk if they are large; one of the transfers at a time.
+
+    Raises InvalidRequest, TenantLimit, Overloaded.
+    """
+    give_back = context_of(request).allowances.open_transfer(caller_of(request))
+    try:
+        try:
+            form = await request.form(max_files=MAX_FILES, max_fields=MAX_FIELDS)
+        except HTTPException as error:  # as starlette says that a body is malformed
+            raise InvalidRequest(f"the multipart body cannot be read: {error.detail}"[:300]) from error
+        try:
+            yield form
+        finally:
+            await form.close()
+    finally:
+        give_back()
+
+
+@asynccontextmanager
+async def submitted_body(request: Request) -> AsyncGenerator[tuple[Any, Mapping[str, bytes] | None]]:
+    """(the JSON of a request, the files beside it by the names of their parts; None if the body is JSON alone).
+
+    Raises InvalidRequest, TenantLimit, Overloaded.
+    """
+    if not is_multipart(request.scope):
+        yield await read_json(request), None
+        return
+    async with form_of(request) as form:
+        body: bytes | None = None
+        files: dict[str, bytes] = {}
+        for name, part in form.multi_items():
+            content = await part.read() if isinstance(part, UploadFile) else part.encode()
+            if name == REQUEST_PART:
+                body = content
+            elif name in files:
+                raise InvalidRequest(f"the part {name[:100]} is there twice", param=name[:100])
+            else:
+                files[name] = content
+        if body is None:
+            raise InvalidRequest("a multipart body needs a part `request`, the request as JSON", param=REQUEST_PART)
+        yield _json(body, "the part `request` is not JSON", REQUEST_PART), files
+
+
+def _json(text: bytes, problem: str, param: str | None) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(problem, param=param) from error

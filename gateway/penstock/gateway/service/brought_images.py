@@ -1,0 +1,213 @@
+"""Images that a caller brings along with a request: kept as artifacts of its tenant, to which the request then refers.
+
+In the body an image is `{data, media_type}` with its bytes in base64, `{file}` with the name of a part of a multipart
+body, or in a chat OpenAI's `image_url` with a `data:` URL. Records carry references alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.service.service import GatewayService
+from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
+from penstock.schemas.ids import input_artifact_id
+from penstock.schemas.image_formats import MEDIA_TYPES, sniff
+from penstock.schemas.records import InferenceRequest
+
+MAX_IMAGES = 64
+"""So many images may come with one request."""
+KEPT_S = 3 * 86_400
+"""As long as records of requests are kept; a conversation that shows an image holds it longer."""
+
+Json = dict[str, Any]
+Slot = tuple[Json, str, str]
+"""Where an image stands: an object, the name in it, and how a caller writes that place."""
+
+
+@dataclass(frozen=True, slots=True)
+class BroughtImage:
+    """Bytes that become an artifact. The id follows from tenant and bytes: a repeat is the same request."""
+
+    artifact_id: str
+    media_type: str
+    data: bytes = field(repr=False)
+
+
+def take_images(body: Any, tenant: str, files: Mapping[str, bytes] | None = None) -> list[BroughtImage]:
+    """Take the images out of a request's JSON form, and leave references to the artifacts that they will be.
+
+    `files` are the parts of a multipart body by name. The body is changed; whatever else is wrong with it is left to
+    the checks that follow. Raises InvalidRequest, UnsupportedParameter, TooLarge, each with the field in `param`.
+    """
+    brought: dict[str, BroughtImage] = {}
+    named: set[str] = set()
+    for holder, name, param in _slots(body):
+        value = holder[name]
+        if isinstance(value, str):  # a URL of a chat's part
+            data = _of_data_url(value, param)
+        elif isinstance(value, dict):
+            data = _of_object(cast("Json", value), param, files, named)
+        else:
+            continue
+        if data is None:
+            continue
+        image = _image(data, tenant, param)
+        brought[image.artifact_id] = image
+        if len(brought) > MAX_IMAGES:
+            raise TooLarge(f"more than {MAX_IMAGES} images came with the request", param=param)
+        reference = {"artifact_id": image.artifact_id}
+        if isinstance(value, str):
+            holder.clear()
+            holder.update({"type": "image", "image": reference})
+        else:
+            holder[name] = reference
+    for name in (files or {}).keys() - named:
+        raise InvalidRequest(
+            f'the part {name[:100]} is named nowhere in the request as {{"file": …}}', param=name[:100]
+        )
+    return list(brought.values())
+
+
+async def keep_images(
+    asked: InferenceRequest,
+    images: Sequence[BroughtImage],
+    caller: Caller,
+    allowances: Allowances,
+    service: GatewayService,
+) -> None:
+    """Make them artifacts, within what the tenant may keep, if the request will be accepted.
+
+    Raises as `Submits.check`, TenantLimit, TooLarge, and what the store raises.
+    """
+    if not images:
+        return
+    await service.submitting.check(asked)
+    store = service.artifacts
+    size = sum(len(image.data) for image in images)
+    if allowances.limits_artifacts(caller):
+        used = await allowances.artifacts.used(caller.tenant, lambda: store.used_bytes(caller.tenant))
+        allowances.artifact_room(caller, used, size)
+
+    def keep() -> None:
+        for image in images:
+            store.put(
+                caller.tenant, image.data, media_type=image.media_type, artifact_id=image.artifact_id, ttl_s=KEPT_S
+            )
+
+    with allowances.artifacts.adding(caller.tenant, size):
+        await asyncio.to_thread(keep)
+
+
+# --- where images stand
+
+
+def _slots(body: Any) -> Iterator[Slot]:
+    for payload in _payloads(body):
+        for name in ("image", "mask"):
+            if name in payload:
+                yield payload, name, f"payload.{name}"
+        for number, operation in enumerate(_objects(payload.get("operations"))):
+            if "image" in operation:
+                yield operation, "image", f"payload.operations[{number}].image"
+        for number, message in enumerate(_objects(payload.get("messages"))):
+            for place, part in enumerate(_objects(message.get("content"))):
+                yield from _slots_of_part(part, f"payload.messages[{number}].content[{place}]")
+
+
+def _slots_of_part(part: Json, param: str) -> Iterator[Slot]:
+    if part.get("type") == "image" and "image" in part:
+        yield part, "image", f"{param}.image"
+    elif part.get("type") == "image_url":
+        url = part.get("image_url")
+        if isinstance(url, dict):
+            if not _brings(cast("Json", url).get("url")):
+                return
+            if cast("Json", url).get("detail") not in (None, "auto", "high"):
+                return  # refused by name afterwards
+            part["image_url"] = cast("Json", url)["url"]
+        yield part, "image_url", f"{param}.image_url"
+
+
+def _payloads(body: Any) -> Iterator[Json]:
+    """The payload, under `payload` or under its task's name."""
+    if isinstance(body, dict):
+        fields = cast("Json", body)
+        for name in ("payload", fields.get("task")):
+            if isinstance(name, str) and isinstance(fields.get(name), dict):
+                yield fields[name]
+
+
+def _objects(value: Any) -> Iterator[Json]:
+    if isinstance(value, list):
+        for item in cast("list[Any]", value):
+            yield cast("Json", item) if isinstance(item, dict) else {}
+
+
+# --- their bytes
+
+
+def _of_object(value: Json, param: str, files: Mapping[str, bytes] | None, named: set[str]) -> bytes | None:
+    """None for what is a reference already."""
+    if "data" in value:
+        _only(value, {"data", "media_type"}, param)
+        _check_media_type(value.get("media_type"), f"{param}.media_type")
+        return _decoded(value["data"], f"{param}.data")
+    if "file" in value:
+        _only(value, {"file"}, param)
+        name = value["file"]
+        if not isinstance(name, str) or files is None or name not in files:
+            raise InvalidRequest(f"{param}.file names no part of a multipart body", param=f"{param}.file")
+        named.add(name)
+        return files[name]
+    return None
+
+
+def _only(value: Json, names: set[str], param: str) -> None:
+    for name in value.keys() - names:
+        raise UnsupportedParameter(f"{param}.{name[:100]} does not go with its bytes", param=f"{param}.{name[:100]}")
+
+
+def _check_media_type(value: Any, param: str) -> None:
+    if value is not None and not (isinstance(value, str) and value.lower().startswith("image/")):
+        raise InvalidRequest(f"{param} must be a type of images, as image/png", param=param)
+
+
+def _brings(url: Any) -> bool:
+    return isinstance(url, str) and url[:5].lower() == "data:"
+
+
+def _of_data_url(url: str, param: str) -> bytes | None:
+    """The bytes of a data: URL; None for a URL that lies elsewhere."""
+    if not _brings(url):
+        return None
+    head, comma, data = url[5:].partition(",")
+    media_type, *options = head.split(";")
+    _check_media_type(media_type or None, param)
+    if not comma or options[-1:] != ["base64"]:
+        raise InvalidRequest(f"{param} must be a URL, or data:image/…;base64,…", param=param)
+    return _decoded(data, param)
+
+
+def _decoded(text: Any, param: str) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{param} must be text in base64", param=param)
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"{param} is not base64", param=param) from error
+
+
+def _image(data: bytes, tenant: str, param: str) -> BroughtImage:
+    """What it is called is not looked at; whether it can be decoded, the worker finds out."""
+    found = sniff(data)
+    if found is None:
+        raise InvalidRequest(f"{param} is not an image of a known format ({', '.join(MEDIA_TYPES)})", param=param)
+    return BroughtImage(input_artifact_id(tenant, hashlib.sha256(data).hexdigest()), MEDIA_TYPES[found], data)

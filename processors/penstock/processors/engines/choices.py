@@ -1,0 +1,58 @@
+"""Several answers of one request: a run for each, told as one. The first streams; the others come with the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from penstock.processors.engines.backend import Emit, Event
+from penstock.processors.engines.base import Finished
+
+
+class Choices:
+    """The runs of one request. Give each of them `emit_of(index)`; the last one that finishes tells the outcome."""
+
+    def __init__(self, run_id: str, answers: int, emit: Emit) -> None:
+        self.run_id = run_id
+        self.parts = [f"{run_id}#{index}" for index in range(answers)]
+        """The ids of the runs, by the index of their answer."""
+        self._emit = emit
+        self._finished: dict[int, Finished] = {}
+
+    def emit_of(self, index: int) -> Emit:
+        """Where the run of one answer tells what it makes."""
+
+        def emit(event: Event) -> None:
+            match event:
+                case ("delta", _, *rest):
+                    if index == 0:
+                        self._emit(("delta", self.run_id, *rest))
+                case ("finished", finished):
+                    self._finished[index] = finished
+                    if len(self._finished) == len(self.parts):
+                        self._emit(("finished", self._whole()))
+                case _:
+                    raise ValueError(f"a run tells nothing like {event[0]}")
+
+        return emit
+
+    def _whole(self) -> Finished:
+        answers = [self._finished[index] for index in range(len(self.parts))]
+        first = answers[0]
+        made = sum(answer.completion_tokens for answer in answers)
+        choices: list[dict[str, Any]] = [
+            {"index": index, "finish_reason": answer.finish_reason, **answer.output}
+            for index, answer in enumerate(answers)
+        ]
+        usage = {
+            "prompt_tokens": first.prompt_tokens,
+            "completion_tokens": made,
+            "total_tokens": first.prompt_tokens + made,
+        }
+        return replace(
+            first,
+            run_id=self.run_id,
+            output={**first.output, "choices": choices},
+            usage=usage,
+            completion_tokens=made,
+        )

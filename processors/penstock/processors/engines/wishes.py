@@ -1,0 +1,70 @@
+"""What a request wants of its tokens beyond temperature, top_k and top_p: checked here, obeyed by `controls`.
+
+Continuous batching knows none of it. A request that wants nothing of it costs nothing more.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.schemas.errors import InvalidRequest
+
+MAX_BIASED = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """`top_logprobs`: None when no log probabilities are wanted. `bias`: added to the logits of these tokens."""
+
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_p: float = 0.0
+    seed: int | None = None
+    top_logprobs: int | None = None
+    bias: Mapping[int, float] = field(default_factory=dict[int, float])
+
+
+NONE = Wishes()
+
+
+def wishes_of(params: Mapping[str, Any], extra: Mapping[str, str], *, vocabulary: int, greedy: bool) -> Wishes:
+    """The wishes of a request. A greedy one draws nothing: its seed and min_p change nothing. Raises InvalidRequest."""
+    seed = params.get("seed")
+    return Wishes(
+        presence_penalty=_within(params, "presence_penalty", -2, 2),
+        frequency_penalty=_within(params, "frequency_penalty", -2, 2),
+        min_p=0.0 if greedy else _within(params, "min_p", 0, 1),
+        seed=None if greedy or seed is None else int(seed),
+        top_logprobs=int(params.get("top_logprobs") or 0) if params.get("logprobs") else None,
+        bias=_bias(extra["logit_bias"], vocabulary) if "logit_bias" in extra else {},
+    )
+
+
+def _within(params: Mapping[str, Any], name: str, least: float, most: float) -> float:
+    value = params.get(name)
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise InvalidRequest(f"{name} must be from {least:g} to {most:g}", param=f"payload.{name}")
+    return float(value)
+
+
+def _bias(text: str, vocabulary: int) -> dict[int, float]:
+    param = "extra.logit_bias"
+    try:
+        given = json.loads(text)
+        bias = {int(token): float(value) for token, value in given.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidRequest(f"{param} must be an object of token ids and numbers", param=param) from error
+    if len(bias) > MAX_BIASED:
+        raise InvalidRequest(f"{param} has more than {MAX_BIASED} tokens", param=param)
+    for token, value in bias.items():
+        if not 0 <= token < vocabulary:
+            raise InvalidRequest(f"{param}: there is no token {token}; the model has {vocabulary}", param=param)
+        if not (math.isfinite(value) and -100 <= value <= 100):
+            raise InvalidRequest(f"{param} must have numbers from -100 to 100", param=param)
+    return bias

@@ -1,0 +1,94 @@
+"""A sweep of a folder and of a real S3 server: what goes, what stays, and that a dry one touches nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from penstock.producers.artifacts.sweep import plan
+from penstock.producers.artifacts.sweeping import Sweeper
+
+DAY_S = 86_400
+
+
+def test_a_sweep_takes_what_is_over_and_nothing_else(world: Any) -> None:
+    world.clock.now_s = time.time()
+    store = world.store()
+    kept = store.put("acme", b"kept", request_id="done")
+    upload = store.put("globex", b"upload")
+    held = store.put("acme", b"held", ttl_s=60)
+    store.holds.hold("acme", held.artifact_id, "trip")
+    store.holds.hold("acme", kept.artifact_id, "gone")
+    staying = set(world.paths()) - {path for path in world.paths() if "gone" in path}
+    expired = store.put("acme", b"expired", ttl_s=60, store="cold", prefix="a/b")
+    orphan = store.put("acme", b"attempt 1", request_id="done")
+    half = str(uuid.uuid4())
+    world.write(f"acme/{half}/data", b"half")
+    world.write("acme/notes.txt", b"not ours")
+    sweeper = Sweeper(store, world.clock)
+
+    def planned() -> Any:
+        listing, facts = sweeper.look()
+        return plan(
+            listing,
+            facts,
+            sweeper.now_ms(),
+            named={("acme", "done"): {kept.artifact_id}},
+            conversations={("acme", "trip")},
+        )
+
+    assert planned().doomed == [], "all of it is younger than an hour"
+    world.clock.now_s += DAY_S
+    before = world.paths()
+    swept = planned()
+    assert {(one.artifact_id, one.reason) for one in swept.doomed} == {
+        (expired.artifact_id, "expired"),
+        (orphan.artifact_id, "orphan"),
+        (half, "partial"),
+    }
+    assert world.paths() == before, "a plan touches nothing"
+    assert {one.artifact_id for one in sweeper.apply(swept)} == {expired.artifact_id, orphan.artifact_id, half}
+    assert set(world.paths()) == staying | {"acme/notes.txt"}
+    assert store.get("acme", held.artifact_id) == b"held"
+    assert store.get("globex", upload.artifact_id) == b"upload"
+    assert planned().doomed == []
+
+
+def test_what_changed_since_the_look_stays(world: Any) -> None:
+    world.clock.now_s = time.time()
+    store = world.store()
+    again, held = store.put("acme", b"1", ttl_s=60), store.put("acme", b"2", ttl_s=60)
+    late = str(uuid.uuid4())
+    world.write(f"acme/{late}/data", b"3")
+    world.clock.now_s += DAY_S
+    sweeper = Sweeper(store, world.clock)
+    listing, facts = sweeper.look()
+    swept = plan(listing, facts, sweeper.now_ms(), named={})
+    assert len(swept.doomed) == 3
+    store.put("acme", b"1", artifact_id=again.artifact_id)
+    store.put("acme", b"3", artifact_id=late)
+    store.holds.hold("acme", held.artifact_id, "trip")
+    assert sweeper.apply(swept) == []
+    for artifact_id, data in ((again.artifact_id, b"1"), (held.artifact_id, b"2"), (late, b"3")):
+        assert store.get("acme", artifact_id) == data
+
+
+def test_files_of_broken_writes_go_after_an_hour(tmp_path: Path) -> None:
+    from penstock.producers.artifacts import ArtifactStore
+
+    store = ArtifactStore(tmp_path)
+    kept = store.put("acme", b"kept")
+    folder = tmp_path / "acme" / kept.artifact_id
+    old, young, other = folder / "data#1", folder / "data#2", folder / "other#1"
+    for file in (old, young, other):
+        file.write_bytes(b"part")
+    for file in (old, other):
+        os.utime(file, (1, 1))
+    sweeper = Sweeper(store)
+    listing, facts = sweeper.look()
+    sweeper.apply(plan(listing, facts, sweeper.now_ms(), named={}))
+    assert (old.exists(), young.exists(), other.exists()) == (False, True, True)
+    assert store.get("acme", kept.artifact_id) == b"kept"

@@ -1,0 +1,306 @@
+"""Images that come with requests, and OpenAI's routes for images: what is submitted, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import io
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+
+from gateway_parts import service_with
+from penstock.gateway.context import GatewayContext, put_context
+from penstock.gateway.edge.auth import AuthPolicy
+from penstock.gateway.edge.bodies import BodyLimits
+from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.limits import Limits
+from penstock.gateway.openai import image_routes
+from penstock.gateway.openai import routes as openai_routes
+from penstock.gateway.routes import native
+from penstock.gateway.service.submitting import Accepted
+from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.view.frames import ResultFrame
+from penstock.producers.artifacts import ArtifactStore
+from penstock.schemas.errors import Overloaded
+from penstock.schemas.records import InferenceRequest, ModelInfo
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+DATA = base64.b64encode(PNG).decode()
+TENANT = "default"
+
+
+class Parts:
+    """The service's parts: takes submissions, and answers each with an image that is kept already."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self.asked: list[InferenceRequest] = []
+        self.refuses: Exception | None = None
+        self.made = store.put(TENANT, PNG, media_type="image/png", width=1, height=1, seed=7)
+        self._store = store
+
+    async def submit(self, request: InferenceRequest, **options: Any) -> Accepted:
+        for name in ("image", "mask"):
+            if reference := request.payload.get(name):  # it is kept before the request is on its topic
+                await asyncio.to_thread(self._store.get, TENANT, reference["artifact_id"])
+        self.asked.append(request)
+        return Accepted(request.request_id)
+
+    async def check(self, request: InferenceRequest) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+
+    def routed(self, request: InferenceRequest) -> InferenceRequest:
+        return request
+
+    def models(self) -> list[ModelInfo]:
+        return []
+
+    def plan(self, request: InferenceRequest) -> dict[str, Any]:
+        return {"object": "plan"}
+
+    def subscribe(self, tenant: str, request_id: str) -> Any:
+        made = self.made
+        image = {"artifact_id": made.artifact_id, "sha256": made.sha256, "url": made.url, "media_type": "image/png"}
+        result = {"images": [{**image, "width": 1, "height": 1, "seed": 7}], "usage": {"pixels": 1}}
+
+        async def frames() -> AsyncGenerator[Any]:
+            yield ResultFrame(
+                request_id=request_id, cursor=None, status="completed", model="tiny", result=result, error=None
+            )
+
+        return _Frames(frames())
+
+    def followed(self, tenant: str, request_id: str) -> bool:
+        return False
+
+
+class _Frames:
+    def __init__(self, frames: AsyncGenerator[Any]) -> None:
+        self._frames = frames
+
+    def __aiter__(self) -> Any:
+        return self._frames
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+def make(store: ArtifactStore, allowances: Allowances | None = None) -> SimpleNamespace:
+    allowances = allowances or Allowances()
+    context = GatewayContext(settings=GatewaySettings(), policy=AuthPolicy.build(), allowances=allowances)
+    parts = Parts(store)
+    context.connected = service_with(parts, artifacts=store)
+    app = FastAPI()
+    put_context(app, context)
+    for part in (native, openai_routes, image_routes):
+        app.include_router(part.router)
+    bodies = BodyLimits(by_prefix={}, max_multipart_bytes=50_000)
+    edge = EdgeParts(policy=context.policy, allowances=allowances, connections=context.connections, bodies=bodies)
+    install_edge(app, edge)
+    transport = httpx.ASGITransport(app)
+    http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+    client = openai.AsyncOpenAI(
+        api_key="none",
+        base_url="http://127.0.0.1/v1",
+        max_retries=0,
+        http_client=httpx.AsyncClient(transport=transport),
+    )
+    return SimpleNamespace(parts=parts, http=http, openai=client)
+
+
+def edit(image: Any, **more: Any) -> dict[str, Any]:
+    return {"task": "image_editing", "payload": {"prompt": "snow", "image": image, **more}}
+
+
+async def test_base64_becomes_an_artifact_of_the_tenant(store: ArtifactStore) -> None:
+    gateway = make(store)
+    body = edit({"data": DATA, "media_type": "image/png"}, mask={"data": DATA})
+    for _ in range(2):
+        answer = await gateway.http.post("/v1/requests", json=body)
+        assert answer.status_code == 202, answer.text
+    first, second = (asked.payload for asked in gateway.parts.asked)
+    assert first == second, "a repeat is the same request"
+    assert first["image"] == first["mask"]
+    kept = store.describe(TENANT, first["image"]["artifact_id"])
+    assert (kept.media_type, kept.size_bytes, kept.sha256) == ("image/png", len(PNG), hashlib.sha256(PNG).hexdigest())
+    assert kept.expires_at_ms is not None
+
+
+async def test_files_of_a_multipart_body(store: ArtifactStore) -> None:
+    gateway = make(store)
+    request = json.dumps(edit({"file": "picture"}, strength=0.5))
+    answer = await gateway.http.post(
+        "/v1/requests", data={"request": request}, files={"picture": ("a.png", PNG, "application/octet-stream")}
+    )
+    assert answer.status_code == 202, answer.text
+    (asked,) = gateway.parts.asked
+    assert asked.payload["strength"] == 0.5
+    assert store.get(TENANT, asked.payload["image"]["artifact_id"]) == PNG
+
+
+@pytest.mark.parametrize(
+    ("fields", "files", "param"),
+    [
+        ({"request": json.dumps(edit({"file": "other"}))}, {"picture": PNG}, "payload.image.file"),
+        ({"request": json.dumps(edit({"file": "picture"}))}, {"picture": PNG, "more": PNG}, "more"),
+        ({"request": json.dumps(edit({"file": "picture"}))}, {"picture": b"<svg/>"}, "payload.image"),
+        ({"request": "{"}, {"picture": PNG}, "request"),
+        ({}, {"picture": PNG}, "request"),
+    ],
+)
+async def test_a_multipart_body_that_is_wrong(
+    store: ArtifactStore, fields: dict[str, str], files: dict[str, bytes], param: str
+) -> None:
+    gateway = make(store)
+    answer = await gateway.http.post("/v1/requests", data=fields, files=files)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert gateway.parts.asked == []
+
+
+async def test_a_multipart_body_has_a_limit_of_its_own(store: ArtifactStore) -> None:
+    gateway = make(store)
+    answer = await gateway.http.post("/v1/requests", data={"request": "{}"}, files={"a": bytes(60_000)})
+    assert answer.status_code == 413
+    assert "50000 bytes" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("image", "param"),
+    [
+        ({"data": "%%%"}, "payload.image.data"),
+        ({"data": 3}, "payload.image.data"),
+        ({"data": base64.b64encode(b"text").decode()}, "payload.image"),
+        ({"data": DATA, "media_type": "text/html"}, "payload.image.media_type"),
+        ({"data": DATA, "url": "https://a.example/"}, "payload.image.url"),
+        ({"file": "picture"}, "payload.image.file"),
+    ],
+)
+async def test_what_is_no_image_is_refused_and_nothing_is_kept(
+    store: ArtifactStore, image: dict[str, Any], param: str
+) -> None:
+    gateway = make(store)
+    used = store.used_bytes(TENANT)
+    answer = await gateway.http.post("/v1/requests", json=edit(image))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert store.used_bytes(TENANT) == used
+
+
+async def test_nothing_is_kept_for_a_request_that_is_refused_or_only_tried(store: ArtifactStore) -> None:
+    gateway = make(store)
+    used = store.used_bytes(TENANT)
+    answer = await gateway.http.post("/v1/requests?dry_run=true", json=edit({"data": DATA}))
+    assert answer.json() == {"object": "plan"}
+    assert (await gateway.http.post("/v1/requests", json=edit({"data": DATA}, nonsense=1))).status_code == 400
+    gateway.parts.refuses = Overloaded("full")
+    assert (await gateway.http.post("/v1/requests", json=edit({"data": DATA}))).status_code == 503
+    assert store.used_bytes(TENANT) == used
+    assert gateway.parts.asked == []
+
+
+async def test_what_a_tenant_may_keep_holds_for_them(store: ArtifactStore) -> None:
+    gateway = make(store, Allowances(defaults=Limits(artifact_bytes=10)))
+    answer = await gateway.http.post("/v1/requests", json=edit({"data": DATA}))
+    assert answer.status_code == 429, answer.text
+    assert gateway.parts.asked == []
+
+
+async def test_images_of_a_chat(store: ArtifactStore) -> None:
+    gateway = make(store)
+    content = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{DATA}", "detail": "auto"}},
+        {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}},
+    ]
+    await gateway.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": content}])
+    (asked,) = gateway.parts.asked
+    (message,) = asked.payload["messages"]
+    assert message["content"] == "What is this?"
+    assert store.get(TENANT, message["parts"][1]["image"]["artifact_id"]) == PNG
+    assert message["parts"][2]["image"] == {"url": "https://a.example/b.png"}
+    content[1]["image_url"] = {"url": f"data:image/png;base64,{DATA}", "detail": "low"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await gateway.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": content}])
+    assert caught.value.code == "unsupported_parameter"
+
+
+async def test_generations_as_the_openai_client_asks_for_them(store: ArtifactStore) -> None:
+    gateway = make(store)
+    made = await gateway.openai.images.generate(
+        prompt="a dam", n=1, size="64x32", output_format="jpeg", output_compression=80, quality="auto",
+        extra_body={"penstock": {"seed": 7, "inference_steps": 3, "priority": 2}},
+    )  # fmt: skip
+    assert base64.b64decode(made.data[0].b64_json) == PNG
+    (asked,) = gateway.parts.asked
+    assert asked.task == "image_generation"
+    expected = {"prompt": "a dam", "n": 1, "width": 64, "height": 32, "seed": 7, "inference_steps": 3}
+    assert asked.payload == expected
+    assert asked.output is not None
+    assert (asked.output.format, asked.output.quality, asked.priority) == ("jpeg", 80, 2)
+    made = await gateway.openai.images.generate(prompt="a dam", response_format="url")
+    assert made.data[0].url.startswith("http://127.0.0.1/v1/artifacts/")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"size": "big"}, "size"),
+        ({"size": "99999x99999"}, "size"),
+        ({"quality": "hd"}, "quality"),
+        ({"style": "vivid"}, "style"),
+        ({"background": "transparent"}, "background"),
+        ({"n": 100}, "n"),
+        ({"stream": True}, "stream"),
+        ({"response_format": "png"}, "response_format"),
+        ({"output_format": "png", "output_compression": 50}, "output_compression"),
+        ({"penstock": {"inference_steps": 0}}, "penstock.inference_steps"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+async def test_fields_that_would_change_an_image_are_refused_by_name(
+    store: ArtifactStore, fields: dict[str, Any], param: str
+) -> None:
+    gateway = make(store)
+    answer = await gateway.http.post("/v1/images/generations", json={"prompt": "a dam", **fields})
+    assert answer.status_code in (400, 413), answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert gateway.parts.asked == []
+
+
+async def test_edits_as_the_openai_client_asks_for_them(store: ArtifactStore) -> None:
+    gateway = make(store)
+    made = await gateway.openai.images.edit(
+        image=io.BytesIO(PNG), mask=io.BytesIO(PNG), prompt="snow", n=1, size="64x64", response_format="b64_json",
+        extra_body={"penstock": {"strength": 0.5, "seed": 3}},
+    )  # fmt: skip
+    assert base64.b64decode(made.data[0].b64_json) == PNG
+    (asked,) = gateway.parts.asked
+    assert asked.task == "image_editing"
+    assert asked.payload["strength"] == 0.5
+    assert asked.payload["seed"] == 3
+    assert store.get(TENANT, asked.payload["mask"]["artifact_id"]) == PNG
+    for images in ([], [io.BytesIO(PNG), io.BytesIO(PNG)]):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await gateway.openai.images.edit(image=images, prompt="snow")
+        assert caught.value.param == "image"
+    with pytest.raises(openai.BadRequestError, match="edits"):
+        await gateway.openai.images.create_variation(image=io.BytesIO(PNG))

@@ -1,0 +1,125 @@
+"""Requests with images: what is read, in which form it goes on, and how what is wrong is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
+from penstock.schemas.image_payloads import image_references
+from penstock.schemas.message_parts import image_parts
+from penstock.schemas.records import InferenceRequest
+from penstock.schemas.requests import parse_request, request_to_json, validate_request
+
+NOW_MS = 1_700_000_000_000
+ID = "0b0c7a2e-2a4b-4f0e-9a55-3f6f5d0f5a10"
+IMAGE = {"artifact_id": ID}
+PART = "payload.messages[0].content[1]"
+TEXT = {"type": "text", "text": "What is this? "}
+
+
+def parse(task: str, payload: dict[str, Any], **fields: Any) -> InferenceRequest:
+    return parse_request({"task": task, "payload": payload, **fields}, request_id="r", now_ms=NOW_MS)
+
+
+def chat(*content: Any, role: str = "user", **fields: Any) -> InferenceRequest:
+    return parse("text_generation", {"messages": [{"role": role, "content": list(content)}]}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("task", "payload"),
+    [
+        ("image_generation", {"prompt": "a dam", "width": 64, "height": 64, "seed": -1, "n": 2}),
+        (
+            "image_editing",
+            {"prompt": "snow", "image": IMAGE, "mask": {"url": "https://a.example/m.png"}, "strength": 0.5},
+        ),
+        ("image_to_text", {"image": IMAGE, "prompt": "What is it?", "max_tokens": 20}),
+    ],
+)
+def test_a_request_is_the_same_through_json_and_avro(task: str, payload: dict[str, Any]) -> None:
+    request = parse(task, payload)
+    assert request_to_json(request)["payload"] == payload
+    read = default_codec().decode(default_codec().encode(request), InferenceRequest)
+    validate_request(read)
+    assert request_to_json(read)["payload"] == payload
+
+
+@pytest.mark.parametrize(
+    ("task", "payload", "kind", "param"),
+    [
+        ("image_generation", {}, InvalidRequest, "payload.prompt"),
+        ("image_generation", {"prompt": "x", "width": 0}, InvalidRequest, "payload.width"),
+        ("image_generation", {"prompt": "x", "width": 60_000, "height": 60_000}, TooLarge, "payload.width"),
+        ("image_generation", {"prompt": "x", "n": 17}, InvalidRequest, "payload.n"),
+        ("image_generation", {"prompt": "x", "inference_steps": 1_001}, InvalidRequest, "payload.inference_steps"),
+        ("image_generation", {"prompt": "x" * 500_001}, TooLarge, "payload.prompt"),
+        ("image_generation", {"prompt": "x", "image": IMAGE}, UnsupportedParameter, "payload.image"),
+        ("image_editing", {"prompt": "x"}, InvalidRequest, "payload.image"),
+        ("image_editing", {"prompt": "x", "image": {}}, InvalidRequest, "payload.image"),
+        ("image_editing", {"prompt": "x", "image": {**IMAGE, "url": "u"}}, InvalidRequest, "payload.image"),
+        ("image_editing", {"prompt": "x", "image": {"data": "AA=="}}, UnsupportedParameter, "payload.image.data"),
+        ("image_editing", {"prompt": "x", "image": IMAGE, "strength": 0}, InvalidRequest, "payload.strength"),
+        ("image_to_text", {"prompt": "x"}, InvalidRequest, "payload.image"),
+        ("image_to_text", {"image": IMAGE, "max_tokens": 0}, InvalidRequest, "payload.max_tokens"),
+    ],
+)
+def test_what_is_wrong_is_named(task: str, payload: dict[str, Any], kind: type[PenstockError], param: str) -> None:
+    with pytest.raises(kind) as caught:
+        parse(task, payload)
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+def test_images_of_a_chat_stand_in_parts_and_its_text_in_content() -> None:
+    other = {"type": "image_url", "image_url": {"url": "https://a.example/b.png", "detail": "auto"}}
+    request = chat(TEXT, {"type": "image", "image": IMAGE}, {"type": "text", "text": "And this?"}, other)
+    (message,) = request.payload["messages"]
+    assert message["content"] == "What is this? And this?"
+    assert message["parts"][1] == {"type": "image", "image": IMAGE}
+    assert message["parts"][3] == {"type": "image", "image": {"url": "https://a.example/b.png"}}
+    read = default_codec().decode(default_codec().encode(request), InferenceRequest)
+    validate_request(read)
+    assert [place for place, _ in image_references(read.payload)] == [
+        "messages[0].parts[1].image",
+        "messages[0].parts[3].image",
+    ]
+    assert list(image_parts(read.payload)) == [PART, "payload.messages[0].content[3]"]
+
+
+def test_text_alone_has_no_parts() -> None:
+    (message,) = chat(TEXT, {"type": "text", "text": "Hm"}).payload["messages"]
+    assert message == {"role": "user", "content": "What is this? Hm"}
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "param"),
+    [
+        ({"type": "input_audio"}, UnsupportedParameter, PART),
+        ({"type": "image"}, InvalidRequest, PART + ".image"),
+        ({"type": "image", "image": {"artifact_id": 1}}, InvalidRequest, PART + ".image"),
+        ({"type": "image", "image": {"artifact_id": ID, "url": "x"}}, InvalidRequest, PART + ".image"),
+        ({"type": "image_url", "image_url": {}}, InvalidRequest, PART + ".image_url"),
+        ({"type": "image_url", "image_url": "data:image/png;base64,AA"}, InvalidRequest, PART),
+        (
+            {"type": "image_url", "image_url": {"url": "u", "detail": "low"}},
+            UnsupportedParameter,
+            PART + ".image_url.detail",
+        ),
+        ({"type": "text"}, InvalidRequest, PART),
+    ],
+)  # fmt: skip
+def test_a_part_that_is_wrong_is_named(part: dict[str, Any], kind: type[PenstockError], param: str) -> None:
+    with pytest.raises(kind) as caught:
+        chat(TEXT, part)
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+def test_images_go_with_those_who_show_them_and_not_with_conversations_yet() -> None:
+    with pytest.raises(InvalidRequest, match="only user and system"):
+        chat({"type": "image", "image": IMAGE}, role="assistant")
+    with pytest.raises(UnsupportedParameter, match="images do not go with conversation_id yet"):
+        chat({"type": "image", "image": IMAGE}, conversation_id="c")
