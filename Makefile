@@ -9,10 +9,10 @@ TORCH_BACKEND ?=
 QUIET := $(shell test -t 2 || echo --quiet)
 STAMP := $(VENV)/.installed-$(if $(TORCH_BACKEND),$(TORCH_BACKEND),pinned)
 
-.PHONY: up down status logs install test check format bench simulate clean help
+.PHONY: up down status logs install test check format bench simulate gpu-check clean help
 
 help: ## Show what there is
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 up: $(STAMP) ## Start everything on this machine: make up ARGS="--detach --port 8080"
 	@exec $(BIN)/penstock up $(ARGS)
@@ -72,6 +72,9 @@ BENCHMARKS ?= core_bench overhead throughput gateway slots after_kill text fanou
 
 bench: $(STAMP) ## Measure, beside floors measured in the same run: make bench BENCHMARKS=throughput
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done
+
+gpu-check: $(STAMP) ## Try all that needs a card on a real one, within eight minutes: docs/gpu-status.md
+	@$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 # One cluster of real flows per seed in a made-up world: docs/simulation.md.
 SEEDS ?= 200

@@ -157,8 +157,10 @@ def serve(folder: str, options: dict[str, Any]) -> None:
 
     torch.set_num_threads(int(options.get("threads", 2)))
     dtype = getattr(torch, str(options.get("dtype", "float32")))
+    device = str(options.get("device", "cpu"))
+    own = False if device == "cpu" else None  # on a card, what transformers takes by itself
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
     model.set_attn_implementation("sdpa")
     config = ContinuousBatchingConfig(
         block_size=options["block_size"],
@@ -166,8 +168,8 @@ def serve(folder: str, options: dict[str, Any]) -> None:
         max_batch_tokens=options["max_batch_tokens"],
         max_requests_per_batch=64,
         per_request_processors=True,
-        use_cuda_graph=False,
-        use_async_batching=False,
+        use_cuda_graph=own,
+        use_async_batching=own,
     )
     base = GenerationConfig(
         do_sample=True,

@@ -97,6 +97,27 @@ def minilm() -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_vision() -> Path:
+    """The folder of a tiny model that tells the colours of pictures, trained in code once."""
+    assets = pytest.importorskip("penstock.cli.assets")
+    return assets.prepare_model("tiny-image-to-text", print)
+
+
+@pytest.fixture(scope="session")
+def tiny_captioner() -> Path:
+    """The folder of a tiny model that names the colour of a picture, and knows no questions."""
+    assets = pytest.importorskip("penstock.cli.assets")
+    return assets.prepare_model("tiny-captioner", print)
+
+
+@pytest.fixture(scope="session")
+def upscaler() -> Path:
+    """The folder of Real-ESRGAN's compact network with its real weights, fetched once."""
+    assets = pytest.importorskip("penstock.cli.assets")
+    return assets.prepare_model("realesr-animevideov3", print)
+
+
+@pytest.fixture(scope="session")
 def llama_cpp() -> dict[str, Any]:
     """A `[[models]]` entry that runs SmolLM2 on llama.cpp's own server."""
     from penstock.cli import assets

@@ -11,6 +11,7 @@ from penstock.processors.core.arrivals import Poison, Taken
 from penstock.processors.core.choosing import Choice
 from penstock.processors.core.flow import Flow, FlowSettings
 from penstock.processors.core.work import Body, Work
+from penstock.schemas.abilities import Need
 from penstock.schemas.errors import ModelNotFound, PenstockError
 from penstock.schemas.records import ControlCommand, InferenceRequest, Origin, Requirements
 
@@ -32,7 +33,7 @@ class Models:
         self.names = names
         self.unfit: PenstockError | None = None
 
-    def resolve(self, task: str, model: str | None) -> Choice:
+    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
         if self.unfit is not None:
             raise self.unfit
         if model is None:

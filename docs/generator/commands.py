@@ -35,17 +35,20 @@ def tree() -> Iterator[tuple[tuple[str, ...], Any]]:
     root: Any = typer.main.get_command(app)
     context = root.make_context("penstock", [], resilient_parsing=True)
     for name in root.list_commands(context):
-        command = root.get_command(context, name)
-        yield (name,), command
-        for below, inner in getattr(command, "commands", {}).items():
-            yield (name, below), inner
+        yield from _below((name,), root.get_command(context, name))
+
+
+def _below(path: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _below((*path, name), inner)
 
 
 def describe(path: tuple[str, ...], command: Any) -> str:
     prose, examples = split_help(command.help or "")
     parts = [f"{'#' * (len(path) + 1)} penstock {' '.join(path)}", *prose]
     if hasattr(command, "commands"):
-        names = [f"[{name}](#penstock-{path[0]}-{name})" for name in command.commands]
+        names = [f"[{name}](#penstock-{'-'.join(path)}-{name})" for name in command.commands]
         parts.append("Commands: " + ", ".join(names))
         if not command.invoke_without_command:
             return "\n\n".join(parts)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from system import Process, System
@@ -90,11 +92,12 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("negative max_tokens", {"max_tokens": -1}, 400, None),
     ("n=1000", {"n": 1000}, 400, "unsupported_parameter"),
     (
-        "tools",
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        "a form that cannot be enforced",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"not": {}}}}},
         400,
-        "unsupported_parameter",
+        "invalid",
     ),
+    ("a call without tools", {"tool_choice": "required"}, 400, "invalid"),
     ("temperature 9", {"temperature": 9.0}, 400, None),
     (
         "an over-long prompt",
@@ -102,7 +105,7 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
         400,
         "context_length_exceeded",
     ),
-    ("an unknown sampling parameter", {"extra_body": {"min_p": 0.1}}, 400, "unsupported_parameter"),
+    ("what only remote models know", {"reasoning_effort": "high"}, 400, "unsupported_parameter"),
     ("a chat template", {"extra_body": {"chat_template": "{{ x }}"}}, 400, "unsupported_parameter"),
 ]
 
@@ -125,3 +128,72 @@ def test_a_10_mb_body_is_too_large(client: openai.OpenAI) -> None:
     assert caught.value.status_code == 413
     assert caught.value.code == "too_large"
     assert ask(client, max_tokens=2).usage.completion_tokens >= 1
+
+
+class City(pydantic.BaseModel):
+    name: Annotated[str, pydantic.Field(max_length=20)]
+    people: Annotated[int, pydantic.Field(ge=0, le=99_999_999)]
+    known_for: list[Literal["food", "art", "rivers"]] = pydantic.Field(max_length=3)
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+FORCED: dict[str, Any] = {
+    "tools": [WEATHER],
+    "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+    "max_tokens": 60,
+}
+
+
+def test_an_answer_is_parsed_into_the_class_that_was_asked_for(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model="smollm2-135m", messages=QUESTION, response_format=City, max_tokens=120, temperature=0
+    )
+    assert isinstance(answer.choices[0].message.parsed, City)
+
+
+def test_a_call_of_a_tool_comes_plain_and_streamed_and_its_answer_goes_back(client: openai.OpenAI) -> None:
+    asked = ask(client, **FORCED).choices[0]
+    (call,) = asked.message.tool_calls
+    assert (asked.finish_reason, asked.message.content, call.function.name) == ("tool_calls", None, "get_weather")
+    assert set(json.loads(call.function.arguments)) == {"city"}
+    with client.chat.completions.stream(model="smollm2-135m", messages=QUESTION, temperature=0, **FORCED) as stream:
+        for _ in stream:
+            pass
+        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert streamed.function.arguments == call.function.arguments
+    said = [*QUESTION, asked.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    assert ask(client, messages=said, tools=[WEATHER], max_tokens=8).usage.prompt_tokens > 60
+
+
+def test_a_conversation_keeps_calls_and_what_tools_said(client: openai.OpenAI) -> None:
+    in_it: Any = {"extra_body": {"penstock": {"conversation_id": "weather"}}}
+    first = ask(client, **FORCED, **in_it)
+    (call,) = first.choices[0].message.tool_calls
+    told = [{"role": "tool", "tool_call_id": call.id, "content": "It is sunny."}]
+    second = ask(client, messages=told, max_tokens=8, **in_it)
+    # The question, the call and what the tool said; the system block of the tools is not there any more.
+    apart = ask(client, messages=[{"role": "user", "content": "It is sunny."}], max_tokens=8)
+    assert second.usage.prompt_tokens > apart.usage.prompt_tokens + 20
+
+
+def test_several_answers_with_seeds_and_log_probabilities(client: openai.OpenAI) -> None:
+    options: Any = {"n": 2, "seed": 5, "temperature": 1, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}
+    first, again = ask(client, **options), ask(client, **options)
+    texts = [choice.message.content for choice in first.choices]
+    assert texts == [choice.message.content for choice in again.choices]
+    assert len(set(texts)) == 2
+    for choice in first.choices:
+        assert "".join(one.token for one in choice.logprobs.content).strip() == choice.message.content.strip()
+        assert all(len(one.top_logprobs) == 2 and one.logprob <= 0 for one in choice.logprobs.content)

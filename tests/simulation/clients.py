@@ -129,6 +129,8 @@ class Clients:
         ):
             if plan.has(kind) and rng.random() < chance:
                 script["die"] = death
+        if plan.has("own_memory"):
+            script["mem"] = self._hunger.choice([0, 2, 5, 5, 10, 10, 30, 38, 55, 75])
         script["pad"] = "x" * rng.choice([0, 0, 200, 2_000])
         return script
 

@@ -10,6 +10,7 @@ from penstock.processors.core.choosing import Choice
 from penstock.processors.core.states import Transition
 from penstock.processors.core.work import WorkKey
 from penstock.processors.kafka.intake import Intake
+from penstock.schemas.abilities import Need
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, StatusEvent
@@ -77,7 +78,7 @@ class Catalog:
     def __init__(self, plan: Plan) -> None:
         self._names = [lane.name for lane in plan.lanes]
 
-    def resolve(self, task: str, model: str | None) -> Choice:
+    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
         if model is None:
             return Choice(self._names[0], "it is the first")
         if model not in self._names:

@@ -51,8 +51,8 @@ class Memory:
         ledger = life.flow.ledger
         grant, start = ledger.grant, life.flow.starter._grant
 
-        def watched(owner: str, needs: dict[str, int], now: float) -> Grant | None:
-            given = grant(owner, needs, now)
+        def watched(owner: str, needs: dict[str, int], now: float, *, reserved_as: str | None = None) -> Grant | None:
+            given = grant(owner, needs, now, reserved_as=reserved_as)
             if given is not None:
                 self._granted(owner, needs)
             return given

@@ -31,6 +31,11 @@ def need_of(request: InferenceRequest) -> int:
     return int(script_of(request).get("need", 4))
 
 
+def memory_of(request: InferenceRequest, spec: LaneSpec) -> int:
+    """What is said that a run of it takes of the device. One that prepares as it begins says nothing before."""
+    return 0 if spec.inline else int(script_of(request).get("mem", 0))
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """What a run brings; the flow passes it on untouched."""
@@ -49,6 +54,7 @@ class EngineRun:
     run_id: str
     name: str
     need: int
+    memory: int
     epoch: int
     attempt: int
     cancelled: bool = False
@@ -109,7 +115,8 @@ class Engine:
         """What its process really holds of its device."""
         if self.device is None:
             return 0
-        return self.spec.load_bytes + self.spec.run_bytes * len(self.runs)
+        said = sum(max(self.spec.run_bytes, run.memory) for run in self.runs.values())
+        return self.spec.load_bytes + round(said * self.spec.run_lie)
 
     def load(self, device: str | None) -> None:
         self._number += 1
@@ -175,7 +182,8 @@ class Engine:
         if error is not None:
             self._tell("refuses", self.life.refused, work, run_id, error, again)
         else:
-            self._tell("prepared", self.life.prepared, work, run_id, need_of(request), mark)
+            memory = memory_of(request, self.spec)
+            self._tell("prepared", self.life.prepared, work, run_id, need_of(request), mark, memory)
 
     # -- running
 
@@ -183,7 +191,8 @@ class Engine:
         """The caller has seen that it is alive."""
         self._names += 1
         name = f"{self.life.name}.{self.name}.{self._number}.{self._names}"
-        run = EngineRun(work, run_id, name, need_of(work.request), work.epoch, work.attempt)
+        memory = memory_of(work.request, self.spec)
+        run = EngineRun(work, run_id, name, need_of(work.request), memory, work.epoch, work.attempt)
         self.runs[run_id] = run
         self.life.cluster.truth.run_begins(run)
         self.life.cluster.checks.engine_starts(self, work)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.replica import Replica, ReplicaState
-from penstock.processors.core.starting import run_bytes, run_owner
 from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.work import Work
 from simulation.truth import Violation
@@ -116,9 +115,7 @@ class Grants:
         if not replica.inline and replica.free_slots <= len(unready):
             return False
         need = 0 if other.run is None else other.run.need_tokens
-        memory = run_bytes(replica, other)
-        owner = run_owner(replica.model)
-        if memory and replica.device and self._flow.ledger.free_bytes(replica.device, owner, now) < memory:
+        if not self._flow.starter.memory.is_free(replica, other, now):
             return False
         if replica.tokens is not None and replica.used_tokens + sum(unready) + need > replica.tokens:
             return False

@@ -5,7 +5,6 @@ Each seed turns a random part of the faults on (swarm testing, Groce 2012): some
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
@@ -77,8 +76,8 @@ KINDS = (
     "burst",
 )
 
-RUN_GRANTS = os.environ.get("PENSTOCK_SIMULATE_RUN_GRANTS") == "1"
-"""Runs that take memory of their own: off as in FlowSettings, until none of them holds another up for ever."""
+MEMORY_KINDS = ("own_memory",)
+"""Its run takes memory beyond what its model holds, a little or nearly all that there is."""
 DEVICE_BYTES = 100
 FREE_SEEDS = 4
 """After one seed of each theme come so many without one."""
@@ -95,7 +94,7 @@ THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("engine_failure", "prepare_refused", "slow_broker"), ("cancel", "short_ttl", "line", "killer")),
     (("cut", "join", "restart", "late_ack", "slow_broker"), ("poison_bytes", "poison_named", "misplaced", "line")),
     (("cut", "pause", "engine_slow", "late_ack"), ("stream", "burst")),
-    (("foreign_memory", "sizes_lie", "engine_death"), ("hungry", "stream", "line", "cancel")),
+    (("foreign_memory", "sizes_lie", "engine_death"), ("own_memory", "hungry", "stream", "line", "cancel")),
     (("foreign_memory", "load_failure", "crash"), ("hungry", "pause_and_desire", "killer", "line")),
 )
 
@@ -116,6 +115,9 @@ class LaneSpec:
     lie: float = 1.0
     """What is said of it, as a part of that."""
     run_bytes: int = 0
+    """Said of each run, at least."""
+    run_lie: float = 1.0
+    """What a run really takes, as a part of what is said of it."""
     replicas: tuple[int, int] = (1, 1)
     """The least and the most."""
     keep_alive_s: float | None = None
@@ -202,7 +204,8 @@ def draw(seed: int) -> Plan:
     if themed:
         more_faults, more_kinds = THEMES[seed % (len(THEMES) + FREE_SEEDS)]
         faults, kinds = faults | set(more_faults), kinds | set(more_kinds)
-    scarce = "hungry" in kinds or "foreign_memory" in faults or memory.random() < 0.3
+    kinds |= {name for name in MEMORY_KINDS if memory.random() < 0.4}
+    scarce = not kinds.isdisjoint({"hungry", "own_memory"}) or "foreign_memory" in faults or memory.random() < 0.3
     lies = "sizes_lie" in faults
     return Plan(
         seed=seed,
@@ -255,7 +258,8 @@ def _with_memory(lane: LaneSpec, rng: Random, *, scarce: bool, lies: bool) -> La
         replicas=replicas,
         load_bytes=rng.choice([20, 40, 60]),
         lie=rng.uniform(0.5, 1.5) if lies else 1.0,
-        run_bytes=rng.choice([0, 0, 5, 15]) if RUN_GRANTS else 0,
+        run_bytes=rng.choice([0, 0, 5, 15]),
+        run_lie=rng.uniform(0.5, 1.5) if lies else 1.0,
         keep_alive_s=rng.choice([None, None, 0.5]),
     )
 
@@ -273,7 +277,6 @@ def _placement(rng: Random) -> PlacementSettings:
 
 def _settings(rng: Random) -> FlowSettings:
     return FlowSettings(
-        run_grants=RUN_GRANTS,
         aging_s=rng.choice([0.2, 0.5, 2.0]),
         aged_share=rng.choice([2, 4, 8]),
         commit_span=rng.choice([8, 32, 50_000]),

@@ -18,7 +18,7 @@ from simulation import plan as plans
 from simulation.plants import PLANTS, planted
 from simulation.seeds import Outcome, run, shrink
 
-ALL_TRANSITIONS_FROM = 200
+ALL_TRANSITIONS_FROM = 500
 """So many seeds must visit every transition."""
 SHRINK_TRIES = 150
 PROGRESS_S = 2.0

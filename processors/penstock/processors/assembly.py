@@ -11,6 +11,7 @@ from typing import Any
 from penstock.processors.committing import Committer
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.turns import Turns
+from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.flow import Flow, FlowSettings
 from penstock.processors.core.lifetimes import LifetimeSettings
 from penstock.processors.core.pools import Pools
@@ -232,6 +233,16 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
         status_linger_s=conf.status_linger_ms / 1000,
         max_execution_s=conf.max_execution_s,
         retry_delay_s=conf.retry_delay_s,
+        affinity_s=scheduler.affinity_s,
+        longest_reservation_s=scheduler.longest_reservation_s,
+        placement=PlacementSettings(
+            turn_factor=scheduler.turn_factor,
+            lookahead_s=scheduler.lookahead_s,
+            scale_after_s=scheduler.scale_after_s,
+            reserve_after_s=scheduler.reserve_after_s,
+            aging_s=conf.aging_s,
+            aged_share=conf.aged_share,
+        ),
         slack=SlackSettings(share=conf.slack_share) if conf.slack else None,
         lifetimes=LifetimeSettings(floor_s=scheduler.ttl_floor_s, factor=scheduler.ttl_factor)
         if scheduler.dynamic_ttl

@@ -32,7 +32,7 @@ from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, has_images, pixels_of, size_of
 from penstock.producers.clock import now_ms
-from penstock.schemas.errors import InternalError, PenstockError, UnsupportedParameter
+from penstock.schemas.errors import InternalError, NotFound, PenstockError, UnsupportedParameter
 from penstock.schemas.image_payloads import image_references
 from penstock.schemas.payloads import NEUTRAL
 from penstock.schemas.records import ConversationMessage
@@ -139,6 +139,8 @@ class Execution:
                     self._flow.answer_stands(work, run_id, finished, self._clock(), large=large)
                     return
                 mark, history = turn.mark, turn.history
+            if (conversation_id := _told_of(work)) is not None:
+                history = await self._conversation(work, run, conversation_id)
             images = await self._fetched(work)
             engine = self._engine(work.lane, run.replica)
             if engine is None or not _goes_on(work, run):
@@ -257,9 +259,10 @@ class Execution:
             finish_reason=finished.finish_reason,
             usage=usage,
             now_ms=now_ms(),
+            tool_calls=finished.output.get("tool_calls"),
         )
         winner = await self._turns.finish(answer, lambda: work.stage is Stage.KEEPING)
-        if winner is answer or winner.content == answer.content:
+        if winner is answer or (winner.content, winner.tool_calls) == (answer.content, answer.tool_calls):
             return finished
         return _standing(finished.run_id, winner)
 
@@ -333,6 +336,14 @@ class Execution:
 
     # -- inside
 
+    async def _conversation(self, work: Work, run: Run, conversation_id: str) -> list[dict[str, Any]]:
+        """The messages of a conversation that a request is about. Raises NotFound, LostOwnership."""
+        through = work.request.payload.get("through_offset")
+        found = await self._turns.messages(work.tenant, conversation_id, through, lambda: _goes_on(work, run))
+        if not found:
+            raise NotFound(f"the conversation {conversation_id} holds nothing", param="payload.conversation_id")
+        return found
+
     async def _fetched(self, work: Work) -> dict[str, DecodedImage]:
         """The images that its payload names, decoded. Raises PenstockError."""
         images: dict[str, DecodedImage] = {}
@@ -387,6 +398,11 @@ class Execution:
         task.add_done_callback(self._tasks.discard)
 
 
+def _told_of(work: Work) -> str | None:
+    """The conversation that a summary is to be made of; it is no turn of it."""
+    return work.request.payload.get("conversation_id") if work.task == "summarization" else None
+
+
 def _payload(payload: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {**defaults, **{name: value for name, value in payload.items() if value is not None}}
 
@@ -421,7 +437,7 @@ def _standing(run_id: str, answer: ConversationMessage) -> Finished:
     usage = None if answer.usage is None else dataclasses.asdict(answer.usage)
     return Finished(
         run_id=run_id,
-        output={"text": answer.content},
+        output={"text": answer.content, **({"tool_calls": answer.tool_calls} if answer.tool_calls else {})},
         finish_reason=answer.finish_reason,
         usage=None if usage is None else {name: count for name, count in usage.items() if count is not None},
     )

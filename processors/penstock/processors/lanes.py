@@ -18,6 +18,7 @@ from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.serving import Serving
 from penstock.processors.models.sizing import ModelSize
+from penstock.schemas.abilities import Need
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)
@@ -61,9 +62,9 @@ class Lanes:
 
     # -- the flow's catalog
 
-    def resolve(self, task: str, model: str | None) -> Choice:
-        """Raises ModelNotFound."""
-        return self._serving.resolve(task, model)
+    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
+        """Raises ModelNotFound, UnsupportedParameter."""
+        return self._serving.resolve(task, model, need)
 
     # -- what operators want
 

@@ -94,6 +94,18 @@ class SchedulerSection(Section):
     """With `dynamic_ttl`: the shortest time to live, in seconds."""
     ttl_factor: float = Field(default=3.0, ge=1)
     """With `dynamic_ttl`: how many times the 95th percentile of the waits of its class."""
+    affinity_s: float = Field(default=0.5, ge=0)
+    """So long, in seconds, a turn of a conversation waits for the replica that has the conversation's beginning."""
+    lookahead_s: float = Field(default=5.0, ge=0)
+    """Of models whose oldest requests came within so many seconds, the one that shortens waits most is loaded first."""
+    reserve_after_s: float = Field(default=5.0, ge=0)
+    """What waits for memory lets smaller ones pass for so many seconds; then what becomes free is kept for it."""
+    longest_reservation_s: float = Field(default=30.0, gt=0)
+    """So long, in seconds, room is kept at first. Then others pass for as long, then it is kept for twice as long."""
+    scale_after_s: float = Field(default=5.0, ge=0)
+    """A model is full for so many seconds before it gets one replica more, where memory lies free."""
+    turn_factor: float = Field(default=15.0, ge=1)
+    """A model that others of its class wait for keeps its place for so many times what a load and a run of it take."""
 
 
 class ConversationsSection(Section):

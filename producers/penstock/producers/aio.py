@@ -10,7 +10,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from penstock.producers.artifacts import Artifact, TenantArtifacts
+from penstock.producers.artifacts import Artifact, Listed, TenantArtifacts
 from penstock.producers.conversations import ConversationRecord, Turn
 from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
@@ -121,9 +121,11 @@ class AsyncArtifacts:
     def __init__(self, artifacts: TenantArtifacts) -> None:
         self._artifacts = artifacts
 
-    async def put(self, data: bytes, *, media_type: str = "application/octet-stream") -> Artifact:
+    async def put(
+        self, data: bytes, *, media_type: str = "application/octet-stream", ttl_s: float | None = None
+    ) -> Artifact:
         """See `TenantArtifacts.put`."""
-        return await asyncio.to_thread(self._artifacts.put, data, media_type=media_type)
+        return await asyncio.to_thread(self._artifacts.put, data, media_type=media_type, ttl_s=ttl_s)
 
     async def get(self, artifact_id: str, *, sha256: str | None = None) -> bytes:
         """See `TenantArtifacts.get`."""
@@ -132,6 +134,14 @@ class AsyncArtifacts:
     async def describe(self, artifact_id: str) -> Artifact:
         """See `TenantArtifacts.describe`."""
         return await asyncio.to_thread(self._artifacts.describe, artifact_id)
+
+    async def list(self, *, after: str | None = None, limit: int = 20, newest_first: bool = True) -> Listed:
+        """See `TenantArtifacts.list`."""
+        return await asyncio.to_thread(self._artifacts.list, after=after, limit=limit, newest_first=newest_first)
+
+    async def delete(self, artifact_id: str) -> None:
+        """See `TenantArtifacts.delete`."""
+        await asyncio.to_thread(self._artifacts.delete, artifact_id)
 
 
 def _from_thread(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> Callable[[], None]:

@@ -73,7 +73,7 @@ class ClientOptions(TypedDict, total=False):
     timeout_s: float
     """Bounds every wait for the broker (10); waits for outcomes have their own."""
     artifacts: ArtifactStore | str | Path | None
-    """Where artifacts lie, the worker's `artifacts_dir`: a folder, an s3:// URL, or a store."""
+    """Where artifacts lie, as the worker's `[artifacts]` says: a folder, a URL, or a store (`configured_store()`)."""
     codec: Codec | None
     """Another than the package's, to write or read ids of a registry."""
     max_follows: int

@@ -10,6 +10,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.schemas.abilities import READ_IMAGES, UPSCALE
+
 _SIZING = "penstock.processors.models.sizing"
 _FACTORY = "penstock.processors.models.factory"
 
@@ -43,6 +45,8 @@ class EngineKind:
     """What its runs will need, before it is loaded."""
     openai: bool = False
     """Whether it passes on whatever OpenAI's protocol has."""
+    abilities: frozenset[str] = frozenset()
+    """What it can do beyond its tasks (`penstock.schemas.abilities`)."""
     options: frozenset[str] | None = None
     """The options that it knows; None: it looks at them itself."""
 
@@ -58,7 +62,7 @@ KINDS: dict[str, EngineKind] = {
     for kind in (
         EngineKind(
             name="text",
-            tasks=("text_generation",),
+            tasks=("text_generation", "summarization"),
             slots=64,
             backend="penstock.processors.engines.text:TextBackend",
             sizer=f"{_SIZING}:size_of_files",
@@ -82,8 +86,36 @@ KINDS: dict[str, EngineKind] = {
             options=frozenset({"variant", "vae_tiling", "vae_slicing", "cpu_offload", "batch_window_ms", "max_pixels"}),
         ),
         EngineKind(
+            name="imaging",
+            tasks=("image_processing",),
+            slots=16,
+            backend="penstock.processors.engines.imaging:ImagingBackend",
+            sizer="penstock.processors.models.vision_sizing:size_of_imaging",
+            options=frozenset({"max_pixels"}),
+        ),
+        EngineKind(
+            name="upscaling",
+            tasks=("image_processing",),
+            slots=16,
+            backend="penstock.processors.engines.upscaling:UpscalingBackend",
+            sizer=f"{_SIZING}:size_of_files",
+            files_need="penstock.processors.models.vision_sizing:upscaling_need",
+            abilities=frozenset({UPSCALE}),
+            options=frozenset({"max_pixels", "tile"}),
+        ),
+        EngineKind(
+            name="vision",
+            tasks=("image_to_text", "text_generation"),
+            slots=4,
+            backend="penstock.processors.engines.vision:VisionBackend",
+            sizer=f"{_SIZING}:size_of_files",
+            files_need="penstock.processors.models.vision_sizing:vision_need",
+            abilities=frozenset({READ_IMAGES}),
+            options=frozenset({"caption_prompt"}),
+        ),
+        EngineKind(
             name="remote",
-            tasks=("text_generation", "embedding"),
+            tasks=("text_generation", "embedding", "summarization"),
             slots=8,
             local=False,
             maker=f"{_FACTORY}:make_remote",
@@ -91,7 +123,7 @@ KINDS: dict[str, EngineKind] = {
         ),
         EngineKind(
             name="managed",
-            tasks=("text_generation", "embedding"),
+            tasks=("text_generation", "embedding", "summarization"),
             slots=8,
             maker=f"{_FACTORY}:make_managed",
             sizer=f"{_SIZING}:managed_size",
@@ -99,7 +131,7 @@ KINDS: dict[str, EngineKind] = {
         ),
         EngineKind(
             name="noop",
-            tasks=("text_generation", "embedding"),
+            tasks=("text_generation", "embedding", "summarization"),
             slots=256,
             local=False,
             maker=f"{_FACTORY}:make_noop",

@@ -91,11 +91,10 @@ class Message(TypedDict, total=False):
 
     role: Required[Role]
     content: Annotated[str | ListOf[ContentPart] | None, Field(description="Text, or parts: texts and images.")]
-    parts: Annotated[ListOf[ContentPart] | None, Field(description="As the records have it: the parts, in order.")]
     name: Name64 | None
     tool_calls: Annotated[ListOf[ToolCall] | None, Field(description="Of an assistant: what it asked to be called.")]
     tool_call_id: Annotated[Name200 | None, Field(description="Of a tool: the call that it answers.")]
-    parts: Annotated[ListOf[MessagePart] | None, Field(description="Not built yet.")]
+    parts: Annotated[ListOf[MessagePart] | None, Field(description="As the records have it: the parts, in order.")]
 
 
 class FunctionDefinition(TypedDict, total=False):
@@ -250,6 +249,29 @@ class EmbeddingRequest(RequestFields, total=False):
     task: Required[Literal["embedding"]]
     payload: EmbeddingPayload | None
     embedding: EmbeddingPayload | None
+
+
+class SummarizationPayload(TypedDict, total=False):
+    """The payload of summarization: a text, or a conversation as its topic has it."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    text: Annotated[str | None, Field(description="The text; it may be longer than the model's window.")]
+    conversation_id: Annotated[ConversationId, Field(description="The conversation; it is only read.")]
+    through_offset: Annotated[
+        int | None, Field(ge=0, le=LONG, description="Offset of the last record to sum up; null: up to its end.")
+    ]
+    max_tokens: Annotated[int | None, Field(ge=1, le=INT, description="Longest summary, tokens.")]
+
+
+class SummarizationRequest(RequestFields, total=False):
+    """A request for a summary. The payload may stand under `payload` or, as in Avro, under the task's name."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    task: Required[Literal["summarization"]]
+    payload: SummarizationPayload | None
+    summarization: SummarizationPayload | None
 
 
 @cache

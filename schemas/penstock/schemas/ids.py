@@ -55,11 +55,11 @@ def is_derived_id(request_id: str) -> bool:
     return len(request_id) == 36 and request_id[14] == "5"
 
 
-def check_conversation_id(value: object) -> str:
+def check_conversation_id(value: object, param: str = "conversation_id") -> str:
     """The id as text (integers are accepted). Raises InvalidRequest."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not _CONVERSATION_ID.fullmatch(text):
-        raise InvalidRequest("conversation_id must match [A-Za-z0-9_-]{1,128}", param="conversation_id")
+        raise InvalidRequest(f"{param} must match [A-Za-z0-9_-]{{1,128}}", param=param)
     return text
 
 

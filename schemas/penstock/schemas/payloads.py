@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from penstock.schemas.errors import InvalidRequest, TooLarge
 from penstock.schemas.finite_json import loads_finite
+from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.limits import Limits
 from penstock.schemas.message_parts import content_of
 from penstock.schemas.plain import text_bytes
@@ -61,6 +62,23 @@ def embedding_payload(payload: Payload, limits: Limits) -> Payload:
             raise InvalidRequest(f"{param}[{number}] is empty", param=f"{param}[{number}]")
     if sum(map(text_bytes, inputs)) + TOKEN_BYTES * sum(map(len, tokens or ())) > limits.max_text_bytes:
         raise _too_long(param, limits)
+    return payload
+
+
+def summarization_payload(payload: Payload, limits: Limits) -> Payload:
+    """The same for summarization."""
+    if ("text" in payload) + ("conversation_id" in payload) != 1:
+        raise InvalidRequest("payload needs text or conversation_id, one of the two", param="payload.text")
+    if "text" in payload:
+        size_within(payload["text"], "payload.text", limits)
+        if not payload["text"].strip():
+            raise InvalidRequest("payload.text is empty", param="payload.text")
+        if "through_offset" in payload:
+            raise InvalidRequest("payload.through_offset goes with conversation_id", param="payload.through_offset")
+    else:
+        payload["conversation_id"] = check_conversation_id(payload["conversation_id"], "payload.conversation_id")
+    if "max_tokens" in payload:
+        at_most(payload, "max_tokens", limits.max_tokens, "payload.")
     return payload
 
 
@@ -140,8 +158,6 @@ def _of_tools(message: Payload, param: str, limits: Limits) -> int:
     """The bytes of what a message has about tools, in its normal form; nulls and empty lists are taken out."""
     for name in [name for name, value in message.items() if value is None or value == []]:
         del message[name]
-    if "parts" in message:
-        raise UnsupportedParameter(f"{param}.parts: images in a chat are not supported yet", param=f"{param}.parts")
     calls: list[Payload] = message.get("tool_calls", [])
     if calls and message["role"] != "assistant":
         raise InvalidRequest(f"{param}.tool_calls: only an assistant asks for tools", param=f"{param}.tool_calls")

@@ -225,14 +225,10 @@ def _output_fits(task: str, output: OutputSpec) -> None:
 
 
 def _plain_turn(payload: Mapping[str, Any]) -> None:
-    """Conversations keep texts: calls of tools would be lost with the turn's end, and so would other answers."""
-    for name in ("tools", "n"):
-        if payload.get(name) not in (None, [], 1):
-            raise UnsupportedParameter(f"payload.{name} does not go with conversation_id yet", param=f"payload.{name}")
+    """Conversations keep one answer of text a turn: other answers would be lost with the turn's end, and so images."""
+    if payload.get("n") not in (None, 1):
+        raise UnsupportedParameter("payload.n does not go with conversation_id yet", param="payload.n")
     for number, message in enumerate(payload["messages"]):
-        if message["role"] == "tool" or message.get("tool_calls"):
-            param = f"payload.messages[{number}].role"
-            raise UnsupportedParameter(f"{param}: tools do not go with conversation_id yet", param=param)
         if message.get("parts"):
             param = f"payload.messages[{number}].content"
             raise UnsupportedParameter(f"{param}: images do not go with conversation_id yet", param=param)

@@ -18,7 +18,15 @@ from penstock.schemas.image_payloads import (
     image_to_text_payload,
 )
 from penstock.schemas.limits import Limits
-from penstock.schemas.payloads import EMBEDDING_DEFAULTS, TEXT_DEFAULTS, Payload, embedding_payload, text_payload
+from penstock.schemas.payloads import (
+    EMBEDDING_DEFAULTS,
+    TEXT_DEFAULTS,
+    Payload,
+    embedding_payload,
+    summarization_payload,
+    text_payload,
+)
+from penstock.schemas.vision_payloads import processing_payload
 
 NormalForm = Callable[[Payload, Limits], Payload]
 """What checks a payload beyond its type, and gives it as the records carry it."""
@@ -87,8 +95,20 @@ TASKS: Mapping[str, TaskSpec] = MappingProxyType(
             default_fields=frozenset({"prompt", "max_tokens"}),
             example=_IMAGE,
         ),
-        "image_processing": TaskSpec(topic="image", output="images"),
-        "summarization": TaskSpec(topic="text", output="text"),
+        "image_processing": TaskSpec(
+            topic="image",
+            output="images",
+            normal_form=processing_payload,
+            body="penstock.schemas.vision_bodies:ImageProcessingRequest",
+            example={**_IMAGE, "operations": [{"op": "strip_metadata"}]},
+        ),
+        "summarization": TaskSpec(
+            topic="text",
+            output="text",
+            normal_form=summarization_payload,
+            body="penstock.schemas.bodies:SummarizationRequest",
+            example={"text": "x"},
+        ),
     }
 )
 """By name, in the order of the records' payload fields."""

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.producers import AsyncClient, KafkaSettings
 from penstock.producers.artifacts import ArtifactStore, Place
 from penstock.producers.artifacts import store as store_module
 from penstock.producers.artifacts.configured import configured_store
@@ -51,6 +52,20 @@ def test_a_changed_byte_and_a_wrong_digest_are_noticed(world: Any) -> None:
         store.get("acme", kept.artifact_id)
     with pytest.raises(InternalError, match="digest"):
         list(store.pieces(kept))
+
+
+async def test_a_client_sees_its_own_tenants_artifacts(world: Any) -> None:
+    """No broker is asked for artifacts."""
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+    async with AsyncClient(kafka, tenant="acme", artifacts=world.store()) as client:
+        artifacts = client.artifacts
+        kept = await artifacts.put(DATA, media_type="image/png", ttl_s=60)
+        assert kept.expires_at_ms == kept.created_at_ms + 60_000
+        assert await artifacts.get(kept.artifact_id, sha256=kept.sha256) == DATA
+        assert (await artifacts.list()).artifacts == [kept] == [await artifacts.describe(kept.artifact_id)]
+        assert world.store().list("globex").artifacts == []
+        await artifacts.delete(kept.artifact_id)
+        assert (await artifacts.list()).artifacts == []
 
 
 def test_foreign_unknown_and_deleted_look_the_same(world: Any) -> None:

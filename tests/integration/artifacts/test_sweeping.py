@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.artifacts.sweep import plan
 from penstock.producers.artifacts.sweeping import Sweeper
 
@@ -76,19 +77,26 @@ def test_what_changed_since_the_look_stays(world: Any) -> None:
         assert store.get("acme", artifact_id) == data
 
 
-def test_files_of_broken_writes_go_after_an_hour(tmp_path: Path) -> None:
-    from penstock.producers.artifacts import ArtifactStore
-
+def test_what_no_listing_of_a_folder_shows_goes_after_an_hour(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
-    kept = store.put("acme", b"kept")
+    kept, deleted, lately = (store.put("acme", b"x") for _ in range(3))
     folder = tmp_path / "acme" / kept.artifact_id
     old, young, other = folder / "data#1", folder / "data#2", folder / "other#1"
     for file in (old, young, other):
         file.write_bytes(b"part")
-    for file in (old, other):
-        os.utime(file, (1, 1))
+    for artifact in (deleted, lately):
+        store.holds.hold("acme", artifact.artifact_id, "trip")
+        store.delete("acme", artifact.artifact_id, even_held=True)
+    empty, just_emptied = (tmp_path / "acme" / artifact.artifact_id for artifact in (deleted, lately))
+    for path in (old, other, empty / "held", empty):
+        os.utime(path, (1, 1))
     sweeper = Sweeper(store)
     listing, facts = sweeper.look()
     sweeper.apply(plan(listing, facts, sweeper.now_ms(), named={}))
     assert (old.exists(), young.exists(), other.exists()) == (False, True, True)
-    assert store.get("acme", kept.artifact_id) == b"kept"
+    assert just_emptied.exists()
+    assert not (empty / "held").exists()
+    os.utime(empty, (1, 1))
+    sweeper.apply(plan(listing, facts, sweeper.now_ms(), named={}))
+    assert not empty.exists()
+    assert store.get("acme", kept.artifact_id) == b"x"

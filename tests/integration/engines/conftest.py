@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.engines.base import Delta, Engine, Finished, Prepared, RunFailed, RunSpec
+from penstock.processors.engines.base import Delta, Engine, Finished, Prepared, Preview, Progress, RunFailed, RunSpec
 from penstock.processors.engines.host import ChildEngine
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.factory import make_engine
@@ -23,6 +23,7 @@ class Run:
     def __init__(self, engine: Engine, spec: RunSpec, prepared: Prepared) -> None:
         self.spec, self.prepared = spec, prepared
         self.deltas: list[Delta] = []
+        self.progress: list[Progress] = []
         self.first = asyncio.Event()
         self.done: asyncio.Future[Finished | RunFailed] = asyncio.get_running_loop().create_future()
         engine.run(spec, prepared, self)
@@ -30,6 +31,12 @@ class Run:
     def on_delta(self, delta: Delta) -> None:
         self.deltas.append(delta)
         self.first.set()
+
+    def on_progress(self, progress: Progress) -> None:
+        self.progress.append(progress)
+
+    def on_preview(self, preview: Preview) -> None:
+        raise AssertionError(preview)
 
     def on_finished(self, finished: Finished) -> None:
         self.done.set_result(finished)

@@ -269,7 +269,7 @@ REFUSED: list[tuple[dict[str, Any], int, str, str | None]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
         400,
         "unsupported_parameter",
-        "messages[0].content",
+        "messages[0].content[0]",
     ),
     (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},

@@ -8,9 +8,12 @@ from typing import Any
 import psutil
 import pytest
 
+from penstock.schemas.codec import default_codec
+from penstock.schemas.records import WorkerState
 from system import System, eventually
 from worker_requests import outcome, send
 
+GB = 10**9
 MESSAGES = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8, "temperature": 0}
 
 
@@ -50,3 +53,37 @@ def test_a_killed_worker_leaves_nothing_of_its_servers(
     processes = below(worker.popen.pid)
     assert worker.stop() == 0, worker.tail()
     assert not left(processes)
+
+
+@pytest.mark.slow
+def test_a_server_on_two_devices_has_a_grant_on_each_and_gives_both_back(
+    make_system: Callable[..., System], llama_cpp: dict[str, Any]
+) -> None:
+    """llama.cpp's server on two simulated cards that hold one model each: another one needs a card, and gets it."""
+    options = {**llama_cpp["options"], "devices": 2, "env": {"SHARE": "{memory_fraction}", "COUNT": "{devices}"}}
+    server = {**llama_cpp, "device": "simulated", "vram_bytes": 2 * GB, "options": options}
+    other = {"id": "other", "source": "noop", "engine": "noop", "device": "simulated", "vram_bytes": 3 * GB}
+    cards = [{"kind": "simulated", "name": f"sim{number}", "total_bytes": 4 * GB} for number in range(2)]
+    system = make_system(
+        models=[server, {**other, "preload": False}], devices=cards, worker_options={"state_interval_s": 0.5}
+    )
+    worker = system.worker().wait_ready()
+    send(system, {"request_id": "r1", "model": server["id"], "payload": MESSAGES})
+    done = outcome(system, "r1", 90)
+    assert (done.status, (done.device or "")[:3]) == ("completed", "sim"), (done, worker.tail())
+    both = {"sim0": [(server["id"], 2 * GB)], "sim1": [(server["id"], 2 * GB)]}
+    eventually(lambda: holders(system) == both, 30, lambda: str(holders(system)))
+    env = below(worker.popen.pid)[-1].environ()
+    assert (env["CUDA_VISIBLE_DEVICES"], env["SHARE"], env["COUNT"]) == ("", "0.5000", "2")
+    send(system, {"request_id": "r2", "model": "other"})
+    assert outcome(system, "r2", 90).status == "completed", worker.tail()
+    eventually(lambda: len(below(worker.popen.pid)) == 0, 30, lambda: str(below(worker.popen.pid)))
+    eventually(lambda: sorted(holders(system).values()) == [[], [("other", 3 * GB)]], 30, lambda: str(holders(system)))
+    assert worker.stop() == 0, worker.tail()
+
+
+def holders(system: System) -> dict[str, list[tuple[str, int]]]:
+    """Who holds which simulated device, as the worker said last."""
+    said = [default_codec().decode(m.value() or b"", WorkerState) for m in system.read(system.names.worker)]
+    devices = [] if not said else [one for one in said[-1].devices if one.kind == "simulated"]
+    return {one.device: [(holder.model, holder.bytes) for holder in one.holders] for one in devices}

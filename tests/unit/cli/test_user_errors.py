@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -86,12 +87,13 @@ def test_a_negative_priority_is_wrong_usage_and_no_question_of_keys() -> None:
     assert "--priority" in done.stderr
 
 
-def test_a_task_that_is_not_built_is_not_offered() -> None:
+def test_only_tasks_that_a_text_can_ask_for_are_offered_for_one() -> None:
     done = run("submit", "hello", "--task", "painting")
     assert done.exit_code == 2
-    assert "text_generation" in done.stderr
-    assert "image" not in done.stderr
-    assert {task.value for task in BuiltTask} == BUILT_TASKS
+    told = re.sub(r"[\s│]", "", done.stderr)
+    assert "text_generation" in told
+    assert "image" not in told
+    assert {task.value for task in BuiltTask} <= set(BUILT_TASKS)
 
 
 @pytest.mark.parametrize("command", [["submit", "hello"], ["chat"], ["watch", "r"], ["requests", "list"], ["bench"]])

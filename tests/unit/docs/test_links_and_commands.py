@@ -76,7 +76,13 @@ def root() -> Any:
 def problem_of(root: Any, words: list[str], *, whole: bool) -> str | None:
     """Why a command line is none of ours; only a `whole` one must have its arguments too."""
     command, path, rest = root, "penstock", [word for word in words if not re.fullmatch(r"\[.*\]|…", word)]
-    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+    while hasattr(command, "commands") and rest:
+        default = getattr(command, "default", None)
+        if default is not None and rest[0] not in (*command.commands, "--help", "-h"):
+            command = command.commands[default]
+            continue
+        if rest[0].startswith("-"):
+            break
         context = command.make_context(path, [], resilient_parsing=True)
         inner = command.get_command(context, rest[0])
         if inner is None:

@@ -256,7 +256,9 @@ async def test_generations_as_the_openai_client_asks_for_them(store: ArtifactSto
     assert asked.output is not None
     assert (asked.output.format, asked.output.quality, asked.priority) == ("jpeg", 80, 2)
     made = await gateway.openai.images.generate(prompt="a dam", response_format="url")
-    assert made.data[0].url.startswith("http://127.0.0.1/v1/artifacts/")
+    assert made.data[0].url.startswith(
+        f"http://127.0.0.1/v1/artifacts/{gateway.parts.made.artifact_id}/content?ticket="
+    )
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,7 @@ async def test_the_memory_that_an_engine_names_for_a_run_reaches_the_flow(shell:
     shell.the_engine().memory_bytes = 7
     shell.submit("r")
     await shell.until_running()
-    run = shell.work().run
-    assert run is not None
-    assert run.memory_bytes == 7
+    assert shell.work().memory_bytes == 7
 
 
 async def test_deltas_go_out_as_chunks(shell: Shell) -> None:

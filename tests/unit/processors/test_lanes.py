@@ -37,7 +37,7 @@ class Shell(World):
         self.published: list[Record] = []
         self.forgotten: list[str] = []
         self.said: list[ask.Status] = []
-        models = [ModelSection(id=name, source=name, engine="embedding") for name in ("m", "other")]
+        models = [ModelSection(id=name, source=name, engine="text") for name in ("m", "other")]
         self.serving = Serving(
             WorkerSettings(models=models),
             publish=self.publish,
@@ -259,7 +259,7 @@ async def test_the_most_that_an_engine_held_is_held_against_what_was_booked(shel
 
 async def test_models_come_and_go(shell: Shell) -> None:
     await shell.serving.observe()
-    new = ModelConfig.of(ModelSection(id="new", source="new", engine="embedding", tasks=["text_generation"]))
+    new = ModelConfig.of(ModelSection(id="new", source="new", engine="text", tasks=["text_generation"]))
     shell.lanes.configure([*shell.serving.catalog, new])
     await shell.until_ready("new")
     shell.lanes.configure([new])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from penstock.processors.assembly import flow_settings
 from penstock.processors.settings import WorkerSettings
 
 FILE = """
@@ -61,3 +62,18 @@ def test_a_missing_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CONFIG", "nowhere.toml")
     with pytest.raises(FileNotFoundError, match=r"nowhere\.toml"):
         WorkerSettings()
+
+
+def test_what_the_scheduler_is_told_reaches_the_flow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    values = {
+        "affinity_s": 1.5,
+        "lookahead_s": 2.5,
+        "reserve_after_s": 3.5,
+        "longest_reservation_s": 4.5,
+        "scale_after_s": 5.5,
+        "turn_factor": 6.5,
+    }
+    text = "[scheduler]\n" + "".join(f"{name} = {value}\n" for name, value in values.items())
+    told = flow_settings(load(monkeypatch, tmp_path, text + "[worker]\naging_s = 7.5\naged_share = 9\n"))
+    assert {name: getattr(told, name, None) or getattr(told.placement, name) for name in values} == values
+    assert (told.placement.aging_s, told.placement.aged_share) == (7.5, 9)

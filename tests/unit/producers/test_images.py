@@ -85,6 +85,8 @@ def made(artifact_id: str, **facts: Any) -> ResultEvent:
     return ResultEvent(
         request_id="r",
         tenant="acme",
+        kind="terminal",
+        worker_id="w",
         task="image_generation",
         status="completed",
         attempt=1,

@@ -58,7 +58,6 @@ def test_defaults_are_in_the_normal_form_of_payloads() -> None:
     [
         ({"sorce": "x"}, "sorce", "there is no such field; the fields are id, source"),
         ({"tasks": ["painting"]}, "tasks", "no engine serves the task painting"),
-        ({"tasks": []}, "tasks", "at least 1"),
         ({"aliases": ["m"]}, None, "two models are called m"),
         ({"id": "a@b"}, "id", "without @"),
         ({"defaults": {"dimensions": 3}}, "defaults.dimensions", "text_generation know"),

@@ -17,7 +17,6 @@ from penstock.schemas.errors import (
     PenstockError,
     TooLarge,
     UnsupportedParameter,
-    UnsupportedTask,
 )
 from penstock.schemas.payloads import only_remote
 from penstock.schemas.plain import is_plain
@@ -44,7 +43,33 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     ({}, InvalidRequest, "task"),
     ({**CHAT, "task": "UNKNOWN"}, InvalidRequest, "task"),
     ({**CHAT, "task": ["embedding"]}, InvalidRequest, "task"),
-    ({**CHAT, "task": "image_processing"}, UnsupportedTask, "task"),
+    ({**CHAT, "task": "image_processing"}, InvalidRequest, "payload.image"),
+    (
+        {"task": "image_processing", "payload": {"image": {"url": "x"}, "operations": [{"op": "crop", "width": 1}]}},
+        InvalidRequest,
+        "payload.operations[0].height",
+    ),
+    (
+        {"task": "image_processing", "payload": {"image": {"url": "x"}, "operations": [{"op": "crop", "width": "1"}]}},
+        InvalidRequest,
+        "payload.operations[0].width",
+    ),
+    (
+        {
+            "task": "image_processing",
+            "payload": {"image": {"url": "x"}, "operations": [{"op": "composite", "image": {}}]},
+        },
+        InvalidRequest,
+        "payload.operations[0].image",
+    ),
+    ({"task": "summarization", "payload": {"max_tokens": 5}}, InvalidRequest, "payload.text"),
+    ({"task": "summarization", "payload": {"text": " "}}, InvalidRequest, "payload.text"),
+    (
+        {"task": "summarization", "payload": {"text": "x", "through_offset": 1}},
+        InvalidRequest,
+        "payload.through_offset",
+    ),
+    ({"task": "summarization", "payload": {"conversation_id": "a b"}}, InvalidRequest, "payload.conversation_id"),
     ({"task": "embedding"}, InvalidRequest, "payload"),
     ({**CHAT, "payload": []}, InvalidRequest, "payload"),
     ({**CHAT, "n": 2}, UnsupportedParameter, "n"),
@@ -153,8 +178,8 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     (messages({"role": "user"}), InvalidRequest, "payload.messages[0].content"),
     (
         messages({"role": "user", "content": [{"type": "image_url"}]}),
-        UnsupportedParameter,
-        "payload.messages[0].content",
+        InvalidRequest,
+        "payload.messages[0].content[0].image_url",
     ),
     (messages({"role": "user", "content": "a", "name": "n" * 65}), InvalidRequest, "payload.messages[0].name"),
     (messages({"role": "user", "content": "a", "id": 1}), UnsupportedParameter, "payload.messages[0].id"),

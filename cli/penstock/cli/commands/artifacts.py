@@ -5,7 +5,7 @@ from __future__ import annotations
 import mimetypes
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -198,14 +198,14 @@ def sweep(
         typer.echo(f"{sum(swept['artifacts'].values())} artifacts, {swept['bytes']} bytes {done}")
 
 
-def _pieces(content: IO[bytes], advance: Any) -> Iterator[bytes]:
+def _pieces(content: IO[bytes], advance: Callable[[int], None]) -> Iterator[bytes]:
     while piece := content.read(PIECE_BYTES):
         yield piece
         advance(len(piece))
 
 
 @contextmanager
-def _progress(name: str, size_bytes: int) -> Generator[Any]:
+def _progress(name: str, size_bytes: int) -> Generator[Callable[[int], None]]:
     """A bar on standard error, where that is a terminal."""
     bar = Progress(
         TextColumn("{task.description}"),
@@ -218,4 +218,8 @@ def _progress(name: str, size_bytes: int) -> Generator[Any]:
     )
     with bar:
         task = bar.add_task(name, total=size_bytes)
-        yield lambda count: bar.advance(task, count)
+
+        def advance(count: int) -> None:
+            bar.advance(task, count)
+
+        yield advance

@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one document o
 
 
 class BuiltTask(StrEnum):
-    """Tasks that can be asked for; the other tasks of the schemas are still to be built."""
+    """Tasks that `penstock submit PROMPT` asks for; the others have commands of their own."""
 
     TEXT_GENERATION = "text_generation"
     EMBEDDING = "embedding"

@@ -29,9 +29,11 @@ from penstock.cli.failures import CliFailure, ExitCode
 class SubmitGroup(TyperGroup):
     """`penstock submit PROMPT` stays what it was: what names no sub-command is the prompt, or an option of `text`."""
 
+    default = "text"
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["text", *args]
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
 

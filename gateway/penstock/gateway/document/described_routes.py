@@ -19,6 +19,18 @@ from penstock.schemas.tasks import BUILT_TASKS
 JSON = "application/json"
 SSE = "text/event-stream"
 BYTES: dict[str, Any] = {"type": "string", "format": "binary"}
+EDIT_FORM: dict[str, Any] = {
+    "type": "object",
+    "description": "Beside the files the fields of a generation, `penstock[seed]` and the like as fields of their own.",
+    "properties": {
+        "image": BYTES,
+        "mask": BYTES,
+        "prompt": {"type": "string"},
+        **{name: {"type": "string"} for name in ("model", "size", "response_format", "output_format")},
+        "n": {"type": "integer"},
+    },
+    "required": ["image", "prompt"],
+}
 CONTENT_TYPES = ("application/octet-stream", "image/png", "image/jpeg", "image/webp", "image/gif", "text/plain")
 EVENTS: dict[str, Any] = {"description": "Server-sent events: each `data:` line is a JSON object."}
 """Without a type: tools take it for the schema of the whole text or of each event, as they like."""
@@ -148,7 +160,9 @@ ROUTES: dict[tuple[str, str], Documented] = {
     ("POST", "/v1/images/generations"): Documented(
         responses=_json(openai_shapes.ImageList), body=image_bodies.ImageBody, errors=OF_A_RUN
     ),
-    ("POST", "/v1/images/edits"): Documented(responses=_json(openai_shapes.ImageList), errors=OF_A_RUN),
+    ("POST", "/v1/images/edits"): Documented(
+        responses=_json(openai_shapes.ImageList), body=EDIT_FORM, body_type="multipart/form-data", errors=OF_A_RUN
+    ),
     ("POST", "/v1/embeddings"): Documented(
         responses=_json(openai_shapes.EmbeddingList), body=openai_models.EmbeddingBody, errors=OF_A_RUN
     ),

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 
-from penstock.gateway.context import service_of
+from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import discard_body, is_multipart
 from penstock.gateway.edge.errors import invalid_from_validation
 from penstock.gateway.limits.callers import Caller, caller_of
@@ -27,6 +27,8 @@ from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedTa
 
 router = APIRouter(prefix="/v1/images", tags=["openai"])
 
+URL_S = 3_600
+"""Seconds for which the URL of an image needs no key, as OpenAI's do."""
 IMAGE_NAMES = ("image", "image[]")
 """How clients name the part with the image: one, or one of a list."""
 
@@ -91,10 +93,11 @@ async def _answer(exchange: Exchange, body: ImageBody, request: Request) -> Resp
         contents = await asyncio.gather(
             *(asyncio.to_thread(store.get, tenant, image["artifact_id"], sha256=image["sha256"]) for image in made)
         )
-    base = str(request.base_url).rstrip("/")
+    base, caller, tickets = str(request.base_url).rstrip("/"), caller_of(request), context_of(request).tickets
 
     def url_of(image: Mapping[str, Any]) -> str:
-        return f"{base}{image['url']}"
+        ticket, _ = tickets.issue_for_artifact(caller, image["artifact_id"], URL_S)
+        return f"{base}{image['url']}?ticket={ticket}"
 
     answer = await on_output_thread(
         lambda: JSONResponse(

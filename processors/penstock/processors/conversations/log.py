@@ -77,6 +77,10 @@ class ConversationLog:
         """The messages that count in front of this request's own input; all when its input is not here yet."""
         return [entry.message for entry in self._in_front(request_id)]
 
+    def through(self, offset: int | None) -> list[ConversationMessage]:
+        """The messages that count up to an offset, with it; all for None."""
+        return [entry.message for entry in self._counting if offset is None or entry.offset <= offset]
+
     def mark(self, request_id: str) -> Mark:
         """The mark of `history`."""
         entries = self._in_front(request_id)

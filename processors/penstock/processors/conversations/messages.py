@@ -24,6 +24,8 @@ def input_messages(request: InferenceRequest, epoch: int, now_ms: int) -> list[C
             name=message.get("name"),
             created_at=now_ms,
             metadata=dict(request.metadata),
+            tool_calls=message.get("tool_calls") or None,
+            tool_call_id=message.get("tool_call_id"),
         )
         for index, message in enumerate(messages)
     ]
@@ -39,6 +41,7 @@ def answer_message(
     finish_reason: str | None,
     usage: Usage | None,
     now_ms: int,
+    tool_calls: list[dict[str, Any]] | None = None,
 ) -> ConversationMessage:
     """The record that keeps a request's answer."""
     return ConversationMessage(
@@ -57,6 +60,7 @@ def answer_message(
         finish_reason=finish_reason,
         usage=usage,
         metadata=dict(request.metadata),
+        tool_calls=tool_calls or None,
     )
 
 
@@ -65,4 +69,8 @@ def as_chat(message: ConversationMessage) -> dict[str, Any]:
     chat: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name:
         chat["name"] = message.name
+    if message.tool_calls:
+        chat["tool_calls"] = message.tool_calls
+    if message.tool_call_id:
+        chat["tool_call_id"] = message.tool_call_id
     return chat

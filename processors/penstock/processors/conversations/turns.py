@@ -107,6 +107,16 @@ class Turns:
             topic, mine, lambda within_s: self._run(lambda: self._turn_start(topic, request.request_id, within_s))
         )
 
+    async def messages(
+        self, tenant: str, conversation_id: str, through_offset: int | None, mine: Callable[[], bool]
+    ) -> list[dict[str, Any]] | None:
+        """The conversation up to an offset (None: as it is now), only read; None when there is no such conversation."""
+        topic = self._topic_of(tenant, conversation_id)
+        log = await self._patiently(
+            topic, mine, lambda within_s: self._run(lambda: self._refreshed(topic, within_s, make=False))
+        )
+        return None if log.topic_id is None else [as_chat(message) for message in log.through(through_offset)]
+
     async def begin(
         self, request: InferenceRequest, epoch: int, now_ms: int, mine: Callable[[], bool], mark: Mark
     ) -> bool:

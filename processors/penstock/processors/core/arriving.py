@@ -10,6 +10,7 @@ from penstock.processors.core.gate import Arrival
 from penstock.processors.core.placing import Placing
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Body, Work, WorkKey
+from penstock.schemas.abilities import needed
 from penstock.schemas.errors import Cancelled, EngineFailed, Expired, InternalError, PenstockError
 from penstock.schemas.topics import TP, priority_class
 
@@ -156,7 +157,9 @@ class Arriving(Placing):
         if work.deadline_ms is not None and wall_ms >= work.deadline_ms:
             return Expired("its deadline passed before it was taken")
         try:
-            work.lane, work.model_reason = self._catalog.resolve(work.task, read.request.model)
+            request = read.request
+            need = needed(work.task, request.payload)
+            work.lane, work.model_reason = self._catalog.resolve(work.task, request.model, need)
             self.check_fits(self.lane(work.lane), read.request.requirements)
         except PenstockError as error:
             return error

@@ -1,7 +1,7 @@
 """What all layers of the flow share: parts, requests held, effects gathered, and the one method for transitions.
 
 The flow is one object in layers, each in a file of its own and using only those below it:
-board ← endings ← runs ← memory ← loads ← placing ← arriving ← flow.
+board ← endings ← runs ← memory ← loads ← heads ← placing ← arriving ← flow.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from penstock.processors.core import states
@@ -25,6 +25,7 @@ from penstock.processors.core.lane import Lane
 from penstock.processors.core.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.lifetimes import Lifetimes, LifetimeSettings
 from penstock.processors.core.progress import Steps
+from penstock.processors.core.run_memory import RunMemory
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.slack import SlackSettings
 from penstock.processors.core.starting import Starter
@@ -32,6 +33,7 @@ from penstock.processors.core.states import ENDING, Stage
 from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.streams import Streams
 from penstock.processors.core.work import Work, WorkKey
+from penstock.schemas.abilities import Need
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import TP
 
@@ -39,8 +41,11 @@ from penstock.schemas.topics import TP
 class Catalog(Protocol):
     """Which lane serves a request."""
 
-    def resolve(self, task: str, model: str | None) -> Choice:
-        """The model, which is the lane's name, and why when none was named. Raises ModelNotFound."""
+    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
+        """The model, which is the lane's name, and why when none was named.
+
+        Raises ModelNotFound, UnsupportedParameter when it lacks what the request needs.
+        """
         ...
 
 
@@ -69,9 +74,6 @@ class FlowSettings:
     """So long a conversation waits for the replica that has its beginning."""
     longest_reservation_s: float = 30.0
     """So long room is kept from small requests for one that needs much, at first."""
-    run_grants: bool = False
-    """Whether runs take grants of their own beyond their replica's. Off: the simulator still finds runs that wait for
-    memory and hold one another up for ever (docs/decisions/0023), and no engine of this release asks for it."""
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     slack: SlackSettings | None = None
     """None: low work is held back by nothing but the order."""
@@ -105,12 +107,14 @@ class Board:
         """Something changed that placement reads: the next step plans anew."""
         self._planned_at = float("-inf")
         self._reserved_for: set[str] = set()
-        self._first_runs: set[str] = set()
+        self._head_ended: dict[str, float] = {}
+        """By device, when the newest of those for whom room was kept had it, or did not wait any more."""
         self._idle_since: float | None = None
         self._watched_at = float("-inf")
         self.evictions = 0
         """Replicas that were given up for another model, in all."""
         self._settings = settings
+        self._placement = replace(settings.placement, longest_reservation_s=settings.longest_reservation_s)
         self._catalog = catalog
         self._commands = commands
         self._deaths = deaths
@@ -138,7 +142,7 @@ class Board:
             lambda: self.generation,
             max_execution_s=settings.max_execution_s,
             affinity_s=settings.affinity_s,
-            ledger=self.ledger,
+            memory=RunMemory(self.ledger),
         )
         self.lanes: dict[str, Lane] = {}
         self.works: dict[WorkKey, Work] = {}

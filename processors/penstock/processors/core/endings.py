@@ -219,7 +219,7 @@ class Endings(Board):
     def _give_back(self, work: Work) -> None:
         if work.lane:
             lane = self.lane(work.lane)
-            held_memory = work.run is not None and work.run.grant is not None
+            held_memory = work in self.starter.memory.heads or (work.run is not None and work.run.grant is not None)
             if self.starter.leave(lane, work):
                 self._mark_changed(lane)
             if held_memory:
@@ -229,7 +229,7 @@ class Endings(Board):
         """Others may wait for it."""
         self._plan_due = True
         for lane in self.lanes.values():
-            if lane.run_want is not None:
+            if lane.run_wants:
                 self._mark_changed(lane)
 
 

@@ -54,6 +54,10 @@ class Evictions:
         self._settings = settings
         self._ending = ending
         self._victims: dict[tuple[int, bool], list[Victim]] = {}
+        self.waiting_at: set[tuple[str, int]] = set()
+        """Replicas on which runs wait for memory: of their models' replicas they are those that stay."""
+        self.kept: set[tuple[str, int]] = set()
+        """Of those, the replicas of runs that come before whoever is served now: they are not given up for it."""
 
     # -- choosing
 
@@ -64,6 +68,7 @@ class Evictions:
             for victim in self._for(want)
             if victim.replica.model != want.view.model
             and (victim.replica.model, victim.replica.replica) not in self._ending
+            and (victim.replica.model, victim.replica.replica) not in self.kept
             and want.oldest <= victim.if_before
         ]
         missing, chosen = dict(shortages), list[Victim]()
@@ -147,7 +152,7 @@ class Evictions:
         if len(up) == 1:
             return False
         ready = [one for one in up if one.state == "ready" and (one.model, one.replica) not in self._ending]
-        ready.sort(key=lambda one: (not one.busy, one.replica))
+        ready.sort(key=lambda one: ((one.model, one.replica) not in self.waiting_at, not one.busy, one.replica))
         return replica in ready[max(1, view.min_replicas) :]
 
     def _resided(self, view: ModelView, replica: ReplicaView) -> bool:

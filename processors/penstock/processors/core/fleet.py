@@ -16,6 +16,7 @@ RANKS = {klass: rank for rank, klass in enumerate(CLASSES)}
 NO_DEMAND = len(CLASSES)
 """The rank of what nobody waits for."""
 NEVER = float("inf")
+SHORTEST_RESERVATION_S = 1e-3
 HOST = "cpu"
 """The device whose memory weights pass through on their way to a card."""
 
@@ -67,6 +68,10 @@ class ModelView:
     saturated_since: float | None = None
     use_rate: float = 0.0
     demand: Demand = field(default_factory=Demand)
+    at: tuple[str, int] | None = None
+    """Of a run that waits for memory, which is to placement as a model: the (model, replica) on which it will run."""
+    waits_since: float | None = None
+    """Since when its wait counts against others; None: since its oldest request came."""
 
     def chance_of_use(self, within_s: float) -> float:
         """That somebody asks for it within so long, if uses come independently (Poisson)."""
@@ -87,7 +92,7 @@ class ReplicaView:
 
     `state`: loading, ready, draining, unloading. `bytes`: what it holds, by device. `queued_for_it`: requests that were
     given to it and do not run yet. `klass`: the most urgent class that runs on it, or else that ran on it last.
-    `for_model`: for whom it is drained or unloaded.
+    `for_model`: for whom it is drained or unloaded. `run_bytes`: what its runs hold, beyond `bytes`, of its device.
     """
 
     model: str
@@ -101,6 +106,7 @@ class ReplicaView:
     queued_for_it: int = 0
     klass: str | None = None
     for_model: str | None = None
+    run_bytes: int = 0
 
     @property
     def busy(self) -> bool:
@@ -178,7 +184,8 @@ class PlacementSettings:
     `turn_patience`: so many turns, while what waits for it arrived before what waits for the other.
     `lookahead_s`: among models whose oldest requests arrived this near to each other, the choice is placement's.
     `scale_after_s`: a model is saturated for so long, and for a load's time, before it gets a replica more.
-    `reserve_after_s`: what has waited for so long keeps the room that becomes free.
+    `reserve_after_s`: what has waited for so long keeps the room that becomes free, for `longest_reservation_s` at
+    first; then others pass for as long, then it keeps it for twice as long, and so on.
     `aging_s`, `aged_share`: as the scheduler's; the share of turns that a lower class gets beside a higher one.
     `class_patience`: so many times longer an idle model is kept from work that is less urgent by a class.
     `soon_s`: the time in which the chance of use counts for the cost of an eviction.
@@ -190,10 +197,26 @@ class PlacementSettings:
     lookahead_s: float = 5.0
     scale_after_s: float = 5.0
     reserve_after_s: float = 5.0
+    longest_reservation_s: float = 30.0
     aging_s: float = 20.0
     aged_share: int = 8
     class_patience: float = 4.0
     soon_s: float = 60.0
+
+    def keeps_room(self, waited_s: float) -> bool:
+        """Whether others leave the room that becomes free to what has waited so long."""
+        waited_s -= self.reserve_after_s
+        if waited_s < 0:
+            return False
+        length = max(self.longest_reservation_s, SHORTEST_RESERVATION_S)
+        while waited_s >= 2 * length:
+            waited_s -= 2 * length
+            length *= 2
+        return waited_s < length
+
+    def lets_pass(self, waited_s: float) -> bool:
+        """Whether it has kept room for so long that it is the others' time now."""
+        return waited_s >= self.reserve_after_s and not self.keeps_room(waited_s)
 
     def turn_s(self, view: ModelView) -> float:
         return max(self.min_turn_s, self.turn_factor * (view.load_seconds + view.run_seconds))

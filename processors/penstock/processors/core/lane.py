@@ -26,7 +26,7 @@ PREFIXES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class RunWant:
-    """The most urgent request whose run waits for memory of its replica's device, in bytes."""
+    """A request whose run waits for memory of its replica's device, in bytes."""
 
     work: Work
     replica: Replica
@@ -54,6 +54,8 @@ class Lane:
         self.spec = ModelSpec(model=name)
         self.needs: Needs | None = None
         self.sizing = False
+        self.too_small: set[str] = set()
+        """Devices that can never hold a run that was asked of it, beside the model; others can."""
         self.never_fits: PenstockError | None = None
         self.paused = False
         self.desired: bool | None = None
@@ -72,7 +74,8 @@ class Lane:
         self.run_s = 0.0
         """How long its runs take, the newest counting most."""
         self.saturated_since: float | None = None
-        self.run_want: RunWant | None = None
+        self.run_wants: dict[str, RunWant] = {}
+        """By device, the first in the order of starting whose run lacked memory there when it was looked at."""
         self.load_span = (0.0, 0.0)
         self.fail_through = -1
         self.fail_error: PenstockError | None = None

@@ -196,25 +196,29 @@ class Ledger:
 
     # -- grants
 
-    def grant(self, owner: str, needs: Mapping[str, int], now: float) -> Grant | None:
+    def grant(
+        self, owner: str, needs: Mapping[str, int], now: float, *, reserved_as: str | None = None
+    ) -> Grant | None:
         """Reserve these bytes on each of these devices; None when one of them does not fit now.
 
+        `reserved_as`: whom the room was kept for, when that was under another name.
         None too for a device that is not observed. Raises ValueError for no needs, a negative one, or a device
         that is not here.
         """
         if not needs or any(need < 0 or device not in self._devices for device, need in needs.items()):
             raise ValueError(f"cannot grant {dict(needs)}")
         self._now = max(self._now, now)
+        claimant = reserved_as or owner
         for device, need in needs.items():
             held = self._devices[device]
-            if not held.observed or need > held.free_for(owner, now):
+            if not held.observed or need > held.free_for(claimant, now):
                 return None
         self._number += 1
         grant = Grant(number=self._number, owner=owner, needs=dict(needs), granted_at=now)
         self._grants[grant.number] = grant
         for device, need in needs.items():
             self._devices[device].set_held(grant.number, need)
-        self.cancel_reservations(owner)
+        self.cancel_reservations(claimant)
         return grant
 
     def resize(self, grant: Grant, device: str, need_bytes: int) -> bool:

@@ -49,7 +49,6 @@ class Loads(Memory):
             lane.add(replica, now)
         if replica.state not in (ReplicaState.LOADING, ReplicaState.READY):
             return  # its end was asked for meanwhile
-        replica.grants_runs = self._settings.run_grants
         replica.run_bytes = 0 if lane.needs is None or replica.grant is None else lane.needs.run_bytes
         if replica.state is ReplicaState.LOADING:
             self.forecast.loaded(model, now - replica.load_began)

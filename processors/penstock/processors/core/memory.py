@@ -10,6 +10,7 @@ from penstock.processors.core.lane import Lane
 from penstock.processors.core.ledger import DeviceCapacity
 from penstock.processors.core.replica import Replica
 from penstock.processors.core.residents import Needs
+from penstock.processors.core.run_memory import held_by_runs
 from penstock.processors.core.runs import Runs
 from penstock.schemas.errors import InsufficientCapacity, PenstockError
 from penstock.schemas.records import Requirements
@@ -148,21 +149,28 @@ class Memory(Runs):
         return EstimateKey(lane.spec.source or lane.name, kind, lane.spec.dtype)
 
     def _measured(self, replica: Replica, measured_bytes: int, peak_bytes: int = 0) -> None:
-        """What it holds now, and has held. Beyond its grant that is booked too: what it took once it may take again.
+        """What it holds now and has held, less what its runs were granted.
 
-        What it holds counts as taken where it does not fit.
+        Beyond its grant that is booked too: what it took once it may take again. Where it does not fit, what it holds
+        counts as taken.
         """
-        replica.measured_bytes = measured_bytes
-        replica.peak_bytes = max(replica.peak_bytes, measured_bytes, peak_bytes)
+        of_runs = held_by_runs(replica)
+        own_bytes = max(0, measured_bytes - of_runs)
+        replica.measured_bytes = own_bytes
+        replica.peak_bytes = max(replica.peak_bytes, own_bytes, peak_bytes - of_runs)
         grant, device = replica.grant, replica.device
         if grant is None or device is None:
             return
-        self.ledger.measure(grant, device, measured_bytes)
-        for need_bytes in (replica.peak_bytes, measured_bytes):
-            if need_bytes > replica.bytes and (
-                self.ledger.resize(grant, device, need_bytes) or need_bytes == measured_bytes
-            ):
-                replica.bytes = need_bytes
+        self.ledger.measure(grant, device, own_bytes)
+        now_bytes = max(own_bytes, replica.least_bytes)
+        for booked in (max(now_bytes, replica.peak_bytes), now_bytes):
+            if booked == replica.bytes:
+                return
+            if self.ledger.resize(grant, device, booked):
+                if booked < replica.bytes:
+                    self._memory_is_back()
+                replica.bytes = booked
+                return
 
     def _measured_beside(self, replica: Replica, device: str, measured_bytes: int) -> None:
         """What it holds of a device beside its first."""
@@ -179,6 +187,7 @@ class Memory(Runs):
             return
         self._learn(lane, replica, whole_life=True)
         enough = max(replica.peak_bytes, self._booked(lane))
+        replica.least_bytes = min(enough, max(replica.bytes, replica.least_bytes))
         if enough < replica.bytes:
             self.ledger.resize(replica.grant, replica.grant.device, enough)
             replica.bytes = enough

@@ -101,6 +101,8 @@ class _Round:
         self._kept = {one.device: ledger.reservation(one.device, now) for one in self._capacities}
         self._coming = dict.fromkeys(self._room, 0)
         self._runs = dict.fromkeys(self._room, 0)
+        self._run_bytes = dict.fromkeys(self._room, 0)
+        """By device, what runs hold of it that end by themselves, on replicas that stay."""
         self._contested: set[str] = set()
         self._decisions: list[Decision] = []
         self._ending: set[tuple[str, int]] = set()
@@ -109,6 +111,7 @@ class _Round:
             self._of_model.setdefault(replica.model, []).append(replica)
             if replica.device in self._runs:
                 self._runs[replica.device] += replica.running
+                self._run_bytes[replica.device] += replica.run_bytes
             if replica.state in ("draining", "unloading"):
                 self._count_coming(replica)
 
@@ -119,7 +122,13 @@ class _Round:
         wants = self._wants()
         self._drop_reservations({want.view.model for want in wants})
         blocked = False
+        self._evictions.waiting_at = {view.at for view in self._models.values() if view.at is not None}
         for want in wants:
+            at = want.view.at
+            if at is not None:
+                if at in self._ending:
+                    continue  # where it would run is given up for one before it
+                self._evictions.kept.add(at)
             if not self._place(want):
                 blocked = True
                 self._make_room(want)
@@ -131,6 +140,9 @@ class _Round:
         for device, held in replica.bytes.items():
             if device in self._coming:
                 self._coming[device] += held
+        if replica.device in self._coming:
+            self._coming[replica.device] += replica.run_bytes
+            self._run_bytes[replica.device] -= replica.run_bytes
 
     # -- ending without being asked by others
 
@@ -204,7 +216,10 @@ class _Round:
             weight = view.demand.weight or float(sum(view.demand.counts.values()))
             # Of those that are near: Smith's rule, weight over time. It makes the weighted sum of waiting least on one
             # machine (W. E. Smith, "Various optimizers for single-stage production", 1956).
-            return (order, view.model not in promised, near, -weight / max(view.load_seconds, 1e-3), want.oldest)
+            # Before them come runs of loaded models: were another model loaded in place of theirs, its runs would wait
+            # as theirs do now, and none would ever end.
+            rate = weight / max(view.load_seconds, 1e-3)
+            return (order, view.model not in promised, near, view.at is None, -rate, want.oldest)
 
         return sorted(wants, key=by_lookahead)
 
@@ -319,16 +334,26 @@ class _Round:
             plans = [plan for plan in plans if self._unknown.isdisjoint(plan.needs)]
         return plans
 
-    def _shortages(self, plan: Plan, model: str) -> dict[str, int]:
-        """Bytes that are missing by device, once all that is ending has ended."""
+    def _shortages(self, plan: Plan, want: Want, *, runs_end: bool) -> dict[str, int]:
+        """Bytes that are missing by device, once all that is ending has ended; with `runs_end` the runs of others too.
+
+        Those end by themselves, but others follow them: unless room is kept.
+        """
+        model, runs = want.view.model, self._run_bytes
         missing = {
-            device: need - self._free(device, model) - self._coming[device] for device, need in plan.needs.items()
+            device: need - self._free(device, model) - self._coming[device] - (runs[device] if runs_end else 0)
+            for device, need in plan.needs.items()
         }
         return {device: short for device, short in missing.items() if short > 0}
 
+    def _keeps_room(self, want: Want) -> bool:
+        since = want.oldest if want.view.waits_since is None else want.view.waits_since
+        return self._settings.keeps_room(self._now - since)
+
     def _wait_for_room(self, want: Want, plans: Sequence[Plan]) -> bool:
         """Whether what is ending already makes room for it: then that room is its own."""
-        waiting = [plan for plan in plans if not self._shortages(plan, want.view.model)]
+        keeps = self._keeps_room(want)
+        waiting = [plan for plan in plans if not self._shortages(plan, want, runs_end=keeps)]
         if not waiting:
             return False
         own = {
@@ -351,7 +376,10 @@ class _Round:
 
     def _evict(self, want: Want, plans: Sequence[Plan]) -> bool:
         """Give up the cheapest that makes room for it, if those who hold the room may be given up now."""
-        choices = [(self._evictions.choose(want, self._shortages(plan, want.view.model)), plan) for plan in plans]
+        missing = [(self._shortages(plan, want, runs_end=True), plan) for plan in plans]
+        if not all(short for short, _ in missing):
+            return False  # it fits when those that run have ended: nobody is given up for that
+        choices = [(self._evictions.choose(want, short), plan) for short, plan in missing]
         possible = [(choice, plan) for choice, plan in choices if choice is not None]
         if not possible:
             return False
@@ -366,10 +394,9 @@ class _Round:
 
         What came before more urgent work only by its age does not hold that up.
         """
-        if want.order >= want.rank and self._now - want.oldest >= self._settings.reserve_after_s:
-            model = want.view.model
-            plan = min(plans, key=lambda plan: sum(self._shortages(plan, model).values()))
-            self._claim(plan, model)
+        if want.order >= want.rank and self._keeps_room(want):
+            plan = min(plans, key=lambda plan: sum(self._shortages(plan, want, runs_end=True).values()))
+            self._claim(plan, want.view.model)
             self._contested.update(plan.devices)
 
     # -- more of what is saturated

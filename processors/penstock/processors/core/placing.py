@@ -9,12 +9,13 @@ from penstock.processors.core import fleet as plan
 from penstock.processors.core.effects import Load, Size, Unload
 from penstock.processors.core.explaining import LaneFacts
 from penstock.processors.core.fleet import HOST
+from penstock.processors.core.heads import FRONT, Heads
 from penstock.processors.core.lane import Lane, RunWant
-from penstock.processors.core.loads import Loads
+from penstock.processors.core.ledger import DeviceCapacity
 from penstock.processors.core.placement import decide
 from penstock.processors.core.replica import Replica, ReplicaState
 from penstock.processors.core.residents import ModelSpec
-from penstock.processors.core.starting import run_owner
+from penstock.processors.core.run_memory import Head, held_by_runs, run_bytes
 from penstock.processors.core.work import Work
 from penstock.schemas.records import WaitingFor
 from penstock.schemas.topics import CLASSES
@@ -26,11 +27,9 @@ ENDINGS_IN_ALL = 8192
 PLAN_EACH_S = 0.1
 """How often placement is asked while something waits and nothing has changed."""
 WATCH_S = 0.5
-HEADS = 8
-"""Of a class, among which the oldest is looked for."""
 
 
-class Placing(Loads):
+class Placing(Heads):
     """Views of lanes and replicas go into `placement.decide`; its decisions become effects."""
 
     # -- what is wanted
@@ -43,6 +42,7 @@ class Placing(Loads):
                 if _sized_by(lane.spec) != _sized_by(spec):
                     lane.needs = None
                 lane.spec, lane.never_fits = spec, None
+                lane.too_small.clear()
             lane.served = True
         for lane in self.lanes.values():
             if lane.name not in models and lane.served:
@@ -92,7 +92,9 @@ class Placing(Loads):
         if lane.ready:
             lane.asked_for = False
             self.starter.fill(lane, now)
-            if lane.run_want is not None:
+            if self.starter.memory.head_left:
+                self._plan_soon()
+            elif lane.run_wants:
                 self._plan_later(now)
             return
         waited_for = lane.name in self.scheduler.lanes()
@@ -100,6 +102,9 @@ class Placing(Loads):
             return
         if not lane.spec.devices:
             self._load_weightless(lane, now)
+        elif waited_for and lane.never_fits is not None and lane.fail_error is None:
+            self._load_is_hopeless(lane, lane.never_fits, now)  # a turn of a conversation, whose turn came after that
+            self._touch_later(lane)
         elif lane.needs is None:
             self._size(lane, now)
         elif waited_for and not lane.asked_for:
@@ -146,9 +151,12 @@ class Placing(Loads):
     def _plan(self, now: float) -> None:
         """Ask placement what to do, and do it."""
         self._plan_due, self._planned_at = False, now
-        self._undo_needless_drains()
-        wants = {run_owner(lane.name): lane for lane in self._first_run_wants()}
-        self._cancel_needless_reservations(wants)
+        for want in list(self._misplaced()):
+            self._put_elsewhere(want, now)
+        self._choose_heads(now)
+        heads = {head.owner: head for head in self.starter.memory.heads.values()}
+        self._undo_needless_drains(heads)
+        self._cancel_needless_reservations(heads)
         models: list[plan.ModelView] = []
         for lane in self.lanes.values():
             if lane.needs is not None:
@@ -157,10 +165,7 @@ class Placing(Loads):
                 self._size(lane, now)
             if not lane.spec.devices:
                 self._plan_weightless(lane, now)
-        for owner, lane in wants.items():
-            assert lane.run_want is not None
-            self._reserve_for_run(owner, lane.run_want, now)
-            models.append(self._run_view(owner, lane, lane.run_want, now))
+        models += self._head_views()
         replicas = [
             self._replica_view(replica)
             for lane in self.lanes.values()
@@ -168,8 +173,8 @@ class Placing(Loads):
             for replica in lane.replicas.values()
             if replica.device is not None
         ]
-        for decision in decide(now, models, replicas, self.ledger, self._settings.placement):
-            self._carry_out(decision, wants, now)
+        for decision in decide(now, models, replicas, self.ledger, self._placement):
+            self._carry_out(decision, heads, now)
         for lane in self.lanes.values():
             lane.short = bool(
                 lane.needs is not None
@@ -180,57 +185,61 @@ class Placing(Loads):
                 and self._booked(lane)
             )
 
-    def _first_run_wants(self) -> list[Lane]:
-        """By device, the model whose run gets memory first; the models of others may be given up for it."""
-        first: dict[str, Lane] = {}
-        waiting = [
-            lane for lane in self.lanes.values() if lane.run_want is not None and lane.run_want.replica in lane.ready
-        ]
-        for lane in sorted(waiting, key=_run_order):
-            assert lane.run_want is not None
-            first.setdefault(lane.run_want.replica.device or "", lane)
-        self._first_runs = {lane.name for lane in first.values()}
-        return list(first.values())
+    def _put_elsewhere(self, want: RunWant, now: float) -> None:
+        """It can never run where it waits: on another replica, on another device, or nowhere."""
+        work, replica = want.work, want.replica
+        lane = self.lane(work.lane)
+        assert replica.device is not None
+        need = replica.least_bytes + run_bytes(replica, work)
+        others = [one for one in self._candidate_devices(lane) if one.device != replica.device]
+        if any(self.starter.memory.fits_ever(one, work) for one in lane.ready):
+            if work.run is not None:
+                self.starter.take_from_its_replica(lane, work)
+        elif any(need <= one.limit_bytes for one in others):
+            lane.too_small.add(replica.device)
+            self._drain(lane, replica, "too_small", None)
+        else:
+            largest = max([*others, *self._here(replica)], key=lambda one: one.limit_bytes)
+            error = self.ledger.insufficient(f"{lane.name} with this run", {largest.device: need})
+            if work.run is not None:
+                self.starter.take_from_its_replica(lane, work)
+            self._end_waiting(work, "lane_failed", error, now)
+        self._mark_changed(lane)
 
-    def _reserve_for_run(self, owner: str, want: RunWant, now: float) -> None:
-        """Smaller runs pass one that needs much, until it has waited long: then what becomes free is kept for it."""
-        since, device = want.work.blocked_at, want.replica.device
-        if device is None or since is None or now - since < self._settings.placement.reserve_after_s:
-            return
-        if self.ledger.reserve(device, want.need_bytes, owner, float("inf"), now):
-            self._reserved_for.add(owner)
+    def _here(self, replica: Replica) -> list[DeviceCapacity]:
+        return [one for one in self.ledger.devices() if one.device == replica.device]
 
-    def _undo_needless_drains(self) -> None:
+    def _undo_needless_drains(self, heads: Mapping[str, Head]) -> None:
         """Nobody waits for the room of what is being drained any more."""
         for lane in self.lanes.values():
             for replica in list(lane.replicas.values()):
                 owner = replica.ending_for
-                if replica.state is ReplicaState.DRAINING and owner is not None and not self._still_wants(owner):
+                if replica.state is ReplicaState.DRAINING and owner is not None and not self._still_wants(owner, heads):
                     self.undo_drain(lane.name, replica.number)
 
-    def _cancel_needless_reservations(self, run_wants: Mapping[str, Lane]) -> None:
-        for owner in [owner for owner in self._reserved_for if owner not in run_wants and not self._still_wants(owner)]:
+    def _cancel_needless_reservations(self, heads: Mapping[str, Head]) -> None:
+        for owner in [owner for owner in self._reserved_for if not self._still_wants(owner, heads)]:
             self._reserved_for.discard(owner)
             self.ledger.cancel_reservations(owner)
 
-    def _still_wants(self, owner: str) -> bool:
-        """Whether a model, or its runs, still wait for memory."""
+    def _still_wants(self, owner: str, heads: Mapping[str, Head]) -> bool:
+        """Whether a model, or the run that is a device's head, still waits for memory."""
         lane = self.lanes.get(owner)
-        if lane is not None:
-            return not lane.ready and not lane.loading and self._is_wanted(lane)
-        return any(run_owner(one.name) == owner and one.run_want is not None for one in self.lanes.values())
+        if lane is None:
+            return owner in heads
+        return not lane.ready and not lane.loading and self._is_wanted(lane)
 
     def _is_wanted(self, lane: Lane) -> bool:
         return lane.is_pinned or lane.wanted or lane.desired is True or self._demand(lane).counts != {}
 
-    def _carry_out(self, decision: plan.Decision, run_wants: Mapping[str, Lane], now: float) -> None:
-        runs = run_wants.get(decision.model)
+    def _carry_out(self, decision: plan.Decision, heads: Mapping[str, Head], now: float) -> None:
+        head = heads.get(decision.model)
         if isinstance(decision, plan.Reserve):
             if self.ledger.reserve(decision.device, decision.bytes, decision.model, decision.until, now):
                 self._reserved_for.add(decision.model)
             return
-        if runs is not None:
-            self._mark_changed(runs)  # the memory of its run is free
+        if head is not None:
+            self._mark_changed(self.lane(head.replica.model))  # the memory of its run is free
             return
         lane = self.lane(decision.model)
         if isinstance(decision, plan.Load):
@@ -301,19 +310,19 @@ class Placing(Loads):
         fits = self._fits_now(lane, booked, now)
         up = sum(one.state in (ReplicaState.READY, ReplicaState.LOADING) for one in lane.replicas.values())
         desired = lane.desired is True or None
-        runs_wait = lane.name in self._first_runs
+        runs_wait = any(head.replica.model == lane.name for head in self.starter.memory.heads.values())
         # A second replica gives way to a run that needs the memory; the model itself does not.
         least = 0 if spec.min_replicas < 2 or not up or runs_wait else min(spec.min_replicas, up + fits)
         return plan.ModelView(
             model=lane.name,
             needs={
                 name: plan.Need(bytes=booked, host_bytes=0 if name == HOST else needs.host_bytes, devices=spec.count)
-                for name in spec.devices
+                for name in self._large_enough(lane)
             },
             load_seconds=lane.load_seconds,
             run_seconds=lane.run_s,
             priority=spec.priority,
-            pinned=(lane.is_pinned or runs_wait) and lane.served,
+            pinned=lane.is_pinned and lane.served,
             preload=fits and lane.wanted,  # it takes free memory, and nobody's place
             keep_alive_s=spec.keep_alive_s,
             min_replicas=least,
@@ -326,6 +335,13 @@ class Placing(Loads):
             demand=plan.Demand() if lane.never_fits is not None else self._demand(lane),
         )
 
+    def _large_enough(self, lane: Lane) -> list[str]:
+        """Names or kinds of devices on which it may be loaded, the preferred first."""
+        if not lane.too_small:
+            return list(lane.spec.devices)
+        names = dict.fromkeys(one.device for one in self._candidate_devices(lane) if one.device not in lane.too_small)
+        return list(names) or list(lane.spec.devices)
+
     def _fits_now(self, lane: Lane, need_bytes: int, now: float) -> bool:
         devices = self._candidate_devices(lane)
         return lane.spec.count <= sum(
@@ -336,23 +352,11 @@ class Placing(Loads):
         counts: dict[str, int] = {}
         oldest: dict[str, float] = {}
         for klass in CLASSES:
-            heads = [] if klass in self.scheduler.paused else self.scheduler.ahead(lane.name, klass, HEADS)
+            heads = [] if klass in self.scheduler.paused else self.scheduler.ahead(lane.name, klass, FRONT)
             if heads:
                 counts[klass] = self.scheduler.depth(lane.name, klass)
                 oldest[klass] = min(work.arrived_at for work in heads)
         return plan.Demand(counts=counts, oldest=oldest)
-
-    def _run_view(self, owner: str, lane: Lane, want: RunWant, now: float) -> plan.ModelView:
-        """A run that waits for memory is to placement as a model that waits for it."""
-        work, device = want.work, want.replica.device
-        assert device is not None
-        since = now if work.blocked_at is None else work.blocked_at
-        return plan.ModelView(
-            model=owner,
-            needs={device: plan.Need(bytes=want.need_bytes)},
-            load_seconds=0.0,
-            demand=plan.Demand(counts={work.klass: 1}, oldest={work.klass: since}),
-        )
 
     def _replica_view(self, replica: Replica) -> plan.ReplicaView:
         grant = replica.grant
@@ -369,15 +373,16 @@ class Placing(Loads):
             queued_for_it=len(replica.ahead),
             klass=replica.most_urgent(),
             for_model=replica.ending_for,
+            run_bytes=held_by_runs(replica),
         )
 
     # -- told to others
 
     def _lane_facts(self, work: Work) -> LaneFacts:
         lane = self.lane(work.lane)
-        want = lane.run_want
         need_bytes, device = None, None
-        if want is not None and want.work is work:
+        own = (want for want in lane.run_wants.values() if want.work is work)
+        if (want := self.starter.memory.heads.get(work) or next(own, None)) is not None:
             need_bytes, device = want.need_bytes, want.replica.device
         elif lane.short and lane.needs is not None:
             need_bytes = self._booked(lane)
@@ -422,6 +427,7 @@ class Placing(Loads):
             lane.name in self.scheduler.lanes()
             and not (lane.paused or lane.loading or lane.sizing)
             and now >= lane.not_before
+            and not self._runs_lack_memory(lane)
             and (bool(lane.ready) or lane.needs is None or self._fits_now(lane, self._booked(lane), now))
             for lane in self.lanes.values()
         )
@@ -448,10 +454,3 @@ class Placing(Loads):
 
 def _sized_by(spec: ModelSpec) -> tuple[object, ...]:
     return spec.devices, spec.count, spec.source, spec.dtype, spec.options
-
-
-def _run_order(lane: Lane) -> tuple[int, float]:
-    """The more urgent class first, then who has waited longest."""
-    assert lane.run_want is not None
-    work = lane.run_want.work
-    return CLASSES.index(work.klass), float("inf") if work.blocked_at is None else work.blocked_at

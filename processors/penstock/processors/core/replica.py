@@ -40,9 +40,10 @@ class Replica:
         self.device = None if grant is None else grant.device
         self.devices = (() if self.device is None else (self.device,)) if devices is None else devices
         self.bytes = 0 if grant is None else grant.bytes
+        self.least_bytes = self.bytes
+        """Of its grant: it grows beyond that with what is measured, and comes back to it."""
         self.run_bytes = 0
-        self.grants_runs = False
-        """What each run needs beyond that."""
+        """What each run needs beyond that, at least."""
         self.klass: str | None = None
         """Of the newest run."""
         self.ending_for: str | None = None

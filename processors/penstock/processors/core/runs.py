@@ -32,7 +32,7 @@ class Runs(Endings):
         *,
         memory_bytes: int = 0,
     ) -> None:
-        """Its conversation was read and its prompt counted: it needs so many tokens and bytes of its engine."""
+        """Its conversation was read and its prompt counted: it needs so many tokens, and bytes of the device."""
         run = self._current(work, run_id, Stage.PREPARING)
         if run is None:
             return
@@ -47,15 +47,16 @@ class Runs(Endings):
         if (error := self._never_runs(replica, memory_bytes)) is not None:
             self._failed(work, "refused", error, now, again=False)
             return
-        run.need_tokens, run.memory_bytes, run.prepared, run.mark = need_tokens, memory_bytes, prepared, mark
+        run.need_tokens, run.prepared, run.mark = need_tokens, prepared, mark
+        work.memory_bytes = memory_bytes
         self._transition(work, "prepared", Stage.READY)
         self._mark_changed(lane)
 
     def _never_runs(self, replica: Replica | None, memory_bytes: int) -> InsufficientCapacity | None:
         """The error for a run that no device of its model could hold beside the model itself, were it empty."""
-        if replica is None or replica.device is None or not replica.grants_runs or not memory_bytes:
+        if replica is None or replica.device is None or not memory_bytes:
             return None
-        need = replica.bytes + memory_bytes
+        need = replica.least_bytes + memory_bytes
         names = (replica.device, *self.lane(replica.model).spec.devices)
         limits = {one.device: one.limit_bytes for one in self.ledger.devices() if {one.device, one.kind} & {*names}}
         if any(need <= limit for limit in limits.values()):

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 from penstock.processors.core.budget import Budget
 from penstock.processors.core.effects import Begin, CancelRun, Effect, Fetch, Prepare, Start
-from penstock.processors.core.fleet import HOST
-from penstock.processors.core.lane import Lane, RunWant
-from penstock.processors.core.ledger import Ledger
+from penstock.processors.core.lane import Lane
 from penstock.processors.core.replica import Replica
+from penstock.processors.core.run_memory import RunMemory
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage, check
 from penstock.processors.core.statuses import Statuses
@@ -28,6 +27,8 @@ from penstock.schemas.topics import CLASSES
 RESERVE_AFTER_S = 1.0
 PREPARE_PATIENCE_S = 0.25
 """So long room is kept for one whose prompt is being counted."""
+MOVE_EACH_S = 1.0
+"""So often, at most, what lacks memory on one replica is prepared anew where another has it."""
 WALK = 192
 """So many waiting requests are looked at for one that fits."""
 FETCH_AHEAD = 256
@@ -77,7 +78,7 @@ class Starter:
         *,
         max_execution_s: float,
         affinity_s: float,
-        ledger: Ledger,
+        memory: RunMemory,
     ) -> None:
         self._scheduler = scheduler
         self._budget = budget
@@ -87,10 +88,12 @@ class Starter:
         self._epoch = epoch
         self._max_execution_s = max_execution_s
         self._affinity_s = affinity_s
-        self._ledger = ledger
+        self.memory = memory
         self._ids = itertools.count(1)
         self.alone: Work | None = None
         """It waits for all others to end, or runs by itself: nobody else starts."""
+        self._lacked = False
+        """Whether the one that was looked at last could start but for memory."""
         self.on_lanes = 0
         """Works that hold a grant, over all lanes."""
 
@@ -114,7 +117,7 @@ class Starter:
         granted = replica is not None and replica.give_back(work)
         run = work.run
         if run is not None and run.grant is not None:
-            self._ledger.release(run.grant)
+            self.memory.release(run.grant)
             run.grant = None
         if granted:
             self.on_lanes -= 1
@@ -126,7 +129,7 @@ class Starter:
     def _next(self, lane: Lane, now: float) -> Grant | None:
         """Who is granted next, and where; None when there is nobody now."""
         look = lane.look_due
-        lane.run_want = None
+        self.memory.walk_begins()
         able = lane.ready
         for replica in able:
             if now < replica.busy_until or (not look and len(replica.holders) >= replica.slots):
@@ -136,7 +139,7 @@ class Starter:
             return None
         lane.look_due = False
         alone = self.alone
-        if alone is not None and (alone.stage in ON_LANE or self._scheduler.eligible(alone)):
+        if alone is not None and (alone.stage in ON_LANE or self._may_be_alone(lane, alone, now)):
             return self._alone(lane, able, alone, now)
         self.alone = None  # it has left the queue, or another turn of its conversation is before it now
         rooms: list[_Room] = []
@@ -160,7 +163,7 @@ class Starter:
                 return None
             seen[work.klass] += 1
             if work.alone or work.group is not None:
-                if walked == 0 and not _has_its_replica(lane, work):
+                if walked == 0 and not _has_its_replica(lane, work) and self._may_go_apart(lane, work, now):
                     return self._apart(lane, rooms, work, now)
                 continue
             room = rooms[0] if work.run is None and len(lane.ready) == 1 else self._room_for(lane, work, rooms, now)
@@ -169,7 +172,9 @@ class Starter:
             first, ahead = seen[work.klass] == 1, seen[work.klass] <= look_ahead
             if self._step(lane, work, room, now, may_prepare=ahead, must_fetch=first):
                 return work, room.replica
-            if walked == 0 and work.blocked_at is not None and now - work.blocked_at >= RESERVE_AFTER_S:
+            if self._lacked:
+                seen[work.klass] -= 1  # it keeps no room, and others are prepared meanwhile
+            elif walked == 0 and work.blocked_at is not None and now - work.blocked_at >= RESERVE_AFTER_S:
                 rooms.remove(room)  # it is kept for this one
             if all(one.used_up for one in rooms):
                 return None
@@ -180,10 +185,13 @@ class Starter:
         run = work.run
         if run is not None:
             own = next((room for room in rooms if room.replica.number == run.replica), None)
-            if work.stage is not Stage.READY or (own is not None and own.fits(run.need_tokens)):
+            if work.stage is not Stage.READY or (own is not None and self._takes(own, work, now)):
                 return own
-            other = max((room for room in rooms if room.fits(run.need_tokens)), key=_emptiness, default=None)
+            if own is not None and own.fits(run.need_tokens) and not self._may_move(work, now):
+                return own  # it lacks memory there, and was moved for that a moment ago
+            other = max((room for room in rooms if self._takes(room, work, now)), key=_emptiness, default=None)
             if other is not None:
+                work.moved_at = now
                 self.take_from_its_replica(lane, work)
             return own if other is None else other
         if len(lane.ready) > 1 and work.line is not None:
@@ -192,7 +200,24 @@ class Starter:
                 work.held_off_at = now if work.held_off_at is None else work.held_off_at
                 if now - work.held_off_at < self._affinity_s:
                     return next((room for room in rooms if room.replica is known), None)
-        return rooms[0] if len(rooms) == 1 else max(rooms, key=_emptiness)
+        return rooms[0] if len(rooms) == 1 else self._best_room(work, rooms, now)
+
+    def _best_room(self, work: Work, rooms: list[_Room], now: float) -> _Room:
+        """The emptiest of those that have the memory for it; else of those where it waits, or that could have it."""
+        free = [room for room in rooms if self.memory.is_free(room.replica, work, now)]
+        head = self.memory.heads.get(work)
+        if not free and head is not None:
+            free = [room for room in rooms if room.replica is head.replica]
+        if not free:
+            free = [room for room in rooms if self.memory.fits_ever(room.replica, work)]
+        return max(free or rooms, key=_emptiness)
+
+    def _takes(self, room: _Room, work: Work, now: float) -> bool:
+        return room.fits(_need(work)) and self.memory.is_free(room.replica, work, now)
+
+    @staticmethod
+    def _may_move(work: Work, now: float) -> bool:
+        return work.moved_at is None or now - work.moved_at >= MOVE_EACH_S
 
     def take_from_its_replica(self, lane: Lane, work: Work) -> None:
         """It is prepared anew elsewhere."""
@@ -217,10 +242,28 @@ class Starter:
         lane.look_due = True
         return self._next(lane, now)
 
+    def _may_go_apart(self, lane: Lane, work: Work, now: float) -> bool:
+        return not work.alone or self._may_be_alone(lane, work, now)
+
+    def _may_be_alone(self, lane: Lane, work: Work, now: float) -> bool:
+        """Whether all others must wait for it. They need not while it waits for memory: that may take long."""
+        if not self._scheduler.eligible(work):
+            return False
+        if work.lane != lane.name:
+            return True
+        replica = self._replica_for(lane, lane.ready, work)
+        return not (self._startable(replica, work) and self.memory.is_lacking(lane, replica, work, now))
+
+    def _replica_for(self, lane: Lane, able: list[Replica], work: Work) -> Replica:
+        head = self.memory.heads.get(work)
+        if head is not None and head.replica in able:
+            return head.replica
+        return lane.replica_of(work) or min(able, key=lambda one: len(one.holders))
+
     def _alone(self, lane: Lane, able: list[Replica], work: Work, now: float) -> Grant | None:
         if not self._eligible(lane, work):
             return None
-        replica = lane.replica_of(work) or min(able, key=lambda one: len(one.holders))
+        replica = self._replica_for(lane, able, work)
         if replica not in able:
             return None
         ready = self._step(lane, work, _Room(replica, 1, MANY), now, may_prepare=True)
@@ -265,10 +308,12 @@ class Starter:
     ) -> bool:
         """True when it can start now; else what can be done for it ahead is done, and its room is set aside."""
         replica = room.replica
+        self._lacked = False
         if self._startable(replica, work):
             if room.fits(_need(work)):
-                if replica.device is None or self._memory_fits(lane, replica, work, now):
+                if replica.device is None or not self.memory.is_lacking(lane, replica, work, now):
                     return True
+                self._lacked = True
             elif replica.tokens is None or _need(work) <= replica.tokens - replica.used_tokens:
                 return False
             work.blocked_at = now if work.blocked_at is None else work.blocked_at
@@ -282,18 +327,6 @@ class Starter:
             self._prepare(replica, work, now)
         if work.run is None or now - work.run.preparing_since < PREPARE_PATIENCE_S:
             room.set_aside(work.cost)
-        return False
-
-    def _memory_fits(self, lane: Lane, replica: Replica, work: Work, now: float) -> bool:
-        """Whether the memory that its run takes, beyond what its replica holds, is free."""
-        need = run_bytes(replica, work)
-        if not need:
-            return True
-        assert replica.device is not None
-        if self._ledger.free_bytes(replica.device, run_owner(lane.name), now) >= need:
-            return True
-        if lane.run_want is None:
-            lane.run_want = RunWant(work, replica, need)
         return False
 
     def _prepare(self, replica: Replica, work: Work, now: float) -> None:
@@ -342,13 +375,11 @@ class Starter:
         replica.take(work, run.need_tokens, now)
         if replica.device is not None:
             lane.uses.used(now)
-            need = run_bytes(replica, work)
-            if need:
-                run.grant = self._ledger.grant(run_owner(lane.name), {replica.device: need}, now)
-                assert run.grant is not None, "it was free a moment ago"
+            run.grant = self.memory.grant(replica, work, now)
+            self.memory.started(lane, work)
         self.on_lanes += 1
         run.granted_at = now
-        work.blocked_at = work.held_off_at = None
+        work.blocked_at = work.held_off_at = work.head_since = None
         if work.started_at is None:
             work.started_at = now
             work.load_ms = lane.loading_ms(work.arrived_at, now)
@@ -384,23 +415,6 @@ def _room(replica: Replica) -> _Room:
 
 def _emptiness(room: _Room) -> int:
     return room.slots - len(room.replica.ahead)
-
-
-def run_owner(model: str) -> str:
-    """Who holds the memory of a model's runs, in the ledger."""
-    return f"{model} (runs)"
-
-
-def run_bytes(replica: Replica, work: Work) -> int:
-    """What its run takes of the device beyond what the replica holds; the request's own requirements are a floor."""
-    if not replica.grants_runs:
-        return 0
-    need = replica.run_bytes if work.run is None else max(replica.run_bytes, work.run.memory_bytes)
-    requirements = None if work.body is None else work.body.request.requirements
-    if requirements is not None and replica.device is not None:
-        floor = requirements.cpu_memory_bytes if replica.device == HOST else requirements.vram_bytes
-        need = max(need, (floor or 0) - replica.bytes)
-    return need
 
 
 def _has_its_replica(lane: Lane, work: Work) -> bool:

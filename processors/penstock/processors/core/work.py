@@ -38,8 +38,6 @@ class Run:
     grant: Any = None
     """Memory of the ledger that it holds while it runs, beyond what its replica holds."""
     need_tokens: int = 0
-    memory_bytes: int = 0
-    """What its engine says that it takes of the device while it runs, beyond what the engine holds then."""
     prepared: Any = None
     spec: Any = None
     mark: Any = None
@@ -82,6 +80,7 @@ class Work:
         "error",
         "first_place",
         "group",
+        "head_since",
         "held_off_at",
         "holds_line",
         "in_budget",
@@ -91,7 +90,9 @@ class Work:
         "line",
         "load_ms",
         "max_attempts",
+        "memory_bytes",
         "model_reason",
+        "moved_at",
         "outcome",
         "pending_status",
         "position",
@@ -178,6 +179,12 @@ class Work:
         """Deaths of an engine in which it took part."""
         self.blocked_at: float | None = None
         """Since when it has been the most urgent of its lane and did not fit."""
+        self.memory_bytes = 0
+        """What its engine said that its run takes of the device, beyond what the engine holds then."""
+        self.head_since: float | None = None
+        """Since when it has been the first that waits for memory of its device."""
+        self.moved_at: float | None = None
+        """When it was last taken to another replica, where memory was free."""
         self.held_off_at: float | None = None
         """Since when it waits for the replica that has its conversation's beginning."""
         self.started_at: float | None = None

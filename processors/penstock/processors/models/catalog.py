@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.producers.engine_kinds import KINDS, EngineKind
 from penstock.producers.model_entry import PRIORITY, ModelEntry
-from penstock.schemas.errors import InvalidRequest, ModelNotFound
+from penstock.schemas.abilities import WORDS, Need
+from penstock.schemas.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +93,10 @@ class ModelConfig:
             raise InvalidRequest(f"{self.id}: there is no engine {self.engine}", param="models")
         return KINDS[self.engine]
 
+    def can(self, need: Need) -> bool:
+        """Whether its kind of engine does what a request needs beyond the task."""
+        return need.ability in self.kind.abilities
+
     @property
     def local(self) -> bool:
         """Whether it runs in processes on this machine, with memory to be granted."""
@@ -124,19 +129,28 @@ class Catalog:
             raise ModelNotFound(f"the model {model} is not served here", param="model")
         return config
 
-    def named(self, task: str, model: str) -> ModelConfig:
-        """By id or alias, if it serves the task. Raises ModelNotFound."""
+    def named(self, task: str, model: str, need: Need | None = None) -> ModelConfig:
+        """By id or alias, if it serves the task. Raises ModelNotFound, UnsupportedParameter when it cannot do it."""
         config = self.get(model)
         if task not in config.tasks:
             raise ModelNotFound(f"the model {model} does not serve {task}", param="model")
+        if need is not None and not config.can(need):
+            raise UnsupportedParameter(
+                f"{need.param}: {model} is no model that {WORDS[need.ability]}", param=need.param
+            )
         return config
 
-    def serving(self, task: str) -> list[ModelConfig]:
-        """Those that serve the task, in their order. Raises ModelNotFound when there is none."""
+    def serving(self, task: str, need: Need | None = None) -> list[ModelConfig]:
+        """Those that serve the task, in their order. Raises ModelNotFound when there is none, UnsupportedParameter
+        when none of them can do what is needed."""
         found = [config for config in self._configs if task in config.tasks]
         if not found:
             raise ModelNotFound(f"no model here serves {task}", param="model")
-        return found
+        able = [config for config in found if need is None or config.can(need)]
+        if not able:
+            assert need is not None
+            raise UnsupportedParameter(f"{need.param}: no model here {WORDS[need.ability]}", param=need.param)
+        return able
 
 
 def share_cores(configs: Sequence[ModelConfig], cores: int) -> dict[str, ModelConfig]:

@@ -10,6 +10,8 @@ from typing import Any
 from penstock.processors.engines.base import Engine
 from penstock.processors.engines.loading import device_name
 from penstock.processors.engines.noop import NoopEngine
+from penstock.processors.engines.summarizing import TASK as SUMMARIZATION
+from penstock.processors.engines.summarizing import SummarizingEngine
 from penstock.processors.hardware.cpu import CpuProbe
 from penstock.processors.hardware.nvml import NvmlProbe
 from penstock.processors.hardware.probe import DeviceFacts
@@ -63,7 +65,8 @@ def make_engine(
         facts=facts,
         logs=logs,
     )
-    return load(config.kind.maker)(making)
+    engine: Engine = load(config.kind.maker)(making)
+    return SummarizingEngine(engine) if SUMMARIZATION in config.tasks else engine
 
 
 def make_noop(making: Making) -> Engine:

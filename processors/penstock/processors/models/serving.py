@@ -26,6 +26,7 @@ from penstock.processors.models.remembered import RememberedEstimates
 from penstock.processors.models.sizing import Estimate, estimate, size_model
 from penstock.processors.settings import WorkerSettings
 from penstock.producers.model_entry import served_by
+from penstock.schemas.abilities import Need
 from penstock.schemas.desired import model_key
 from penstock.schemas.records import DeviceHolder, DeviceState, ModelInfo, ModelState, Record
 from penstock.schemas.topics import CLASSES, TopicNames
@@ -50,13 +51,15 @@ class Serving:
         reports: Reports,
         clock_ms: Callable[[], int],
         clock: Callable[[], float],
+        machine: Machine | None = None,
     ) -> None:
+        """`machine`: in place of the one that the settings tell. Raises UnknownDevice."""
         self._settings = settings
         self._publish = publish
         self._names = names
         self._clock_ms, self._clock = clock_ms, clock
         memory = settings.memory
-        self.machine = Machine(
+        self.machine = machine or Machine(
             settings.devices,
             cpu_bytes=memory.cpu_bytes,
             cpu_reserve_bytes=memory.cpu_reserve_bytes,
@@ -116,11 +119,12 @@ class Serving:
     def capacities(self) -> list[DeviceCapacity]:
         return self.machine.capacities
 
-    def resolve(self, task: str, model: str | None) -> Choice:
-        """The model that a request gets, and why when it names none. Raises ModelNotFound."""
+    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
+        """The model that a request gets, and why when it names none. Raises ModelNotFound, UnsupportedParameter."""
         if model is not None:
-            return Choice(self.catalog.named(task, model).id)
-        choice = choose(self._candidate(config, order) for order, config in enumerate(self.catalog.serving(task)))
+            return Choice(self.catalog.named(task, model, need).id)
+        able = self.catalog.serving(task, need)
+        choice = choose(self._candidate(config, order) for order, config in enumerate(able))
         assert choice is not None
         return choice
 

@@ -2,12 +2,13 @@
 
 from penstock.producers.artifacts.facts import Artifact, check_artifact_id
 from penstock.producers.artifacts.places import Place, check_prefix
-from penstock.producers.artifacts.store import ArtifactStore
+from penstock.producers.artifacts.store import ArtifactStore, Listed
 from penstock.producers.artifacts.tenants import TenantArtifacts
 
 __all__ = [
     "Artifact",
     "ArtifactStore",
+    "Listed",
     "Place",
     "TenantArtifacts",
     "check_artifact_id",

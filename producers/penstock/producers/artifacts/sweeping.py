@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
-from penstock.producers.artifacts.facts import Artifact
+from penstock.producers.artifacts.facts import Artifact, is_artifact_id
 from penstock.producers.artifacts.places import data_path
 from penstock.producers.artifacts.store import ArtifactStore
 from penstock.producers.artifacts.sweep import GRACE_MS, Doomed, Key, Listing, Seen, Sweep, listing_of
@@ -49,17 +51,9 @@ class Sweeper:
         for tenant, conversation_id in sweep.released:
             self._store.holds.release(tenant, conversation_id)
         taken = [one for one in sweep.doomed if self._take(one)]
-        for leftover in self.leftovers():
-            leftover.unlink(missing_ok=True)
-        return taken
-
-    def leftovers(self) -> list[Path]:
-        """In local folders: files of writes that broke off, which no listing shows."""
-        oldest_s = self._clock() - GRACE_MS / 1000
-        found: list[Path] = []
         for folder in self._store.places.folders():
-            found += [one for one in folder.rglob("*#*") if _is_leftover(one, oldest_s)]
-        return found
+            clear_folder(folder, self._clock() - GRACE_MS / 1000)
+        return taken
 
     def _take(self, one: Doomed) -> bool:
         found = self._facts((one.tenant, one.artifact_id))
@@ -98,9 +92,26 @@ class Sweeper:
                 )
 
 
-def _is_leftover(file: Path, oldest_s: float) -> bool:
-    name, _, number = file.name.partition("#")
+def clear_folder(folder: Path, older_than_s: float) -> None:
+    """What no listing of a local place shows: files of writes that broke off, and empty folders of artifacts.
+
+    `older_than_s`, in seconds since the epoch: what was changed later may be in use. The folders of tenants stay: a put
+    that makes one of its own within would fail if the tenant's went meanwhile.
+    """
+    for path, _, files in os.walk(folder, topdown=False):
+        within = Path(path)
+        for file in files:
+            name, _, number = file.partition("#")
+            if name in ("data", "about.json") and number.isdigit() and _is_old(within / file, older_than_s):
+                (within / file).unlink(missing_ok=True)
+        of_artifact = is_artifact_id(within.name) or is_artifact_id(within.parent.name)
+        if of_artifact and _is_old(within, older_than_s):
+            with suppress(OSError):  # it is not empty
+                within.rmdir()
+
+
+def _is_old(path: Path, older_than_s: float) -> bool:
     try:
-        return name in ("data", "about.json") and number.isdigit() and file.stat().st_mtime <= oldest_s
+        return path.stat().st_mtime <= older_than_s
     except OSError:  # it is gone meanwhile
         return False

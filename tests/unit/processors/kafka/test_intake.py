@@ -85,7 +85,7 @@ def test_a_readable_object_that_is_invalid_says_whose_it_is() -> None:
 
 
 def test_what_is_not_built_fails_at_once() -> None:
-    body = {"request_id": "mine", "task": "image_generation", "payload": {"prompt": "x"}}
+    body = {"request_id": "mine", "task": "text_generation", "payload": {"prompt": "x"}, "callback_url": "http://x"}
     found = taken(json.dumps(body).encode())
     assert found.error is not None
     assert found.request.request_id == "mine"

@@ -1,0 +1,270 @@
+"""Train a tiny model that reads images (LLaVA's form, 0.3 M parameters): it tells colours apart, and little else.
+
+For tests, and to try the routes where no package carries a real one. It answers questions about one or two pictures of
+one colour each. `bare` makes a VisionEncoderDecoder, which knows no questions, from the same pictures.
+usage: python -m penstock.cli.makers.tiny_vision chat|bare OUT
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+COLOURS = {
+    "red": (220, 30, 30),
+    "green": (30, 180, 40),
+    "blue": (30, 50, 220),
+    "yellow": (235, 220, 40),
+    "black": (15, 15, 15),
+    "white": (245, 245, 245),
+}
+DARK = frozenset({"black", "blue"})
+SIDE, PATCH = 32, 8
+BATCH = 32
+STEPS = {"chat": 250, "bare": 150}
+IMAGE, PAD, END, START = "<image>", "<|pad|>", "<|im_end|>", "<|im_start|>"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for p in m['content'] %}"
+    "{% if p['type'] == 'image' %}<image>{% else %}{{ p['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+Example = tuple[list[str], str, str]
+"""(the colours of the pictures, the question, the answer)"""
+
+
+def examples(source: random.Random) -> Example:
+    """One example, of a kind chosen by chance."""
+    names = list(COLOURS)
+    colour, other = source.choice(names), source.choice(names)
+    kind = source.randrange(5)
+    if kind == 0:
+        return [colour], "Describe this image.", f"A {colour} picture."
+    if kind == 1:
+        return [colour], source.choice(["What colour is it?", "Which colour is this?"]), f"It is {colour}."
+    if kind == 2:
+        return [colour], "Is it dark or bright?", "It is dark." if colour in DARK else "It is bright."
+    if kind == 3:
+        return [colour, other], "Which colours are they?", f"They are {colour} and {other}."
+    return [], source.choice(["Hello!", "Hi!"]), "Hello! Show me a picture."
+
+
+def picture(colour: str, source: random.Random) -> Any:
+    """A picture of a colour, a little uneven, of any shape."""
+    import numpy
+    from PIL import Image
+
+    shade = numpy.random.default_rng(source.randrange(1 << 30))
+    size = source.randrange(16, 64), source.randrange(16, 64)
+    pixels = numpy.array(COLOURS[colour]) + shade.normal(0, 12, (*size, 3)) + shade.normal(0, 8, 3)
+    return Image.fromarray(pixels.clip(0, 255).astype("uint8"))
+
+
+def make_tokenizer() -> Any:
+    """A byte-level BPE tokenizer of the words above."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core: Any = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        special_tokens=[PAD, END, START, IMAGE],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    source = random.Random(1)
+    core.train_from_iterator((" ".join(("user\nassistant\n", *examples(source)[1:])) for _ in range(2000)), trainer)
+    tokenizer: Any = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token=START,
+        eos_token=END,
+        pad_token=PAD,
+        extra_special_tokens={"image_token": IMAGE},
+        model_max_length=512,
+    )
+    return tokenizer
+
+
+def image_processor() -> Any:
+    from transformers import CLIPImageProcessor
+
+    size = {"height": SIDE, "width": SIDE}
+    return CLIPImageProcessor(size=size, crop_size=size, do_center_crop=False)
+
+
+def make_processor(tokenizer: Any) -> Any:
+    """What turns messages with pictures into tensors."""
+    from transformers import LlavaProcessor
+
+    return LlavaProcessor(
+        image_processor=image_processor(),
+        tokenizer=tokenizer,
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        chat_template=CHAT_TEMPLATE,
+        image_token=IMAGE,
+        num_additional_image_tokens=1,
+    )
+
+
+def make_chat_model(tokenizer: Any) -> Any:
+    """An untrained LLaVA."""
+    from transformers import (
+        CLIPVisionConfig,
+        GenerationConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    ends: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    vision = CLIPVisionConfig(
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=SIDE,
+        patch_size=PATCH,
+        projection_dim=48,
+    )
+    text: Any = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        **ends,
+    )
+    config: Any = LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
+        vision_feature_layer=-1,
+        image_seq_length=(SIDE // PATCH) ** 2,
+    )
+    model: Any = LlavaForConditionalGeneration(config)
+    model.generation_config = GenerationConfig(**ends)
+    return model
+
+
+def make_bare_model(tokenizer: Any) -> Any:
+    """An untrained VisionEncoderDecoder of a ViT and a GPT-2."""
+    from transformers import (
+        GenerationConfig,
+        GPT2Config,
+        VisionEncoderDecoderConfig,
+        VisionEncoderDecoderModel,
+        ViTConfig,
+    )
+
+    ends: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    start: dict[str, Any] = {"decoder_start_token_id": tokenizer.bos_token_id, **ends}
+    config: Any = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        ViTConfig(
+            hidden_size=48,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=SIDE,
+            patch_size=PATCH,
+        ),
+        GPT2Config(
+            vocab_size=len(tokenizer),
+            n_positions=64,
+            n_embd=64,
+            n_layer=2,
+            n_head=4,
+            bos_token_id=tokenizer.bos_token_id,
+            **ends,
+        ),
+    )
+    for name, value in start.items():
+        setattr(config, name, value)
+    model: Any = VisionEncoderDecoderModel(config=config)
+    model.generation_config = GenerationConfig(bos_token_id=tokenizer.bos_token_id, **start)
+    return model
+
+
+def chat_batch(processor: Any, source: random.Random) -> dict[str, Any]:
+    """Examples as tensors; only the answers are learned."""
+    texts: list[str] = []
+    answers: list[str] = []
+    pictures: list[Any] = []
+    for _ in range(BATCH):
+        colours, question, answer = examples(source)
+        content = [*({"type": "image"} for _ in colours), {"type": "text", "text": question}]
+        prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        texts.append(prompt + answer + END)
+        answers.append(answer + END)
+        pictures += [picture(colour, source) for colour in colours]
+    batch = dict(processor(text=texts, images=pictures, return_tensors="pt", padding=True, padding_side="right"))
+    labels = batch["input_ids"].clone()
+    lengths = batch["attention_mask"].sum(1).tolist()
+    for row, (length, answer) in enumerate(zip(lengths, answers, strict=True)):
+        learned = len(processor.tokenizer(answer)["input_ids"])
+        labels[row, : length - learned] = -100
+        labels[row, length:] = -100
+    return {**batch, "labels": labels}
+
+
+def bare_batch(tokenizer: Any, images: Any, source: random.Random) -> dict[str, Any]:
+    """Pictures with their descriptions."""
+    colours = [source.choice(list(COLOURS)) for _ in range(BATCH)]
+    pixels = images(images=[picture(colour, source) for colour in colours], return_tensors="pt")["pixel_values"]
+    texts = tokenizer([f"A {colour} picture.{END}" for colour in colours], return_tensors="pt", padding=True)
+    labels = texts["input_ids"].masked_fill(texts["attention_mask"] == 0, -100)
+    return {"pixel_values": pixels, "labels": labels}
+
+
+def train(model: Any, batch: Any, steps: int) -> float:
+    """Train in place on what `batch()` gives. Returns the last loss."""
+    import torch
+
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
+    schedule: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    loss = 0.0
+    for _ in range(steps):
+        result = model(**batch()).loss
+        optimizer.zero_grad()
+        result.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        loss = float(result.item())
+    return loss
+
+
+def make(kind: str, out: Path) -> float:
+    """Write a model's folder; the same code makes the same model on the same machine. Returns the last loss."""
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # its tensors are small: a second thread only waits
+    source, tokenizer = random.Random(0), make_tokenizer()
+    if kind == "chat":
+        processor = make_processor(tokenizer)
+        model = make_chat_model(tokenizer)
+        loss = train(model, lambda: chat_batch(processor, source), STEPS[kind])
+        processor.save_pretrained(out)
+    else:
+        images = image_processor()
+        model = make_bare_model(tokenizer)
+        loss = train(model, lambda: bare_batch(tokenizer, images, source), STEPS[kind])
+        tokenizer.save_pretrained(out)
+        images.save_pretrained(out)
+    model.eval()
+    model.save_pretrained(out)
+    return loss
+
+
+if __name__ == "__main__":
+    print(f"loss {make(sys.argv[1], Path(sys.argv[2])):.4f}")

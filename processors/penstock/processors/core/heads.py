@@ -1,0 +1,138 @@
+"""Of the runs that wait for memory of a device, the first: room is made and kept for that one, and for no other.
+
+What it owns while it waits (reservation, drained replicas) comes back at once when it runs, ends or moves. Those who
+wait behind it own nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.processors.core import fleet as plan
+from penstock.processors.core.lane import Lane, RunWant
+from penstock.processors.core.loads import Loads
+from penstock.processors.core.replica import Replica, ReplicaState
+from penstock.processors.core.run_memory import Head, head_owner, run_bytes
+from penstock.processors.core.states import IN_SCHEDULER, Stage
+from penstock.processors.core.work import Work
+from penstock.schemas.topics import CLASSES
+
+LOW = CLASSES[-1]
+FRONT = 8
+"""Of a class, among which the oldest is looked for."""
+
+
+class Heads(Loads):
+    """Chosen anew before each planning from those that wait; who is a head already stays it among equals."""
+
+    def _choose_heads(self, now: float) -> None:
+        """By device, the run that is first to get memory."""
+        memory = self.starter.memory
+        before = {head.device: head for head in memory.heads.values()}
+        waiting: dict[str, list[Head]] = {}
+        for want in self._run_wants(now):
+            if want.replica.device is not None:
+                waiting.setdefault(want.replica.device, []).append(self._as_head(want, want.replica.device, now))
+        chosen: dict[str, Head] = {}
+        for device, heads in waiting.items():
+            known = before.get(device)
+            chosen[device] = min(heads, key=lambda head: self._head_order(head, known, now))
+        for device, head in before.items():
+            if chosen.get(device) is None or chosen[device].work is not head.work:
+                self._head_goes(head, now)
+        memory.heads = {head.work: head for head in chosen.values()}
+        for head in chosen.values():
+            head.work.head_since = head.since
+        memory.head_left = False
+
+    def _misplaced(self) -> Iterator[RunWant]:
+        """Runs that the device on which they wait can never hold beside their replica."""
+        memory = self.starter.memory
+        for lane in self.lanes.values():
+            for want in list(lane.run_wants.values()):
+                waits = self._waits_for_memory(lane, want.replica, want.work)
+                if waits and not memory.fits_ever(want.replica, want.work):
+                    yield want
+
+    def _run_wants(self, now: float) -> Iterator[RunWant]:
+        """Runs that could start but for memory: the heads of now, and the first of each model and device."""
+        seen: set[Work] = set()
+        for head in list(self.starter.memory.heads.values()):
+            if self._waits_for_memory(self.lane(head.work.lane), head.replica, head.work):
+                seen.add(head.work)
+                yield RunWant(head.work, head.replica, run_bytes(head.replica, head.work))
+        for lane in self.lanes.values():
+            for device, want in list(lane.run_wants.items()):
+                if not self._waits_for_memory(lane, want.replica, want.work):
+                    del lane.run_wants[device]
+                elif want.work not in seen:
+                    seen.add(want.work)
+                    yield RunWant(want.work, want.replica, run_bytes(want.replica, want.work))
+
+    def _waits_for_memory(self, lane: Lane, replica: Replica, work: Work) -> bool:
+        """Whether nothing but memory, and those before it, keeps it from starting on this replica."""
+        if work.stage not in IN_SCHEDULER or replica not in lane.ready or lane.paused:
+            return False
+        if work.klass in self.scheduler.paused or not self.scheduler.eligible(work):
+            return False
+        if work.klass == LOW and self.scheduler.holds_back(lane.name):
+            return False
+        if work.run is not None:
+            if work.stage is not Stage.READY or work.run.replica != replica.number:
+                return False
+        elif not replica.inline or work.line is not None or work.stage is not Stage.QUEUED:
+            return False
+        apart = self.starter.alone
+        if (apart is not None and apart is not work) or run_bytes(replica, work) <= 0:
+            return False
+        return replica.exclusive is None or replica.exclusive is work.group
+
+    def _as_head(self, want: RunWant, device: str, now: float) -> Head:
+        work = want.work
+        since = work.head_since
+        if since is None:
+            since = max(
+                now if work.blocked_at is None else work.blocked_at, self._head_ended.get(device, float("-inf"))
+            )
+        oldest = min((one.arrived_at for one in self.scheduler.ahead(work.lane, work.klass, FRONT)), default=now)
+        oldest = min(oldest, work.arrived_at)
+        return Head(work, want.replica, device, want.need_bytes, head_owner(work), oldest, since)
+
+    def _head_order(self, head: Head, known: Head | None, now: float) -> tuple[bool, int, bool, float]:
+        """Who lets others pass comes last; then by class, but for what has waited very long; then who is it already."""
+        work, settings = head.work, self._placement
+        starved = now - head.oldest > settings.aging_s * settings.aged_share
+        rank = 0 if starved else CLASSES.index(work.klass)
+        others = known is None or known.work is not work
+        return settings.lets_pass(now - head.since), rank, others, head.oldest
+
+    def _head_goes(self, head: Head, now: float) -> None:
+        """It has its memory, or does not wait any more: what was kept for it and drained for it is given back."""
+        if head.owner in self._reserved_for:
+            self._reserved_for.discard(head.owner)
+            self.ledger.cancel_reservations(head.owner)
+            self._head_ended[head.device] = now
+        for lane in self.lanes.values():
+            if lane.run_wants:
+                self._mark_changed(lane)
+
+    def _head_views(self) -> list[plan.ModelView]:
+        """A run that waits for memory is to placement as a model that waits for it, on one device."""
+        return [
+            plan.ModelView(
+                model=head.owner,
+                needs={head.device: plan.Need(bytes=head.need_bytes)},
+                load_seconds=0.0,
+                demand=plan.Demand(counts={head.work.klass: 1}, oldest={head.work.klass: head.oldest}),
+                at=(head.replica.model, head.replica.number),
+                waits_since=head.since,
+            )
+            for head in self.starter.memory.heads.values()
+        ]
+
+    def _runs_lack_memory(self, lane: Lane) -> bool:
+        """Whether a run of the model waits for memory that is not free."""
+        return any(
+            want.replica.state is ReplicaState.READY and want.need_bytes > self.ledger.free_bytes(device)
+            for device, want in lane.run_wants.items()
+        )

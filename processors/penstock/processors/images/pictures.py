@@ -1,0 +1,12 @@
+"""Decoded images as Pillow has them."""
+
+from __future__ import annotations
+
+from PIL import Image
+
+from penstock.processors.images.decoded import DecodedImage
+
+
+def opened(image: DecodedImage) -> Image.Image:
+    """The pixels as Pillow has them, not copied."""
+    return Image.frombuffer(image.mode, (image.width, image.height), image.pixels, "raw", image.mode, 0, 1)
