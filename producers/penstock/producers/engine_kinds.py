@@ -82,7 +82,7 @@ KINDS: dict[str, EngineKind] = {
             slots=8,
             backend="penstock.processors.engines.diffusion:DiffusionBackend",
             sizer=f"{_SIZING}:size_of_files",
-            files_need="penstock.processors.engines.diffusion_memory:files_need",
+            files_need="penstock.processors.models.diffusion_sizing:files_need",
             options=frozenset({"variant", "vae_tiling", "vae_slicing", "cpu_offload", "batch_window_ms", "max_pixels"}),
         ),
         EngineKind(
