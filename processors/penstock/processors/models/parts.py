@@ -89,19 +89,36 @@ def read_files(path: Path) -> Files:
 
 def safetensors(folder: Path) -> list[Tensor]:
     """All tensors of the folder's safetensors files, by their headers: exact, in milliseconds."""
+    return [tensor for file in sorted(folder.glob("*.safetensors")) for tensor in tensors_of(file)]
+
+
+def tensors_of(file: Path) -> list[Tensor]:
+    """All tensors of one safetensors file."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header: dict[str, Any] = json.loads(stream.read(length))
     tensors: list[Tensor] = []
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header: dict[str, Any] = json.loads(stream.read(length))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                begin, end = tensor["data_offsets"]
-                dtype = str(tensor["dtype"])
-                count = (end - begin) // DTYPE_BYTES.get(dtype, 1)
-                flat = len(tensor.get("shape", ())) < 2
-                tensors.append(Tensor(name=name, dtype=dtype, count=count, stored_bytes=end - begin, flat=flat))
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            begin, end = tensor["data_offsets"]
+            dtype = str(tensor["dtype"])
+            count = (end - begin) // DTYPE_BYTES.get(dtype, 1)
+            flat = len(tensor.get("shape", ())) < 2
+            tensors.append(Tensor(name=name, dtype=dtype, count=count, stored_bytes=end - begin, flat=flat))
     return tensors
+
+
+def parameters(folder: Path) -> int:
+    """Number of parameters of a folder's weights."""
+    return sum(tensor.count for tensor in safetensors(folder))
+
+
+def base_need(count: int, path: Path, options: Mapping[str, Any]) -> int:
+    """Bytes of so many parameters, and of the process that holds them. Raises InvalidRequest when there are none."""
+    if not count:
+        raise InvalidRequest(f"{path} holds no safetensors weights (pickled ones are not opened)")
+    context = 0 if device_name(options) == "cpu" else CUDA_CONTEXT_BYTES + WORKSPACE_BYTES
+    return count * element_bytes(options) + PROCESS_BYTES + context
 
 
 def model_config(folder: Path) -> dict[str, Any]:
