@@ -162,9 +162,12 @@ class Memory(Runs):
         if grant is None or device is None:
             return
         self.ledger.measure(grant, device, own_bytes)
+        replica.shared = replica.shared or of_runs > 0
         now_bytes = max(own_bytes, replica.least_bytes)
-        for booked in (max(now_bytes, replica.peak_bytes), now_bytes):
-            if booked == replica.bytes:
+        # What an engine keeps of its runs' memory when they are over is theirs: it comes back to what is its own.
+        kept_bytes = now_bytes if replica.shared else max(now_bytes, replica.peak_bytes, replica.bytes)
+        for booked in (kept_bytes, now_bytes):
+            if booked == replica.bytes or (booked < replica.bytes and not replica.shared):
                 return
             if self.ledger.resize(grant, device, booked):
                 if booked < replica.bytes:

@@ -42,6 +42,8 @@ class Replica:
         self.bytes = 0 if grant is None else grant.bytes
         self.least_bytes = self.bytes
         """Of its grant: it grows beyond that with what is measured, and comes back to it."""
+        self.shared = False
+        """Runs have had memory of their own on it: its peaks are not its own alone."""
         self.run_bytes = 0
         """What each run needs beyond that, at least."""
         self.klass: str | None = None
