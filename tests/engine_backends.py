@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunSpec
+from penstock.processors.engines.embedding import EmbeddingBackend
 from penstock.processors.engines.text import TextBackend
 
 
@@ -104,3 +107,44 @@ class PoisonedText(TextBackend):
         if spec.params.get("max_tokens") == int(self._options["dies_at"]):
             out_of_vocabulary = [10**6]
             self._batching.add_request(out_of_vocabulary, request_id="poison", max_new_tokens=2, eos_token_id=[-1])
+
+
+class StarvedText(TextBackend):
+    """A text engine whose device, once it is warm, has memory for no more than `most_tokens` tokens in a step.
+
+    With `hungry` only while that file is there.
+    """
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        model: Any = self._model
+        forward = model.forward
+        most, hungry = int(self._options["most_tokens"]), self._options.get("hungry")
+
+        def forward_within_memory(*arguments: Any, **named: Any) -> Any:
+            import torch
+
+            tokens = named["input_ids"] if "input_ids" in named else arguments[0]
+            if tokens.numel() > most and (hungry is None or Path(hungry).exists()):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+            return forward(*arguments, **named)
+
+        model.forward = forward_within_memory
+
+
+class NoMemoryToLoad(TextBackend):
+    """Memory runs out while it loads."""
+
+    def load(self) -> EngineInfo:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
+
+
+class TightEmbedding(EmbeddingBackend):
+    """An embedding engine that the kernel gives so many bytes of data more, once it is warm."""
+
+    def warm_up(self) -> None:
+        # Not the warm-up of its kind: what that frees would be room that the limit does not see.
+        lines = Path("/proc/self/status").read_text().splitlines()
+        held = next(int(line.split()[1]) for line in lines if line.startswith("VmData")) * 1024
+        limit = held + int(self._options["room_bytes"])
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

@@ -54,6 +54,7 @@ class ScriptedEngine:
         self.on_died: Callable[[int], None] = lambda code: None
         self.on_busy: Callable[[float], None] = lambda seconds: None
         self.on_limits: Callable[[Any], None] = lambda limits: None
+        self.on_out_of_memory: Callable[[], None] = lambda: None
 
     async def prepare(self, spec: RunSpec) -> Prepared:
         self.prepared.append(spec)
@@ -79,6 +80,9 @@ class ScriptedEngine:
 
     def measured_memory(self) -> int | None:
         return 42
+
+    def peak_memory(self) -> int | None:
+        return 43
 
     def info(self) -> EngineInfo:
         return EngineInfo(device=self.device)

@@ -123,6 +123,8 @@ def assemble(
         deaths=journal.deaths,
         devices=serving.capacities,
         estimate_error=metrics.estimate_error,
+        memory_error=metrics.memory_error,
+        estimates=serving.remembered.estimates,
     )
     urgencies = {topic: CLASSES.index(names.class_of_topic(topic) or "medium") for topic in partitions}
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from penstock.processors.core.choosing import Choice
 from penstock.processors.core.effects import Load, Size, Unload
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.ledger import OutOfMemory
 from penstock.processors.core.residents import Needs
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import Engine, Limits
@@ -30,6 +31,8 @@ class Lanes:
         self._metrics = metrics
         self._clock = clock
         self._loads: dict[tuple[str, int], float] = {}
+        self._reasons: dict[tuple[str, int], str] = {}
+        """Why replicas are being unloaded."""
         self._told_tenths: dict[str, int] = {}
         self._serving: Serving
         self._manager: ModelManager
@@ -92,6 +95,9 @@ class Lanes:
 
     def unload(self, effect: Unload) -> None:
         logger.info("replica.unloads model=%s replica=%d reason=%s", effect.model, effect.replica, effect.reason)
+        self._reasons[(effect.model, effect.replica)] = effect.reason
+        if effect.for_model is not None:
+            self._metrics.evictions.labels(effect.model, effect.reason).inc()
         self._manager.unload(effect.model, effect.replica)
         self._serving.publish_models()
 
@@ -105,7 +111,10 @@ class Lanes:
             if told is not None
             else size.need_bytes,  # what an operator says of a device says nothing of it
             exact=told is not None,
+            shape=size.shape,
         )
+        parts = " ".join(f"{part.name.replace(' ', '_')}={part.bytes}" for part in size.parts)
+        logger.info("model.sized model=%s bytes=%d %s", model, needs.load_bytes, parts)
         self._flow.sized(model, needs, self._clock())
         self._changed()
 
@@ -125,6 +134,7 @@ class Lanes:
     def up(self, model: str, replica: int, engine: Engine) -> None:
         engine.on_busy = lambda seconds: self._flow.replica_busy(model, replica, seconds, self._clock())
         engine.on_limits = lambda limits: self._limits(model, replica, limits)
+        engine.on_out_of_memory = lambda: self._out_of_memory(model, replica)
         limits, now = engine.limits(), self._clock()
         self._metrics.loads.labels(model).inc()
         seconds = now - self._loads.pop((model, replica), now)
@@ -138,26 +148,40 @@ class Lanes:
             now,
             inline=engine.prepares_inline,
             measured_bytes=self._serving.measured_memory(model, replica),
+            peak_bytes=self._serving.peak_memory(model, replica) or 0,
         )
         self._changed()
+
+    def _out_of_memory(self, model: str, replica: int) -> None:
+        self._metrics.out_of_memory.labels(model).inc()
+        self._flow.replica_out_of_memory(model, replica, self._clock())
+        self._wake()
 
     def _limits(self, model: str, replica: int, limits: Limits) -> None:
         self._flow.replica_limits(model, replica, limits.slots, self._clock())
         self._wake()
 
     def load_failed(self, model: str, replica: int, error: PenstockError) -> None:
+        self._loads.pop((model, replica), None)
+        self._reasons.pop((model, replica), None)
+        if isinstance(error, OutOfMemory):
+            self._metrics.out_of_memory.labels(model).inc()
         logger.warning("replica.load_failed model=%s replica=%d error=%s", model, replica, error)
         self._flow.load_failed(model, replica, error, self._clock())
         self._changed()
 
     def down(self, model: str, replica: int, code: int) -> None:
-        self._metrics.unloads.labels(model).inc()
+        self._reasons.pop((model, replica), None)
+        self._metrics.unloads.labels(model, "died").inc()
         logger.error("replica.died model=%s replica=%d exitcode=%s", model, replica, code)
         self._flow.replica_down(model, replica, self._clock())
         self._changed()
 
     def gone(self, model: str, replica: int) -> None:
-        self._metrics.unloads.labels(model).inc()
+        loaded = self._loads.pop((model, replica), None) is None  # else its load was given up
+        reason = self._reasons.pop((model, replica), "unknown")
+        if loaded:
+            self._metrics.unloads.labels(model, reason).inc()
         self._flow.replica_gone(model, replica, self._clock())
         self._changed()
 

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 disable_created_metrics()
 
 _ERRORS = (-300, -60, -30, -10, -5, -2, -1, -0.5, -0.1, 0, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
+_RATIOS = (0.25, 0.5, 0.7, 0.8, 0.87, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
 
@@ -43,7 +44,18 @@ class Metrics:
         self.pixels = Counter("penstock_pixels", "Pixels of images made", registry=registry)
         self.batch = Gauge("penstock_batch_size", "Requests running on one engine", ["model"], registry=registry)
         self.loads = Counter("penstock_model_loads", "Models loaded", ["model"], registry=registry)
-        self.unloads = Counter("penstock_model_unloads", "Models unloaded or died", ["model"], registry=registry)
+        self.unloads = Counter(
+            "penstock_model_unloads", "Models unloaded or died, by reason", ["model", "reason"], registry=registry
+        )
+        self.out_of_memory = Counter(
+            "penstock_engine_out_of_memory", "Batches and loads that memory ran out in", ["model"], registry=registry
+        )
+        self.memory_errors = Histogram(
+            "penstock_memory_estimate_ratio",
+            "The most memory that an engine held, divided by what was booked as it was loaded",
+            registry=registry,
+            buckets=_RATIOS,
+        )
         self.load_seconds = Histogram(
             "penstock_model_load_seconds", "Length of a load", ["model"], registry=registry, buckets=_SECONDS
         )
@@ -91,6 +103,11 @@ class Metrics:
     def estimate_error(self, kind: str, seconds: float) -> None:
         """What came, less what was estimated; `kind` is start or run."""
         self._errors[kind].observe(seconds)
+
+    def memory_error(self, peak_bytes: int, booked_bytes: int) -> None:
+        """An engine has ended: the most that it held, and what was booked for it."""
+        if booked_bytes:
+            self.memory_errors.observe(peak_bytes / booked_bytes)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

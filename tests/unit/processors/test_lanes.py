@@ -49,6 +49,7 @@ class Shell(World):
         self.serving.manager = ModelManager(self.serving.catalog, self.lanes, make=self.make, size=self.find_size)
         self.engines: list[ScriptedEngine] = []
         self.error: Exception | None = None
+        self.sizes: dict[str, int] = {}
         super().__init__("m", "other")
 
     def publish(self, topic: str, key: str, record: Record | None) -> None:
@@ -58,7 +59,7 @@ class Shell(World):
             self.published.append(record)
 
     def make_flow(self, *args: Any) -> Flow:
-        flow = Flow(*args, devices=self.serving.capacities)
+        flow = Flow(*args, devices=self.serving.capacities, memory_error=self.metrics.memory_error)
         self.lanes.connect(self.serving, flow, self.settle)
         self.serving.connect(flow)
         return flow
@@ -69,7 +70,7 @@ class Shell(World):
         return engine
 
     async def find_size(self, config: ModelConfig, on_progress: Any) -> ModelSize:
-        return ModelSize(source=config.source, need_bytes=BYTES)
+        return ModelSize(source=config.source, need_bytes=self.sizes.get(config.id, BYTES))
 
     def answer(self, effect: Any) -> None:
         match effect:
@@ -143,7 +144,7 @@ async def test_an_engine_that_dies_gives_its_work_and_its_memory_back_and_is_loa
     shell.pass_time(1.0)
     await wait_until_async(lambda: "r" in shell.running)
     assert len(shell.engines) == 2
-    assert shell.metrics.unloads.labels("m")._value.get() == 1  # pyright: ignore[reportPrivateUsage]
+    assert counted(shell, "penstock_model_unloads_total", model="m", reason="died") == 1
     assert shell.metrics.loads.labels("m")._value.get() == 2  # pyright: ignore[reportPrivateUsage]
     assert len(shell.flow.ledger.grants()) == 1
 
@@ -189,6 +190,68 @@ async def test_events_name_the_device_and_its_memory_while_there_is_an_engine(sh
     assert shell.lanes.engine_facts(work) == (None, None)
     await wait_until_async(lambda: "r" in shell.running)
     assert shell.lanes.engine_facts(work) == ("cpu", 42)
+
+
+# -- what is counted
+
+
+def counted(shell: Shell, name: str, **labels: str) -> float:
+    return shell.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def test_evictions_unloads_and_loads_are_counted_by_reason(shell: Shell) -> None:
+    total = shell.flow.ledger.limit_bytes("cpu")
+    shell.sizes = {"m": int(0.6 * total), "other": int(0.6 * total)}
+    shell.flow.devices_observed({"cpu": (0, 0)}, shell.now)
+    shell.submit("r")
+    await wait_until_async(lambda: "r" in shell.running)
+    shell.finish("r")
+    shell.submit("o", model="other")
+    for _ in range(600):
+        shell.pass_time(1.0)
+        await asyncio.sleep(0)
+        if "o" in shell.running:
+            break
+    assert "o" in shell.running
+    evicted = {
+        sample.labels["reason"]: sample.value
+        for metric in shell.metrics.evictions.collect()
+        for sample in metric.samples
+        if sample.name == "penstock_model_evictions_total"
+    }
+    assert sum(evicted.values()) == shell.flow.evictions == 1
+    (reason,) = evicted
+    assert counted(shell, "penstock_model_unloads_total", model="m", reason=reason) == 1
+    assert counted(shell, "penstock_model_load_seconds_count", model="other") == 1
+    shell.finish("o")
+    shell.flow.desire("other", loaded=False, pinned=None)
+    shell.settle()
+    await wait_until_async(lambda: not shell.flow.lane("other").replicas)
+    assert counted(shell, "penstock_model_unloads_total", model="other", reason="desired") == 1
+    assert shell.flow.evictions == 1, "what an operator orders is no eviction"
+
+
+async def test_memory_that_ran_out_is_counted_and_the_next_load_gets_more(shell: Shell) -> None:
+    await shell.serving.observe()
+    shell.submit("r")
+    await wait_until_async(lambda: "r" in shell.running)
+    before = shell.flow.lanes["m"].replicas[0].bytes
+    shell.engines[0].on_out_of_memory()
+    assert counted(shell, "penstock_engine_out_of_memory_total", model="m") == 1
+    shell.engines[0].on_died(-9)
+    shell.pass_time(1.0)
+    await wait_until_async(lambda: len(shell.engines) == 2)
+    assert shell.flow.lanes["m"].replicas[0].bytes >= 1.2 * before
+
+
+async def test_the_most_that_an_engine_held_is_held_against_what_was_booked(shell: Shell) -> None:
+    await shell.serving.observe()
+    shell.submit("r")
+    await wait_until_async(lambda: "r" in shell.running)
+    assert shell.flow.lanes["m"].replicas[0].peak_bytes == 43
+    shell.engines[0].on_died(-9)
+    assert counted(shell, "penstock_memory_estimate_ratio_count") == 1
+    assert counted(shell, "penstock_memory_estimate_ratio_bucket", le="0.25") == 1
 
 
 # -- what operators want

@@ -93,9 +93,16 @@ class Board:
         deaths: Callable[[WorkKey, str], int] = lambda key, request_id: 0,
         devices: Sequence[DeviceCapacity] = (),
         estimate_error: Callable[[str, float], None] | None = None,
+        memory_error: Callable[[int, int], None] | None = None,
+        estimates: Estimates | None = None,
     ) -> None:
+        """`estimate_error` hears what came less what was estimated, `memory_error` the peak and what was booked.
+
+        `estimates`: what was learned before.
+        """
         self.ledger = Ledger(devices, longest_reservation_s=settings.longest_reservation_s)
-        self.estimates = Estimates()
+        self.estimates = estimates or Estimates()
+        self.memory_error = memory_error
         self._plan_due = True
         """Something changed that placement reads: the next step plans anew."""
         self._planned_at = float("-inf")

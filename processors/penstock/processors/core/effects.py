@@ -181,6 +181,8 @@ class Unload:
     model: str
     replica: int
     reason: str
+    for_model: str | None = None
+    """The model that gets its room."""
 
 
 @dataclass(slots=True, frozen=True)

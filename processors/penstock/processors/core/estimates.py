@@ -17,6 +17,10 @@ Shape = tuple[float, ...]
 
 SAMPLES_KEPT = 96
 FLOORS_KEPT = 16
+KEYS_KEPT = 256
+"""Models, by device and dtype; those that were learned of last."""
+FALLS_BY = 0.25
+"""A lower peak at the same shape brings what is remembered down by this share of the difference only."""
 BUCKETS_PER_DOUBLING = 4
 UNSEEN = 1.2
 """An estimate is booked with so much on top before anything was measured."""
@@ -83,14 +87,16 @@ class Estimates:
     """`need` before a batch, `learn` after it. Plain data: `to_json` and `from_json` carry it over a restart."""
 
     def __init__(self) -> None:
-        self._learned: dict[EstimateKey, _Learned] = {}
+        self._learned: dict[EstimateKey, _Learned] = {}  # what was learned of last is the last
+        self.revision = 0
+        """Grows with all that is learned."""
 
     def learn(self, key: EstimateKey, shape: Shape, peak_bytes: int, estimate_bytes: int) -> None:
         """A batch of this shape took so much at its peak. `estimate_bytes`: what was estimated, before learning."""
-        learned = self._learned.setdefault(key, _Learned())
+        learned = self._touch(key)
         known = learned.samples.pop(bucket(shape), None)
-        if known is not None and known.shape == shape:
-            peak_bytes = max(peak_bytes, known.peak_bytes)
+        if known is not None and _same(known, shape, estimate_bytes) and peak_bytes < known.peak_bytes:
+            peak_bytes = math.ceil(known.peak_bytes - FALLS_BY * (known.peak_bytes - peak_bytes))
         learned.samples[bucket(shape)] = Sample(shape, max(1, peak_bytes), max(1, estimate_bytes))
         while len(learned.samples) > SAMPLES_KEPT:
             del learned.samples[next(iter(learned.samples))]
@@ -113,11 +119,19 @@ class Estimates:
 
     def raise_after_oom(self, key: EstimateKey, shape: Shape, booked_bytes: int) -> int:
         """It ran out of memory with so much booked. What is booked for such a shape from now on, at least."""
-        learned = self._learned.setdefault(key, _Learned())
+        learned = self._touch(key)
         raised = math.ceil(AFTER_OOM * booked_bytes)
         learned.floors = [floor for floor in learned.floors if floor.shape != shape][-FLOORS_KEPT + 1 :]
         learned.floors.append(Floor(shape, raised))
         return raised
+
+    def _touch(self, key: EstimateKey) -> _Learned:
+        self.revision += 1
+        learned = self._learned.pop(key, None) or _Learned()
+        self._learned[key] = learned
+        while len(self._learned) > KEYS_KEPT:
+            del self._learned[next(iter(self._learned))]
+        return learned
 
     def measured(self, key: EstimateKey) -> int:
         """How many buckets of shapes were measured."""
@@ -189,6 +203,11 @@ class Estimates:
 def bucket(shape: Shape) -> Shape:
     """Shapes that differ by less than a fifth in each part are one: the newest of them is kept."""
     return tuple(float(round(BUCKETS_PER_DOUBLING * math.log2(value))) if value >= 1 else value for value in shape)
+
+
+def _same(known: Sample, shape: Shape, estimate_bytes: int) -> bool:
+    """Whether it was the same batch of the same model: others were estimated otherwise."""
+    return known.shape == shape and abs(estimate_bytes - known.estimate_bytes) <= BAD_FIT * known.estimate_bytes
 
 
 def _shape(values: Sequence[Any]) -> Shape:

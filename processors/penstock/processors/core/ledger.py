@@ -67,6 +67,10 @@ class CannotLoad(EngineFailed):
     """Loading it again would fail again: somebody has to mend its configuration or its files."""
 
 
+class OutOfMemory(EngineFailed):
+    """Its device had less memory than it took, in spite of its grant: it needs a larger one, or smaller batches."""
+
+
 class IllegalRelease(RuntimeError):
     """A grant was released twice, or was never given."""
 

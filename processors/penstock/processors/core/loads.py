@@ -6,6 +6,7 @@ import itertools
 
 from penstock.processors.core.fleet import HOST
 from penstock.processors.core.lane import Lane
+from penstock.processors.core.ledger import OutOfMemory
 from penstock.processors.core.memory import Memory
 from penstock.processors.core.replica import Replica, ReplicaState
 from penstock.processors.core.states import ON_LANE, Stage
@@ -16,6 +17,8 @@ FAILED_AT_ONCE = 256
 """So many are ended at a time when a model cannot be loaded."""
 LOOKED_THROUGH = 1024
 """Of those who wait, when some are newer than the failure."""
+LIVED = 8
+"""An engine that has run so many has seen its peak, if its warm-up has not."""
 AFTERMATH_S = 1.0
 """A death this soon after a run was stopped may be the stopped run's fault: nobody is blamed alone for it."""
 
@@ -33,8 +36,12 @@ class Loads(Memory):
         *,
         inline: bool,
         measured_bytes: int | None = None,
+        peak_bytes: int = 0,
     ) -> None:
-        """A replica is loaded: it runs so many at once, in so many tokens of cache (None: no such limit)."""
+        """A replica is loaded: it runs so many at once, in so many tokens of cache (None: no such limit).
+
+        `measured_bytes` and `peak_bytes`: what it holds after its warm-up, and the most that it has held.
+        """
         lane = self.lane(model)
         replica = lane.replicas.get(number)
         if replica is None:
@@ -48,7 +55,7 @@ class Loads(Memory):
         lane.up(replica, slots, tokens, inline=inline, now=now)
         self._settled(replica)
         if measured_bytes is not None:
-            self._warmed_up(lane, replica, measured_bytes)
+            self._warmed_up(lane, replica, measured_bytes, peak_bytes)
         self._plan_soon()
         self._mark_changed(lane)
 
@@ -71,7 +78,7 @@ class Loads(Memory):
             culprit.spent = max(culprit.spent, min(culprit.deaths, culprit.max_attempts))
             error = EngineFailed("the engine's process died while it ran")
             self._failed(culprit, "replica_down", error, now, again=True)
-        self._removed(lane, replica)
+        self._removed(lane, replica, died=True)
 
     def replica_gone(self, model: str, number: int, now: float) -> None:
         """A replica was unloaded, on purpose: nobody is to blame."""
@@ -85,11 +92,13 @@ class Loads(Memory):
             self._requeue(work, "replica_down", now)
         self._removed(lane, replica)
 
-    def _removed(self, lane: Lane, replica: Replica) -> None:
+    def _removed(self, lane: Lane, replica: Replica, *, died: bool = False) -> None:
         """Its process has ended."""
         lane.remove(replica)
-        if replica.klass is not None and replica.device == HOST:
-            self._learn(lane, replica)
+        if replica.device == HOST:
+            self._learn(lane, replica, whole_life=not died and replica.runs_begun >= LIVED)
+        if replica.peak_bytes and replica.grant is not None and self.memory_error is not None:
+            self.memory_error(replica.peak_bytes, replica.booked_bytes)
         self._release(replica)
         self._unset_alone(lane.name)
         self._mark_changed(lane)
@@ -112,6 +121,8 @@ class Loads(Memory):
         """A replica could not be loaded. Those who wait are failed when waiting is of no use any more."""
         lane = self.lane(model)
         replica = lane.replicas.get(number)
+        if replica is not None and isinstance(error, OutOfMemory):
+            self._ran_out(lane, replica)
         known = lane.load_failed(error, now)
         if replica is not None:
             self._removed(lane, replica)

@@ -26,9 +26,10 @@ class Memory(Runs):
         observed: Mapping[str, tuple[int, int]],
         now: float,
         measured: Mapping[tuple[str, int], Mapping[str, int]] | None = None,
+        peaks: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
         """By device, bytes in use by all programs and those of them by our engines; by replica and device, what it
-        holds.
+        holds, and by replica the most that it has held of its first device.
         """
         known = {capacity.device for capacity in self.ledger.devices()}
         for device, (used_bytes, by_ours_bytes) in observed.items():
@@ -40,7 +41,7 @@ class Memory(Runs):
                 continue
             for device, measured_bytes in by_device.items():
                 if device == replica.device:
-                    self._measured(replica, measured_bytes)
+                    self._measured(replica, measured_bytes, (peaks or {}).get((model, number), 0))
                 elif device in replica.devices:
                     self._measured_beside(replica, device, measured_bytes)
         self._plan_soon()
@@ -137,7 +138,7 @@ class Memory(Runs):
             return needs.load_bytes
         devices = self._candidate_devices(lane)
         booked = max(
-            (self.estimates.need(self._key(lane, one.kind), (), needs.load_bytes) for one in devices),
+            (self.estimates.need(self._key(lane, one.kind), needs.shape, needs.load_bytes) for one in devices),
             default=needs.load_bytes,
         )
         largest = max((one.limit_bytes for one in devices), default=0)
@@ -145,51 +146,83 @@ class Memory(Runs):
 
     @staticmethod
     def _key(lane: Lane, kind: str) -> EstimateKey:
-        return EstimateKey(lane.name, kind, lane.spec.dtype)
+        return EstimateKey(lane.spec.source or lane.name, kind, lane.spec.dtype)
 
-    def _measured(self, replica: Replica, measured_bytes: int) -> None:
-        """What it holds now, less what its runs were granted.
+    def _measured(self, replica: Replica, measured_bytes: int, peak_bytes: int = 0) -> None:
+        """What it holds now and has held, less what its runs were granted.
 
-        What it holds beyond its grant is booked too, or counts as taken where it does not fit.
+        Beyond its grant that is booked too: what it took once it may take again. Where it does not fit, what it holds
+        counts as taken.
         """
-        own_bytes = max(0, measured_bytes - held_by_runs(replica))
+        of_runs = held_by_runs(replica)
+        own_bytes = max(0, measured_bytes - of_runs)
         replica.measured_bytes = own_bytes
-        replica.peak_bytes = max(replica.peak_bytes, own_bytes)
+        replica.peak_bytes = max(replica.peak_bytes, own_bytes, peak_bytes - of_runs)
         grant, device = replica.grant, replica.device
         if grant is None or device is None:
             return
         self.ledger.measure(grant, device, own_bytes)
-        booked = max(own_bytes, replica.least_bytes)
-        if booked != replica.bytes and self.ledger.resize(grant, device, booked):
-            if booked < replica.bytes:
-                self._memory_is_back()
-            replica.bytes = booked
+        replica.shared = replica.shared or of_runs > 0
+        now_bytes = max(own_bytes, replica.least_bytes)
+        # What an engine keeps of its runs' memory when they are over is theirs: it comes back to what is its own.
+        kept_bytes = now_bytes if replica.shared else max(now_bytes, replica.peak_bytes, replica.bytes)
+        for booked in (kept_bytes, now_bytes):
+            if booked == replica.bytes or (booked < replica.bytes and not replica.shared):
+                return
+            if self.ledger.resize(grant, device, booked):
+                if booked < replica.bytes:
+                    self._memory_is_back()
+                replica.bytes = booked
+                return
 
     def _measured_beside(self, replica: Replica, device: str, measured_bytes: int) -> None:
         """What it holds of a device beside its first."""
         if replica.grant is not None:
             self.ledger.measure(replica.grant, device, measured_bytes)
 
-    def _warmed_up(self, lane: Lane, replica: Replica, measured_bytes: int) -> None:
+    def _warmed_up(self, lane: Lane, replica: Replica, measured_bytes: int, peak_bytes: int) -> None:
         """It is ready. On a card it holds by now what it will hold: what was granted beyond that comes back.
 
         Main memory is another matter: what an engine has reserved there it holds only once it has used it.
         """
-        self._measured(replica, measured_bytes)
+        self._measured(replica, measured_bytes, peak_bytes)
         if replica.grant is None or replica.device in (None, HOST) or lane.needs is None:
             return
-        self._learn(lane, replica)
-        enough = max(measured_bytes, self._booked(lane))
+        self._learn(lane, replica, whole_life=True)
+        enough = max(replica.peak_bytes, self._booked(lane))
         replica.least_bytes = min(enough, max(replica.bytes, replica.least_bytes))
         if enough < replica.bytes:
             self.ledger.resize(replica.grant, replica.grant.device, enough)
             replica.bytes = enough
 
-    def _learn(self, lane: Lane, replica: Replica) -> None:
-        """The peak of its life replaces the estimate for the next load."""
-        kinds = [one.kind for one in self.ledger.devices() if one.device == replica.device]
-        if kinds and replica.peak_bytes and lane.needs is not None:
-            self.estimates.learn(self._key(lane, kinds[0]), (), replica.peak_bytes, lane.needs.load_bytes)
+    def _learn(self, lane: Lane, replica: Replica, *, whole_life: bool) -> None:
+        """The peak of its life replaces the estimate for the next load.
+
+        One that has hardly run, or died, has perhaps not seen its peak: it teaches only when it held more than is
+        booked. So the estimate rises at once, and falls only by what has run long enough.
+        """
+        needs, kind = lane.needs, self._kind_of(replica)
+        if kind is None or not replica.peak_bytes or needs is None:
+            return
+        key = self._key(lane, kind)
+        if whole_life or replica.peak_bytes > self.estimates.need(key, needs.shape, needs.load_bytes):
+            self.estimates.learn(key, needs.shape, replica.peak_bytes, needs.load_bytes)
+
+    def _kind_of(self, replica: Replica) -> str | None:
+        return next((one.kind for one in self.ledger.devices() if one.device == replica.device), None)
+
+    def replica_out_of_memory(self, model: str, number: int, now: float) -> None:
+        """Memory ran out on it in spite of its grant: the next load gets more. Its engine has made batches smaller."""
+        lane = self.lane(model)
+        replica = lane.replicas.get(number)
+        if replica is not None:
+            self._ran_out(lane, replica)
+
+    def _ran_out(self, lane: Lane, replica: Replica) -> None:
+        kind, needs = self._kind_of(replica), lane.needs
+        if kind is not None and needs is not None and not needs.exact:
+            self.estimates.raise_after_oom(self._key(lane, kind), needs.shape, replica.booked_bytes)
+            self._plan_soon()
 
     def _settled(self, replica: Replica) -> None:
         """It is loaded: the main memory that its weights passed through comes back."""

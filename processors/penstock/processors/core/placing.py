@@ -39,7 +39,7 @@ class Placing(Heads):
         for name, spec in models.items():
             lane = self.lane(name)
             if lane.spec != spec:
-                if (lane.spec.devices, lane.spec.count) != (spec.devices, spec.count):
+                if _sized_by(lane.spec) != _sized_by(spec):
                     lane.needs = None
                 lane.spec, lane.never_fits = spec, None
                 lane.too_small.clear()
@@ -283,10 +283,11 @@ class Placing(Heads):
         if replica.state is ReplicaState.READY:
             self._drain(lane, replica, reason, for_model)
         replica.state = ReplicaState.UNLOADING
-        self.evictions += for_model is not None or replica.ending_for is not None
+        for_model = for_model or replica.ending_for
+        self.evictions += for_model is not None
         if len(lane.replicas) == 1:
             lane.wanted = lane.unload_due = False
-        self._emit(Unload(lane.name, replica.number, replica.reason or reason))
+        self._emit(Unload(lane.name, replica.number, replica.reason or reason, for_model))
 
     def _plan_weightless(self, lane: Lane, now: float) -> None:
         """Of models that take no memory only what an operator wants counts."""
@@ -449,3 +450,7 @@ class Placing(Heads):
         if now - self._watched_at >= WATCH_S:
             self._watched_at = now
             self._watch_idleness(now)
+
+
+def _sized_by(spec: ModelSpec) -> tuple[object, ...]:
+    return spec.devices, spec.count, spec.source, spec.dtype, spec.options

@@ -42,6 +42,8 @@ class Replica:
         self.bytes = 0 if grant is None else grant.bytes
         self.least_bytes = self.bytes
         """Of its grant: it grows beyond that with what is measured, and comes back to it."""
+        self.shared = False
+        """Runs have had memory of their own on it: its peaks are not its own alone."""
         self.run_bytes = 0
         """What each run needs beyond that, at least."""
         self.klass: str | None = None
@@ -53,6 +55,9 @@ class Replica:
         self.measured_bytes: int | None = None
         self.peak_bytes = 0
         """The most that was measured."""
+        self.booked_bytes = self.bytes
+        """What it was granted as it was loaded."""
+        self.runs_begun = 0
         self.slots = 0
         self.tokens: int | None = None
         self.inline = False
@@ -94,6 +99,7 @@ class Replica:
         """Give a slot and tokens; the caller has seen that they are free."""
         self.ahead.pop(work, None)
         self.holders[work] = tokens
+        self.runs_begun += 1
         self.used_tokens += tokens
         self.last_used = now
         self.klass = work.klass

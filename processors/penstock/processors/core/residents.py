@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.processors.core.estimates import Shape
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
@@ -18,6 +20,8 @@ class Needs:
     run_bytes: int = 0
     exact: bool = False
     """An operator said so: nothing is learned or put on top."""
+    shape: Shape = ()
+    """What the engine's largest batch may be: peaks are learned by it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,3 +43,7 @@ class ModelSpec:
     preload: bool = False
     keep_alive_s: float | None = None
     dtype: str = ""
+    source: str = ""
+    """Its files: what was measured of them holds for another model that has the same."""
+    options: str = ""
+    """What its engine is told; with others it is sized anew."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from penstock.processors.engines.base import EngineInfo, Prepared, RunSpec
 
@@ -42,6 +42,24 @@ class Backend(Protocol):
         ...
 
     def measured_memory(self) -> int: ...
+
+
+@runtime_checkable
+class WarmsUp(Protocol):
+    """A backend that runs its largest batch before the engine is ready, so that its memory is known by then."""
+
+    def warm_up(self) -> None:
+        """In the thread of `load`, after it. Raises OutOfMemory when not even the smallest batch fits."""
+        ...
+
+
+@runtime_checkable
+class TellsPeak(Protocol):
+    """A backend that knows the most memory that its process has held; of others the largest measure counts."""
+
+    def peak_memory(self) -> int:
+        """Bytes. Called every second, on the event loop."""
+        ...
 
 
 def load_class(name: str) -> Callable[[str, Mapping[str, Any], Emit], Backend]:

@@ -179,6 +179,8 @@ class Engine(Protocol):
     """Told for how many seconds the engine should get no new runs."""
     on_limits: Callable[[Limits], None]
     """Told its limits when they have changed since `start`."""
+    on_out_of_memory: Callable[[], None]
+    """Told when memory ran out in a batch that it went on without: it needs more than it was granted."""
 
     @property
     def state(self) -> EngineState: ...
@@ -214,6 +216,10 @@ class Engine(Protocol):
 
     def measured_memory(self) -> int | None:
         """Bytes that it really holds, when measured."""
+        ...
+
+    def peak_memory(self) -> int | None:
+        """The most bytes that it has held since it was started, when measured."""
         ...
 
     def info(self) -> EngineInfo: ...

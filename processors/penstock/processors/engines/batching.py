@@ -24,8 +24,12 @@ from transformers.generation.continuous_batching.continuous_api import (
 
 from penstock.processors.engines.controls import Control
 from penstock.processors.engines.logits import ControlledRunner
+from penstock.processors.engines.out_of_memory import free_caches, is_out_of_memory
 from penstock.processors.engines.sampling import Sampling
 from penstock.schemas.errors import PenstockError
+
+ENDS_WITHIN_S = 10.0
+"""A loop that has died fails its requests, and its thread is over."""
 
 
 class BatchingLoop(ContinuousBatchingManager):
@@ -77,6 +81,35 @@ class BatchingLoop(ContinuousBatchingManager):
     def reason(self) -> str:
         return repr(self.background_thread_status.fatal_error)
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it died of that. Waits for the end of its thread, which says so last."""
+        thread = self._generation_thread
+        if thread is not None:
+            thread.join(ENDS_WITHIN_S)
+        return is_out_of_memory(self.background_thread_status.fatal_error)
+
+    def begin_anew(self, max_batch_tokens: int) -> None:
+        """After it died of `out_of_memory`: the same cache, emptied; what is freed is freed. No request is in it."""
+        self._generation_thread = None
+        self.background_thread_status.clear()  # the error, and with it the tensors of the batch that failed
+        self.take_outputs()
+        free_caches()
+        if self.batch_processor is not None:
+            self.batch_processor.max_batch_tokens = max_batch_tokens
+        self.start()
+
+    def touch_cache(self) -> None:
+        """Have main memory for all of the cache: reserved pages are not there before they are written."""
+        processor: Any = self.batch_processor
+        for tensor in [] if processor is None else [*processor.cache.key_cache, *processor.cache.value_cache]:
+            tensor.zero_()
+
+    def set_batch_tokens(self, max_batch_tokens: int) -> None:
+        """So many tokens a step, from its next one on; no more than it was made for."""
+        if self.batch_processor is not None:
+            self.batch_processor.max_batch_tokens = max_batch_tokens
+
     def add(
         self,
         run_id: str,
@@ -121,18 +154,17 @@ class BatchingLoop(ContinuousBatchingManager):
             taken.append(self._outputs.popleft())
         return taken
 
-    def wait_for_output(self, timeout_s: float) -> Any:
-        """The next output; None when none comes in time or the loop has died. For before anybody else listens."""
+    def wait_for_outputs(self, count: int, timeout_s: float) -> list[Any]:
+        """The next outputs; fewer when they do not come in time or the loop dies. For before anybody else listens."""
         news = threading.Event()
         self.on_news = lambda ended: news.set()
         give_up = time.monotonic() + timeout_s
-        while time.monotonic() < give_up:
-            outputs = self.take_outputs()
-            if outputs or self.dead:
-                return outputs[0] if outputs else None
+        outputs: list[Any] = []
+        while len(outputs) < count and time.monotonic() < give_up and not self.dead:
             news.wait(0.1)
             news.clear()
-        return None
+            outputs += self.take_outputs()
+        return outputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 It is forked from a server with torch imported. Messages to it: ("prepare", number, spec), ("run", run_id) for what was
 prepared, ("run_anew", spec) for what it has forgotten, ("cancel", run_id), ("stop",). From it come lists of ("ready",
-EngineInfo, bytes), ("refused", error), ("prepared", number, Prepared | error), ("forgotten", run_id), ("delta", run_id,
-text, token_ids, first_token_index), ("progress", Progress), ("preview", Preview), ("finished", Finished),
-("failed", RunFailed), ("beat", bytes).
+EngineInfo, bytes, peak bytes), ("refused", error), ("prepared", number, Prepared | error), ("forgotten", run_id),
+("delta", run_id, text, token_ids, first_token_index), ("progress", Progress), ("preview", Preview), ("finished",
+Finished), ("failed", RunFailed), ("beat", bytes, peak bytes), ("out_of_memory", slots or None): batches are smaller
+from now on, ("limits", slots): and larger again.
 
-A beat says that the thread which computes moves, or has nothing to do. It carries the measured memory.
+A beat says that the thread which computes moves, or has nothing to do. It carries the measured memory and its peak.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.processors.engines.backend import Backend, Emit, Event, leave, load_class
-from penstock.processors.engines.base import Prepared, RunFailed, RunSpec
+from penstock.processors.core.ledger import OutOfMemory
+from penstock.processors.engines.backend import Backend, Emit, Event, TellsPeak, WarmsUp, leave, load_class
+from penstock.processors.engines.base import EngineInfo, Prepared, RunFailed, RunSpec
 from penstock.processors.engines.channel import Channel
+from penstock.processors.engines.out_of_memory import is_out_of_memory
 from penstock.schemas.errors import EngineFailed, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.texts import shortened
@@ -77,7 +80,7 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
     outbox = Outbox(channel)
     try:
         backend = load_class(backend_name)(source, options, outbox.emit)
-        info = await asyncio.to_thread(backend.load)
+        info = await asyncio.to_thread(_load, backend)
     except BaseException as error:
         # What a folder lacks is said in the message; a traceback tells only of faults.
         told = isinstance(error, PenstockError | OSError | ValueError)
@@ -88,9 +91,21 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
             await asyncio.sleep(0.01)
         leave(1)
     desk = Desk(backend, outbox.emit)
-    measured = backend.measured_memory()
-    outbox.emit(("ready", info, measured))
+    measured = await asyncio.to_thread(backend.measured_memory)
+    outbox.emit(("ready", info, measured, _peak(backend, measured)))
     await _beat(backend, outbox.emit, measured)
+
+
+def _load(backend: Backend) -> EngineInfo:
+    """In a thread: what it holds after that is what its largest batch takes."""
+    info = backend.load()
+    if isinstance(backend, WarmsUp):
+        backend.warm_up()
+    return info
+
+
+def _peak(backend: Backend, measured: int) -> int:
+    return max(measured, backend.peak_memory()) if isinstance(backend, TellsPeak) else measured
 
 
 async def _beat(backend: Backend, emit: Emit, measured: int) -> None:
@@ -104,7 +119,7 @@ async def _beat(backend: Backend, emit: Emit, measured: int) -> None:
         if turn % BEAT_EVERY == 0:
             progress = backend.progress()
             if progress is None or progress != last:
-                emit(("beat", measured))
+                emit(("beat", measured, _peak(backend, measured)))
             last = progress
 
 
@@ -112,7 +127,8 @@ def _load_failure(source: str, error: BaseException) -> EngineFailed:
     """The reason for callers, who need not know where on this machine a model lies; the log has it whole."""
     name = Path(source).name
     reason = str(error).replace(source, name)
-    return EngineFailed(shortened(f"{name} could not be loaded: {type(error).__name__}: {reason}", 500))
+    kind = OutOfMemory if is_out_of_memory(error) else EngineFailed
+    return kind(shortened(f"{name} could not be loaded: {type(error).__name__}: {reason}", 500))
 
 
 class Outbox:

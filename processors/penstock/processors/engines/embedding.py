@@ -9,12 +9,17 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.processors.core.ledger import OutOfMemory
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec, refuse_unsupported
-from penstock.processors.engines.loading import device_name, limit_device_memory, measured_memory
+from penstock.processors.engines.batch_limit import BatchLimit
+from penstock.processors.engines.loading import device_name, limit_device_memory, padded_tokens
+from penstock.processors.engines.measuring import Meter
+from penstock.processors.engines.out_of_memory import free_caches, is_out_of_memory
 from penstock.processors.engines.weights import code_option, load_weights
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 
@@ -24,6 +29,14 @@ Text = tuple[str, int]
 """(run id, place in the run's inputs)"""
 Batched = tuple[str, int, list[int]]
 """The same with the text's tokens."""
+
+
+Vector = list[float]
+
+LEAST_TOKENS = 32
+"""Of a batch: smaller ones would only be slow."""
+LONG_ENOUGH_S = 5.0
+"""A batch that takes longer is the last of the warm-up."""
 
 
 class _Run:
@@ -43,7 +56,10 @@ class EmbeddingBackend:
         self._source = source
         self._options = options
         self._emit = emit
-        self._max_batch_tokens = int(options.get("max_batch_tokens", 2048))
+        self._limit = BatchLimit(padded_tokens(options), LEAST_TOKENS)
+        self._meter = Meter(device_name(options))
+        self._ran_out = False
+        """Memory ran out, and the worker was not told yet."""
         self._runs: dict[str, _Run] = {}
         self._texts: list[Text] = []
         self._batches: queue.SimpleQueue[list[Batched]] = queue.SimpleQueue()
@@ -71,10 +87,26 @@ class EmbeddingBackend:
         config: Any = self._model.config
         self._window = min(int(config.max_position_embeddings), int(self._options.get("window", 1 << 30)))
         self._dimensions = int(config.hidden_size)
+        self._first_id = self._tokenize(["warm up"])[0][0]
         self._vocabulary = int(config.vocab_size)
         self._forward([self._tokenize(["warm up"])[0]])
         threading.Thread(target=self._compute, name="compute", daemon=True).start()
         return EngineInfo(context_window=self._window, dimensions=self._dimensions, device=device)
+
+    def warm_up(self) -> None:
+        """The largest batch, after smaller ones: texts as long as the window. Raises OutOfMemory when none fits."""
+        for share in (8, 2, 1):
+            began = time.monotonic()
+            while True:
+                length = max(1, self._window // share)
+                texts = max(1, self._limit.size // length)
+                results = self._forward_within_memory([[self._first_id] * length] * texts)
+                if not self._ran_out or texts * length <= self._limit.size or texts == 1:
+                    break
+            if texts == 1 and isinstance(results[0], Exception):
+                raise results[0]
+            if time.monotonic() - began > LONG_ENOUGH_S:
+                return
 
     def prepare(self, spec: RunSpec) -> tuple[Prepared, list[list[int]]]:
         """Raises ContextLengthExceeded for a text that is too long, InvalidRequest for too many dimensions."""
@@ -119,13 +151,18 @@ class EmbeddingBackend:
         self._runs.pop(run_id, None)  # its texts are passed over when a batch is taken
 
     def check(self) -> None:
-        pass
+        if self._ran_out:
+            self._ran_out = False
+            self._emit(("out_of_memory", None))
 
     def progress(self) -> int | None:
         return self._computed if self._computing else None
 
     def measured_memory(self) -> int:
-        return measured_memory(device_name(self._options))
+        return self._meter.used_bytes()
+
+    def peak_memory(self) -> int:
+        return self._meter.peak_bytes()
 
     def _begin_batch(self) -> None:
         if not self._computing and (batch := self._next_batch()):
@@ -136,22 +173,38 @@ class EmbeddingBackend:
         """The thread that computes, for ever."""
         while True:
             batch = self._batches.get()
-            try:
-                result: list[list[float]] | Exception = self._forward([ids for _, _, ids in batch])
-            except Exception as error:
-                result = error
-            self._loop.call_soon_threadsafe(self._end_batch, batch, result)
+            results = self._forward_within_memory([ids for _, _, ids in batch])
+            self._loop.call_soon_threadsafe(self._end_batch, batch, results)
 
-    def _end_batch(self, batch: list[Batched], result: list[list[float]] | Exception) -> None:
+    def _forward_within_memory(self, ids: list[list[int]]) -> list[Vector | EngineFailed]:
+        """The vectors of the texts, by halves when memory runs out; the error of those that cannot be computed."""
+        try:
+            return list(self._forward(ids))
+        except Exception as error:
+            ran_out = is_out_of_memory(error)
+            name = type(error).__name__
+            logger.error("engine.embedding_failed texts=%d", len(ids), exc_info=None if ran_out else error)
+        if not ran_out:
+            return [EngineFailed(f"{name} while embedding") for _ in ids]
+        free_caches()  # the error is gone by now, and with it the tensors of the batch
+        self._ran_out = True
+        self._limit.halve(len(ids) * max(map(len, ids)))
+        if len(ids) == 1:
+            return [OutOfMemory(f"memory ran out for a text of {len(ids[0])} tokens alone")]
+        middle = len(ids) // 2
+        return self._forward_within_memory(ids[:middle]) + self._forward_within_memory(ids[middle:])
+
+    def _end_batch(self, batch: list[Batched], results: list[Vector | EngineFailed]) -> None:
         self._computing = False
         self._computed += 1
+        if not any(isinstance(result, EngineFailed) for result in results):
+            self._limit.went_well()
         self._begin_batch()
-        if isinstance(result, Exception):
-            logger.error("engine.embedding_failed texts=%d", len(batch), exc_info=result)
-            self._fail({run for run, _, _ in batch}, EngineFailed(f"{type(result).__name__} while embedding"))
-            return
-        for (run_id, place, _), vector in zip(batch, result, strict=True):
-            self._place(run_id, place, vector)
+        for (run_id, place, _), result in zip(batch, results, strict=True):
+            if isinstance(result, EngineFailed):
+                self._fail(run_id, result)
+            else:
+                self._place(run_id, place, result)
 
     def _next_batch(self) -> list[Text]:
         """The text that waits longest, and with it those nearest to it in length while padded tokens stay bounded."""
@@ -168,7 +221,7 @@ class EmbeddingBackend:
         longest = 0
         for text in near:
             longest = max(longest, length(text))
-            if batch and longest * (len(batch) + 1) > self._max_batch_tokens:
+            if batch and longest * (len(batch) + 1) > self._limit.size:
                 break
             batch.append(text)
         chosen = set(batch)
@@ -195,10 +248,9 @@ class EmbeddingBackend:
             del self._runs[run_id]
             self._emit(("finished", self._finished(run)))
 
-    def _fail(self, run_ids: set[str], error: EngineFailed) -> None:
-        for run_id in run_ids:
-            if self._runs.pop(run_id, None) is not None:
-                self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=True)))
+    def _fail(self, run_id: str, error: EngineFailed) -> None:
+        if self._runs.pop(run_id, None) is not None:
+            self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=True)))
 
     def _finished(self, run: _Run) -> Finished:
         dimensions = int(run.spec.params.get("dimensions") or self._dimensions)

@@ -56,6 +56,7 @@ class ChildEngine:
         self.on_died: Callable[[int], None] = lambda code: None
         self.on_busy: Callable[[float], None] = lambda seconds: None
         self.on_limits: Callable[[Limits], None] = lambda limits: None
+        self.on_out_of_memory: Callable[[], None] = lambda: None
         self._backend, self._source, self._options = backend, source, dict(options)
         self._limits = limits
         self._load_timeout_s = load_timeout_s
@@ -65,6 +66,7 @@ class ChildEngine:
         self._started: asyncio.Future[None] | None = None
         self._info = EngineInfo()
         self._measured: int | None = None
+        self._peak: int | None = None
         self._runs: dict[str, tuple[RunSpec, GuardedSink]] = {}
         self._preparing: dict[int, asyncio.Future[Prepared]] = {}
         self._number = 0
@@ -123,6 +125,9 @@ class ChildEngine:
 
     def measured_memory(self) -> int | None:
         return self._measured
+
+    def peak_memory(self) -> int | None:
+        return self._peak
 
     def info(self) -> EngineInfo:
         return self._info
@@ -215,9 +220,17 @@ class ChildEngine:
                 run = self._runs.get(run_id)
                 if run is not None and self._process is not None:
                     self._process.send(("run_anew", self._without_far_history(run[0])[0]))
-            case ("beat", measured):
-                self._last_beat, self._measured = asyncio.get_running_loop().time(), measured
-            case ("ready", info, measured):
+            case ("beat", measured, peak):
+                self._last_beat, self._measured, self._peak = asyncio.get_running_loop().time(), measured, peak
+            case ("out_of_memory", slots):
+                logger.warning("engine.out_of_memory model=%s slots=%s: its batches are smaller now", self.model, slots)
+                self.on_out_of_memory()
+                if slots is not None:
+                    self._limited(slots)
+            case ("limits", slots):
+                self._limited(slots)
+            case ("ready", info, measured, peak):
+                self._peak = peak
                 self._ready(info, measured)
             case ("refused", error):
                 if self._started is not None and not self._started.done():
@@ -241,6 +254,12 @@ class ChildEngine:
         self._state = EngineState.READY
         self._listen(self._silent_s)
         self._started.set_result(None)
+
+    def _limited(self, slots: int) -> None:
+        """It takes so many runs at once from now on."""
+        if slots != self._limits.slots:
+            self._limits = replace(self._limits, slots=slots)
+            self.on_limits(self._limits)
 
     # -- death
 

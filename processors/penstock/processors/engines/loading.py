@@ -34,6 +34,21 @@ def cache_tokens(options: Mapping[str, Any]) -> int:
     return int(options.get("cache_tokens", 8192)) // block_size(options) * block_size(options)
 
 
+def text_slots(options: Mapping[str, Any]) -> int:
+    """Runs that a text engine has in a step at most."""
+    return int(options.get("slots", 64))
+
+
+def batch_tokens(options: Mapping[str, Any]) -> int:
+    """Tokens that a text engine computes in a step at most."""
+    return int(options.get("max_batch_tokens", 512))
+
+
+def padded_tokens(options: Mapping[str, Any]) -> int:
+    """Tokens, padded to the longest text, that an embedding engine computes at once at most."""
+    return int(options.get("max_batch_tokens", 2048))
+
+
 # -- inside the engine's process
 
 

@@ -90,6 +90,7 @@ class ManagedEngine:
         self.on_died: Callable[[int], None] = lambda code: None
         self.on_busy: Callable[[float], None] = lambda seconds: None
         self.on_limits: Callable[[Limits], None] = lambda limits: None
+        self.on_out_of_memory: Callable[[], None] = lambda: None
         self.on_progress: Callable[[str], None] = lambda line: None
         self._conf: ManagedOptions = read_options(model, source, options)
         if len(devices) != self._conf.devices:
@@ -106,6 +107,7 @@ class ManagedEngine:
         self._remote: RemoteEngine | None = None
         self._url = ""
         self._measured: int | None = None
+        self._peak: int | None = None
         self._exited: asyncio.Future[int] | None = None
         self._checks: asyncio.Task[None] | None = None
         self._runs: dict[str, _RunSink] = {}
@@ -264,6 +266,8 @@ class ManagedEngine:
         assert self._process is not None
         used_bytes = await self._process.look()
         self._measured = used_bytes if self._devices[0] == "cpu" else None
+        if self._measured is not None:
+            self._peak = max(self._peak or 0, self._measured)
 
     def _on_exit(self, code: int) -> None:
         """Its tree has ended, asked or not."""
@@ -333,6 +337,10 @@ class ManagedEngine:
 
     def measured_memory(self) -> int | None:
         return self._measured
+
+    def peak_memory(self) -> int | None:
+        """Of what was measured: nobody tells what its server held in between."""
+        return self._peak
 
     def info(self) -> EngineInfo:
         known = EngineInfo() if self._remote is None else self._remote.info()

@@ -50,6 +50,7 @@ class NoopEngine:
         self.on_died: Callable[[int], None] = lambda code: None
         self.on_busy: Callable[[float], None] = lambda seconds: None
         self.on_limits: Callable[[Limits], None] = lambda limits: None
+        self.on_out_of_memory: Callable[[], None] = lambda: None
         self._slots = int(options.get("slots", 256))
         self._echo = bool(options.get("echo", False))
         self._chars = int(options.get("chars", 0))
@@ -148,6 +149,9 @@ class NoopEngine:
         self._state = EngineState.STOPPED
 
     def measured_memory(self) -> int | None:
+        return 0
+
+    def peak_memory(self) -> int | None:
         return 0
 
     def info(self) -> EngineInfo:

@@ -84,6 +84,7 @@ class RemoteEngine:
         self.on_died: Callable[[int], None] = lambda code: None
         self.on_busy: Callable[[float], None] = lambda seconds: None
         self.on_limits: Callable[[Limits], None] = lambda limits: None
+        self.on_out_of_memory: Callable[[], None] = lambda: None
         self._slots = int(options.get("slots", 8))
         self._timeout_s = float(options.get("timeout_s", 600))
         budget = options.get("tokens_per_minute")
@@ -307,6 +308,9 @@ class RemoteEngine:
             await self._http.aclose()
 
     def measured_memory(self) -> int | None:
+        return None
+
+    def peak_memory(self) -> int | None:
         return None
 
     def info(self) -> EngineInfo:

@@ -61,10 +61,12 @@ class SummarizingEngine:
         self.on_died: Callable[[int], None] = lambda code: None
         self.on_busy: Callable[[float], None] = lambda seconds: None
         self.on_limits: Callable[[Limits], None] = lambda limits: None
+        self.on_out_of_memory: Callable[[], None] = lambda: None
         self._inner = inner
         inner.on_died = self._died
         inner.on_busy = lambda seconds: self.on_busy(seconds)
         inner.on_limits = lambda limits: self.on_limits(limits)
+        inner.on_out_of_memory = lambda: self.on_out_of_memory()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -87,6 +89,9 @@ class SummarizingEngine:
 
     def measured_memory(self) -> int | None:
         return self._inner.measured_memory()
+
+    def peak_memory(self) -> int | None:
+        return self._inner.peak_memory()
 
     def info(self) -> EngineInfo:
         return self._inner.info()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jinja2 import TemplateError
 
 from penstock.processors.core.context import build_context
+from penstock.processors.core.ledger import OutOfMemory
 from penstock.processors.engines.backend import Emit, leave
 from penstock.processors.engines.base import (
     EngineInfo,
@@ -30,14 +31,18 @@ from penstock.processors.engines.choices import Choices
 from penstock.processors.engines.controls import Control
 from penstock.processors.engines.detokenise import Detokeniser, with_marker
 from penstock.processors.engines.loading import (
+    batch_tokens,
     block_size,
     cache_tokens,
     device_name,
     limit_device_memory,
-    measured_memory,
+    text_slots,
 )
+from penstock.processors.engines.measuring import Meter
 from penstock.processors.engines.sampling import GREEDY, Sampling, sampling_of
+from penstock.processors.engines.text_batch import TextBatch
 from penstock.processors.engines.text_run import TextRun
+from penstock.processors.engines.text_warm_up import warm_up
 from penstock.processors.engines.weights import code_option, load_weights
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, PenstockError
 from penstock.schemas.texts import shortened
@@ -49,7 +54,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 512
-WARM_UP_S = 120
+FIRST_TOKEN_S = 120
 LOOK_EVERY_S = 0.004
 """Tokens that come faster are taken together: the worker gathers them for longer anyway. A run's first goes at once
 when the model was idle, else within this time."""
@@ -68,6 +73,7 @@ class TextBackend:
         self._emit = emit
         self._block = block_size(options)
         self._cache_tokens = cache_tokens(options)
+        self._meter = Meter(device_name(options))
         self._runs: dict[str, TextRun] = {}
         self._choices: dict[str, Choices] = {}
         """Requests with several answers: each of those is a run of its own."""
@@ -76,6 +82,7 @@ class TextBackend:
         self._next_look: asyncio.TimerHandle | None = None
         self._model: Any = None
         self._batching: BatchingLoop
+        self._batch: TextBatch
         self._tokenizer: Any = None
         self._decode: Callable[[Sequence[int]], str] = lambda ids: ""
         self._context_free = False
@@ -113,7 +120,8 @@ class TextBackend:
         if self._window < 2:
             raise InvalidRequest(f"a cache of {self._cache_tokens} tokens is too small for any prompt")
         self._batching = self._start_batching()
-        self._warm_up()
+        self._first_token()
+        self._batch = TextBatch(self._batching, self._options, self._put)
         self._batching.on_news = self._on_news
         return EngineInfo(context_window=self._window, max_output_tokens=self._window - 1, device=device)
 
@@ -147,16 +155,31 @@ class TextBackend:
             on_cpu=device_name(self._options) == "cpu",
             block_size=self._block,
             num_blocks=self._cache_tokens // self._block,
-            max_batch_tokens=int(self._options.get("max_batch_tokens", 512)),
-            max_requests_per_batch=self._slots,
+            max_batch_tokens=batch_tokens(self._options),
+            max_requests_per_batch=text_slots(self._options),
         )
 
-    def _warm_up(self) -> None:
+    def _first_token(self) -> None:
         """One token, so that "ready" means that the loop really runs. Raises EngineFailed with the loop's error."""
         self._batching.add("warm-up", [self._first_id()], 1, GREEDY, self._end_ids())
-        output = self._batching.wait_for_output(WARM_UP_S)
-        if output is None or output.error is not None:
-            raise EngineFailed(shortened(f"the batching loop does not run: {self._batching.reason}", 500))
+        outputs = self._batching.wait_for_outputs(1, FIRST_TOKEN_S)
+        if not outputs or outputs[0].error is not None:
+            kind = OutOfMemory if self._batching.dead and self._batching.out_of_memory else EngineFailed
+            raise kind(shortened(f"the batching loop does not run: {self._batching.reason}", 500))
+
+    def warm_up(self) -> None:
+        """Its largest batch, in main memory with all of its cache. Raises OutOfMemory, EngineFailed."""
+        if device_name(self._options) == "cpu":
+            self._batching.touch_cache()
+        warm_up(
+            self._batching,
+            self._batch,
+            window=self._window,
+            cache=self._cache_tokens,
+            block=self._block,
+            vocabulary=self._vocabulary,
+        )
+        self._batching.on_news = self._on_news
 
     # -- preparing
 
@@ -290,8 +313,20 @@ class TextBackend:
         self._runs[run.run_id] = run
         # What a grammar ends, ends with a token of its own, even where other texts shall not end.
         end_ids = sorted(self._all_eos) if guided else self._end_ids()
-        if not self._batching.add(run.run_id, ids, new_tokens, self._sampling(spec.params), end_ids, control):
+        run.prompt, run.new_tokens, run.end_ids, run.control = ids, new_tokens, end_ids, control
+        self._batch.add(run.run_id)
+        self._give_loop()
+
+    def _give_loop(self) -> None:
+        """What its batch has room for."""
+        if not self._batch.fill():
             self._loop_died()
+
+    def _put(self, run_id: str) -> bool:
+        """Into the loop, from where it had come to; whether the loop took it."""
+        run = self._runs[run_id]
+        ids, left = [*run.prompt, *run.before], run.new_tokens - len(run.before)
+        return self._batching.add(run_id, ids, left, self._sampling(run.params), run.end_ids, run.control)
 
     def _detokeniser(self, plan: Plan | None = None) -> Detokeniser:
         decode = self._decode
@@ -312,16 +347,49 @@ class TextBackend:
         choices = self._choices.pop(run_id, None)
         for part in [run_id] if choices is None else choices.parts:
             if self._runs.pop(part, None) is not None:
-                self._batching.forget(part)
-                self._batching.cancel_request(part)
+                self._take_out(part)
+
+    def _take_out(self, run_id: str, *, over: bool = False) -> None:
+        """The next takes its place. `over`: the loop has ended it already."""
+        self._batching.forget(run_id)
+        if self._batch.remove(run_id) and not over:
+            self._batching.cancel_request(run_id)
+        self._give_loop()
 
     def check(self) -> None:
         """Notice a batching loop that ended, even one that ended without failing its runs."""
         if self._batching.dead:
             self._loop_died()
+        self._tell_limits()
 
-    def _loop_died(self) -> NoReturn:
-        """The batching loop is gone with all its runs. So is the process: it is its death that the worker acts upon."""
+    def _tell_limits(self) -> None:
+        """Also what the warm-up has found."""
+        batch = self._batch
+        if batch.ran_out or batch.changed:
+            self._emit(("out_of_memory" if batch.ran_out else "limits", batch.slots))
+            batch.ran_out = batch.changed = False
+
+    def _loop_died(self) -> None:
+        """Out of memory, its runs go on in smaller batches. Of all else the process dies too: the worker acts on that.
+
+        A run that memory does not suffice for alone fails, and may be tried elsewhere.
+        """
+        if self._batching.out_of_memory:
+            logger.warning("engine.out_of_memory runs=%d slots=%d", len(self._runs), self._batch.slots)
+            guided = [run.run_id for run in self._runs.values() if run.control is not None]
+            for run in self._runs.values():
+                run.rewind()
+            hopeless = self._batch.begin_anew()
+            for run_id in guided:  # its grammar stands where the lost step left it
+                self._fail(run_id, EngineFailed("memory ran out under a guided run"))
+            for run_id in hopeless:
+                self._fail(run_id, OutOfMemory("memory ran out in the smallest batch that the engine makes"))
+            self._give_loop()
+            self._tell_limits()
+            return
+        self._end_process()
+
+    def _end_process(self) -> NoReturn:
         logger.error("engine.batching_loop_died runs=%d error=%s", len(self._runs), self._batching.reason)
         leave(1)
 
@@ -329,7 +397,10 @@ class TextBackend:
         return self._batching.turns
 
     def measured_memory(self) -> int:
-        return measured_memory(device_name(self._options))
+        return self._meter.used_bytes()
+
+    def peak_memory(self) -> int:
+        return self._meter.peak_bytes()
 
     # -- tokens: the computing thread says that there are new ones, the event loop fetches them
 
@@ -351,17 +422,22 @@ class TextBackend:
 
     def _take_outputs(self) -> int:
         outputs = self._batching.take_outputs()
+        died = False
         for output in outputs:
             if output.error is not None:
                 if self._batching.dead:
-                    self._loop_died()
+                    died = True
+                    continue
                 # Requests are validated before: what fails here without a reason of its own is the engine's fault.
                 reason = output.error
                 if not isinstance(reason, PenstockError):
                     reason = EngineFailed(shortened(f"the engine failed: {reason}", 300))
                 self._fail(output.request_id, reason)
             elif (run := self._runs.get(output.request_id)) is not None:
-                self._advance(run, output.generated_tokens, final=True)
+                self._batch.went_well()
+                self._advance(run, [*run.before, *output.generated_tokens], final=True)
+        if died:
+            self._loop_died()
         return len(outputs)
 
     def _take_tokens(self) -> int:
@@ -369,9 +445,9 @@ class TextBackend:
         for run in list(self._runs.values()):
             if run.wants_steps:
                 ids = self._batching.generated(run.run_id)
-                if ids is not None and (count := len(ids)) > run.seen:
+                if ids is not None and len(run.before) + (count := len(ids)) > run.seen:
                     news += 1
-                    self._advance(run, ids[:count], final=False)
+                    self._advance(run, [*run.before, *ids[:count]], final=False)
         return news
 
     def _advance(self, run: TextRun, ids: list[int], *, final: bool) -> None:
@@ -379,15 +455,12 @@ class TextBackend:
             run.take(ids, final=final)
             if final or run.stopped:
                 del self._runs[run.run_id]
-                if not final:
-                    self._batching.cancel_request(run.run_id)
-                self._batching.forget(run.run_id)
                 run.finish()
                 self._forget_choices(run.run_id)
+                self._take_out(run.run_id, over=final)
         except Exception as error:  # in a callback nobody hears it
             logger.exception("engine.output_failed")
             self._runs[run.run_id] = run
-            self._batching.cancel_request(run.run_id)
             self._fail(run.run_id, EngineFailed(f"{type(error).__name__} while the output was read"))
 
     def _fail(self, run_id: str, error: PenstockError) -> None:

@@ -9,6 +9,7 @@ from penstock.processors.core.stops import StopMatcher
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import Finished, RunSpec
 from penstock.processors.engines.calls import CallReader
+from penstock.processors.engines.controls import Control
 from penstock.processors.engines.detokenise import Detokeniser
 
 
@@ -29,6 +30,14 @@ class TextRun:
     ) -> None:
         """`run_id` is that of one answer of several; `told_logprobs` gives those of the first so many tokens."""
         self.run_id = run_id or spec.run_id
+        self.params = spec.params
+        self.prompt: Sequence[int] = ()
+        self.new_tokens = 0
+        self.end_ids: list[int] = []
+        self.control: Control | None = None
+        """What the loop was given: a run that memory ran out under is given to it again, with what it has said."""
+        self.before: Sequence[int] = ()
+        """Tokens from before it was given to the loop again."""
         self.streams = spec.stream
         stops: Sequence[str] = spec.params.get("stop") or ()
         self._stops = bool(stops)
@@ -53,6 +62,10 @@ class TextRun:
     def stopped(self) -> bool:
         """A stop string has come: what follows is not wanted."""
         return self._matcher.stopped
+
+    def rewind(self) -> None:
+        """The loop has lost it: what was told stands, the rest is made anew."""
+        self.before = list(self._ids)
 
     def take(self, ids: Sequence[int], *, final: bool = False) -> None:
         """All tokens so far; of a `final` call nothing follows. Emits the new text."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.processors.models.catalog import ModelConfig
-from penstock.processors.models.sizing import base_need, file_parameters
+from penstock.processors.models.parts import base_need, tensors_of
 
 
 def files_need(path: Path, config: ModelConfig) -> int:
@@ -16,5 +16,5 @@ def files_need(path: Path, config: ModelConfig) -> int:
         files = sorted(folder.glob("*.safetensors"))
         chosen = [file for file in files if variant is not None and f".{variant}" in file.name]
         plain = [file for file in files if file.name.count(".") == 1]
-        count += sum(file_parameters(file) for file in chosen or plain or files)
+        count += sum(tensor.count for file in chosen or plain or files for tensor in tensors_of(file))
     return base_need(count, path, config.options)

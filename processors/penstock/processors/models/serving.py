@@ -15,12 +15,15 @@ from penstock.processors.core.ledger import DeviceCapacity
 from penstock.processors.core.replica import Replica, ReplicaState
 from penstock.processors.core.residents import ModelSpec
 from penstock.processors.engines.base import Engine, EngineInfo
+from penstock.processors.engines.loading import dtype_name
 from penstock.processors.hardware.simulated import KIND as SIMULATED
+from penstock.processors.models.calibration import Calibration
 from penstock.processors.models.catalog import Catalog, ModelConfig
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.machine import Machine, Resident
 from penstock.processors.models.manager import ModelManager, Reports
-from penstock.processors.models.sizing import Estimate, estimate
+from penstock.processors.models.remembered import RememberedEstimates
+from penstock.processors.models.sizing import Estimate, estimate, size_model
 from penstock.processors.settings import WorkerSettings
 from penstock.producers.model_entry import served_by
 from penstock.schemas.abilities import Need
@@ -30,6 +33,8 @@ from penstock.schemas.topics import CLASSES, TopicNames
 
 logger = logging.getLogger(__name__)
 
+ESTIMATES_FILE = "memory.json"
+"""In the worker's folder: what engines were measured to take."""
 Publish = Callable[[str, str, Record | None], None]
 """(topic, key, record); None is a tombstone."""
 
@@ -62,7 +67,9 @@ class Serving:
         )
         self.catalog = Catalog(ModelConfig.of(entry) for entry in served_by(settings.models, settings.worker.pool))
         make = partial(make_engine, facts=self.machine.facts, logs=settings.worker.data_dir / "logs")
-        self.manager = ModelManager(self.catalog, reports, make=make)
+        size = partial(size_model, process_bytes=Calibration().process_bytes)
+        self.manager = ModelManager(self.catalog, reports, make=make, size=size)
+        self.remembered = RememberedEstimates(settings.worker.data_dir / ESTIMATES_FILE)
         self._flow: Flow
 
     def connect(self, flow: Flow) -> None:
@@ -73,6 +80,7 @@ class Serving:
     async def stop(self) -> None:
         """End all engines and all loading at once; their memory comes back with their processes."""
         await self.manager.stop()
+        await self.remembered.keep()
 
     # -- for the shell
 
@@ -96,6 +104,9 @@ class Serving:
             pinned=config.pinned,
             preload=config.preload,
             keep_alive_s=config.keep_alive_s,
+            dtype=_dtype(config),
+            source=f"{config.source}@{config.revision}" if config.revision else config.source,
+            options=json.dumps([config.options, config.adapters, config.vram_bytes], sort_keys=True, default=str),
         )
 
     def _devices(self, config: ModelConfig) -> tuple[str, ...]:
@@ -160,8 +171,9 @@ class Serving:
     async def observe(self) -> None:
         """Measure the devices; what no grant explains is not granted again."""
         found = await self.machine.observe(list(self._residents()))
-        self._flow.devices_observed(found.observed, self._clock(), found.measured)
+        self._flow.devices_observed(found.observed, self._clock(), found.measured, self._peaks())
         self._flow.devices_unread(found.unread)
+        await self.remembered.keep()
 
     def _residents(self) -> Iterator[Resident]:
         """Who holds memory, by what the flow has granted and the manager has made."""
@@ -188,13 +200,25 @@ class Serving:
 
     def measured_memory(self, model: str, number: int) -> int | None:
         """What a replica's engine says that it holds of the device that it was granted."""
+        engine = self._saying(model, number)
+        return None if engine is None else engine.measured_memory()
+
+    def peak_memory(self, model: str, number: int) -> int | None:
+        """The most that it says it has held of that device."""
+        engine = self._saying(model, number)
+        return None if engine is None else engine.peak_memory()
+
+    def _saying(self, model: str, number: int) -> Engine | None:
+        """The engine of a replica, when what it says of its memory is said of the one device that it was granted."""
         engine, replica = self.manager.engine(model, number), self._flow.lane(model).replicas.get(number)
-        if engine is None or replica is None or replica.device is None:
+        if replica is None or replica.device is None or len(replica.devices) > 1:
             return None
         facts = self.machine.facts(replica.device)
-        return (
-            None if facts is None or facts.kind == SIMULATED or len(replica.devices) > 1 else engine.measured_memory()
-        )
+        return None if facts is None or facts.kind == SIMULATED else engine
+
+    def _peaks(self) -> dict[tuple[str, int], int]:
+        places = [(lane.name, number) for lane in self._flow.lanes.values() for number in lane.replicas]
+        return {place: self.peak_memory(*place) or 0 for place in places}
 
     # -- for reports
 
@@ -273,3 +297,11 @@ class Serving:
                 revision=config.revision,
             )
             self._publish(self._names.model, model_key(config.id, self._settings.worker.pool), record)
+
+
+def _dtype(config: ModelConfig) -> str:
+    """What its numbers are in memory; peaks are remembered by it."""
+    if not config.local:
+        return ""
+    quantization = config.options.get("quantization")
+    return dtype_name(config.options) + ("" if quantization is None else f" {quantization}")

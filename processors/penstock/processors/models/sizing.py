@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import struct
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from penstock.processors.core.estimates import Shape
 from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines.base import Limits
-from penstock.processors.engines.loading import (
-    CUDA_CONTEXT_BYTES,
-    block_size,
-    cache_tokens,
-    device_name,
-    dtype_name,
-)
+from penstock.processors.engines.loading import block_size, cache_tokens
 from penstock.processors.engines.threads import in_daemon_thread
-from penstock.processors.models import gguf_header
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.fetching import PROGRESS
+from penstock.processors.models.parts import PARTS, PROCESS_BYTES, Part, memory_parts, shape_of
 from penstock.producers.engine_kinds import load
 from penstock.schemas.errors import InvalidRequest
 
-DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
-PROCESS_BYTES = 200 * 2**20
-"""What an engine's process takes beside weights and cache: pages of its own, tokenizer, small activations."""
-LOGITS_COPIES = 4
-"""Temporary tensors of vocabulary size in a step: logits, sorted, probabilities, their running sum."""
 BYTES_PER_TOKEN = 4
 """Of text, before a tokenizer is there to count."""
 DEFAULT_MAX_TOKENS = 512
 
+ProcessBytes = Callable[[str, int], Awaitable[int]]
+"""What a process of a kind of engine, with so many threads, owns beside its model."""
 OnProgress = Callable[[float], None]
 """Hears how much of a download is there, from 0 to 1."""
 
@@ -51,6 +40,10 @@ class ModelSize:
     need_bytes: int = 0
     adapters: tuple[str, ...] = ()
     """Where its LoRA adapters really lie."""
+    parts: tuple[Part, ...] = ()
+    """What `need_bytes` is made of, where it was estimated."""
+    shape: Shape = ()
+    """What its options allow of its largest batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,13 +88,28 @@ def text_estimate(config: ModelConfig) -> Estimate:
     )
 
 
-async def size_model(config: ModelConfig, on_progress: OnProgress = lambda fraction: None) -> ModelSize:
+async def _not_measured(kind: str, threads: int) -> int:
+    return PROCESS_BYTES
+
+
+async def size_model(
+    config: ModelConfig,
+    on_progress: OnProgress = lambda fraction: None,
+    *,
+    process_bytes: Callable[[str, int], Awaitable[int]] = _not_measured,
+) -> ModelSize:
     """Find the model, fetching it from the hub if need be, and size it. Cancelled, it leaves nothing that goes on.
 
     `on_progress` hears how much of a download is there, from 0 to 1. What the entry says of the model's memory goes
-    before what its files say. Raises CannotLoad or InvalidRequest with the cure, OSError.
+    before what its files say. `process_bytes` tells what a process of a kind of engine, with so many threads, owns
+    beside its model. Raises CannotLoad or InvalidRequest with the cure, OSError.
     """
-    return await load(config.kind.sizer)(config, on_progress)
+    size: ModelSize = await load(config.kind.sizer)(config, on_progress)
+    if config.vram_bytes is not None or all(part.name != "process" for part in size.parts):
+        return size
+    own = await process_bytes(config.engine, int(config.options.get("threads", 1)))
+    parts = tuple(replace(part, bytes=own) if part.name == "process" else part for part in size.parts)
+    return replace(size, parts=parts, need_bytes=sum(part.bytes for part in parts))
 
 
 async def own_size(config: ModelConfig, on_progress: OnProgress) -> ModelSize:
@@ -115,8 +123,19 @@ async def size_of_files(config: ModelConfig, on_progress: OnProgress) -> ModelSi
     code = bool(config.options.get("trust_remote_code"))
     path = local_path(config.source) or await fetch(config.source, config.revision, code=code, on_progress=on_progress)
     adapters = [str(local_path(one) or await fetch(one, on_progress=on_progress)) for one in config.adapters]
-    need = await in_daemon_thread(load(config.kind.files_need), path, config)
-    return ModelSize(source=str(path), need_bytes=config.vram_bytes or need, adapters=tuple(adapters))
+    parts: tuple[Part, ...] = ()
+    if config.engine in PARTS:
+        parts = await in_daemon_thread(memory_parts, path, config.engine, config.options)
+        need = sum(part.bytes for part in parts)
+    else:
+        need = await in_daemon_thread(load(config.kind.files_need), path, config)
+    return ModelSize(
+        source=str(path),
+        need_bytes=config.vram_bytes or need,
+        adapters=tuple(adapters),
+        parts=parts,
+        shape=shape_of(config.engine, config.options),
+    )
 
 
 def check_packages(config: ModelConfig) -> None:
@@ -188,73 +207,12 @@ async def fetch(
     return Path(folder)
 
 
-def parameters(folder: Path) -> int:
-    """Number of parameters from the safetensors headers: exact, without reading the weights."""
-    return sum(map(file_parameters, sorted(folder.glob("*.safetensors"))))
-
-
-def file_parameters(file: Path) -> int:
-    """Number of parameters in one safetensors file."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header: dict[str, Any] = json.loads(stream.read(length))
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            begin, end = tensor["data_offsets"]
-            total += (end - begin) // DTYPE_BYTES.get(tensor["dtype"], 1)
-    return total
-
-
-def model_config(folder: Path) -> dict[str, Any]:
-    """The language model's part of config.json; empty for a folder that has none."""
-    file = folder / "config.json"
-    if not file.is_file():
-        return {}
-    config: dict[str, Any] = json.loads(file.read_text())
-    nested = config.get("text_config")
-    return {**config, **nested} if isinstance(nested, dict) else config
-
-
-def kv_bytes_per_token(config: Mapping[str, Any], element_bytes: int) -> int:
-    """2 (keys, values) · layers · kv heads · head size · bytes."""
-    heads = int(config.get("num_attention_heads", 1))
-    head_size = int(config.get("head_dim") or int(config.get("hidden_size", 0)) // heads)
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    return 2 * int(config.get("num_hidden_layers", 0)) * kv_heads * head_size * element_bytes
-
-
 def weights_need(path: Path, config: ModelConfig) -> int:
-    """Bytes that an engine of this model will take: weights in its dtype, and its process."""
-    return base_need(_count_and_config(path)[0], path, config.options)
+    """Bytes that an engine of this model will take."""
+    return sum(part.bytes for part in memory_parts(path, config.engine, config.options))
 
 
-def text_need(path: Path, config: ModelConfig) -> int:
-    """The same with its token cache, and its steps."""
-    options = config.options
-    count, told = _count_and_config(path)
-    need = base_need(count, path, options) + cache_tokens(options) * kv_bytes_per_token(told, element_bytes(options))
-    # A step makes logits for one token of each of its runs.
-    return need + slots_of(config) * int(told.get("vocab_size", 0)) * 4 * LOGITS_COPIES
-
-
-def base_need(count: int, path: Path, options: Mapping[str, Any]) -> int:
-    """Bytes of so many parameters, and of the process that holds them. Raises InvalidRequest when there are none."""
-    if not count:
-        raise InvalidRequest(f"{path} holds no safetensors weights (pickled ones are not opened)")
-    context = 0 if device_name(options) == "cpu" else CUDA_CONTEXT_BYTES
-    return count * element_bytes(options) + PROCESS_BYTES + context
-
-
-def element_bytes(options: Mapping[str, Any]) -> int:
-    return 4 if dtype_name(options) == "float32" else 2
-
-
-def _count_and_config(path: Path) -> tuple[int, Mapping[str, Any]]:
-    if path.is_file():
-        header = gguf_header.read(path)
-        return header.parameters, header.config()
-    return parameters(path), model_config(path)
+text_need = weights_need
 
 
 def usable_cores() -> int:

@@ -9,16 +9,14 @@ from typing import Any
 from penstock.processors.engines.upscaling import read_config, tile_bytes
 from penstock.processors.images.planning import MAX_PIXELS
 from penstock.processors.models.catalog import ModelConfig
-from penstock.processors.models.sizing import (
+from penstock.processors.models.parts import (
     PROCESS_BYTES,
-    ModelSize,
-    OnProgress,
     base_need,
     element_bytes,
     kv_bytes_per_token,
     parameters,
-    slots_of,
 )
+from penstock.processors.models.sizing import ModelSize, OnProgress, slots_of
 
 DEFAULT_WINDOW = 2048
 ACTIVATION_BYTES = 64 * 2**20

@@ -8,7 +8,7 @@ import random
 import hypothesis.strategies as st
 from hypothesis import given
 
-from penstock.processors.core.estimates import OOM_FORGOTTEN_AFTER, EstimateKey, Estimates
+from penstock.processors.core.estimates import KEYS_KEPT, OOM_FORGOTTEN_AFTER, EstimateKey, Estimates
 
 KEY = EstimateKey("m", "cuda", "float16")
 MB = 1 << 20
@@ -99,3 +99,27 @@ def test_what_was_learned_is_bounded_and_survives_as_json(seed: int, count: int)
 def test_what_cannot_be_read_counts_as_never_measured() -> None:
     for broken in ({}, {"version": 2}, {"version": 1, "learned": [{"model": "m"}, {"model": 1, "samples": 3}]}):
         assert Estimates.from_json(broken).need(KEY, (1.0,), 100) == 120
+
+
+def test_a_lower_peak_brings_the_booking_down_slowly_and_a_higher_one_up_at_once() -> None:
+    estimates = Estimates()
+    estimates.learn(KEY, (8.0,), 1000 * MB, 1000 * MB)
+    first = estimates.need(KEY, (8.0,), 1000 * MB)
+    estimates.learn(KEY, (8.0,), 600 * MB, 1000 * MB)
+    lower = estimates.need(KEY, (8.0,), 1000 * MB)
+    assert 0.89 * first < lower < 0.91 * first
+    for _ in range(20):
+        estimates.learn(KEY, (8.0,), 600 * MB, 1000 * MB)
+    assert estimates.need(KEY, (8.0,), 1000 * MB) < 1.15 * 600 * MB
+    estimates.learn(KEY, (8.0,), 1100 * MB, 1000 * MB)
+    assert estimates.need(KEY, (8.0,), 1000 * MB) >= 1100 * MB
+
+
+def test_only_the_models_learned_of_last_are_remembered() -> None:
+    estimates = Estimates()
+    for number in range(KEYS_KEPT + 3):
+        estimates.learn(EstimateKey(f"m{number}", "cpu", ""), (), 50, 100)
+        estimates.learn(EstimateKey("m0", "cpu", ""), (), 50, 100)
+    assert estimates.measured(EstimateKey("m0", "cpu", "")) == 1
+    assert estimates.measured(EstimateKey("m1", "cpu", "")) == 0
+    assert len(estimates.to_json()["learned"]) == KEYS_KEPT

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.processors.models import gguf_header, sizing
-from penstock.processors.models.catalog import ModelConfig
+from penstock.processors.models import gguf_header, parts
 from penstock.schemas.errors import InvalidRequest
 
 
@@ -50,10 +49,10 @@ def test_header_gives_parameters_and_shape(gguf_file: Path) -> None:
 
 def test_memory_need_of_a_gguf_file(gguf_file: Path) -> None:
     options = {"cache_tokens": 320, "slots": 2, "dtype": "float32"}
-    kv = 320 * 2 * 3 * 2 * 8 * 4
-    config = ModelConfig(id="m", source="m", engine="text", options=options)
-    logits = 2 * 100 * 4 * sizing.LOGITS_COPIES
-    assert sizing.text_need(gguf_file, config) == 75 * 4 + kv + logits + sizing.PROCESS_BYTES
+    found = {part.name: part.bytes for part in parts.memory_parts(gguf_file, "text", options)}
+    assert found["weights"] == 75 * 4, "it is loaded dequantised"
+    assert found["token cache"] == 320 * 2 * 3 * 2 * 8 * 4
+    assert found["process"] == parts.PROCESS_BYTES
 
 
 @pytest.mark.parametrize("content", [b"", b"GG", b"GGUF", b"GGUF" + b"\xff" * 40, b"PK\x03\x04 not this"])

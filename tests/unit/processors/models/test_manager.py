@@ -43,6 +43,9 @@ class Heavy(NoopEngine):
     def measured_memory(self) -> int | None:
         return 42
 
+    def peak_memory(self) -> int | None:
+        return 43
+
 
 class Bench:
     """A manager of one model, with all that it reports. Each load gets an engine of its own."""

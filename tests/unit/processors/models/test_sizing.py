@@ -3,58 +3,88 @@
 import json
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines import loading
-from penstock.processors.models import sizing
+from penstock.processors.models import parts, sizing
 from penstock.processors.models.catalog import ModelConfig
 from penstock.schemas.errors import InvalidRequest
 
 
-def write_safetensors(path: Path, shapes: dict[str, tuple[str, int]]) -> None:
+def write_safetensors(path: Path, shapes: dict[str, tuple[str, int]], flat: tuple[str, ...] = ()) -> None:
     """A file with a true header; the weights themselves are never read here."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, (dtype, count) in shapes.items():
-        size = count * sizing.DTYPE_BYTES[dtype]
-        header[name] = {"dtype": dtype, "shape": [count], "data_offsets": [at, at + size]}
+        size = count * parts.DTYPE_BYTES.get(dtype, 1)
+        header[name] = {
+            "dtype": dtype,
+            "shape": [count] if name in flat else [1, count],
+            "data_offsets": [at, at + size],
+        }
         at += size
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text)
 
 
-def of(engine: str, options: dict[str, Any]) -> ModelConfig:
-    return ModelConfig(id="m", source="m", engine=engine, options=options)
+def by_name(folder: Path, kind: str, options: dict[str, object], process_bytes: int = 1) -> dict[str, int]:
+    return {part.name: part.bytes for part in parts.memory_parts(folder, kind, options, process_bytes)}
 
 
-def test_parameters_over_all_shards(tmp_path: Path) -> None:
+def test_weights_of_all_shards_in_the_dtype_they_are_loaded_in(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model-00001-of-00002.safetensors", {"a": ("BF16", 1000), "b": ("F32", 24)})
     write_safetensors(tmp_path / "model-00002-of-00002.safetensors", {"c": ("F16", 7)})
-    assert sizing.parameters(tmp_path) == 1031
+    files = parts.read_files(tmp_path)
+    assert parts.weights_bytes(files, {}) == 1031 * 4
+    assert parts.weights_bytes(files, {"dtype": "bfloat16"}) == 1031 * 2
 
 
-def test_need_is_weights_cache_logits_and_process(tmp_path: Path) -> None:
+def test_quantised_weights_count_as_they_lie_in_memory(tmp_path: Path) -> None:
+    tensors = {"model.embed_tokens": ("BF16", 100), "layer.weight": ("BF16", 6400), "packed": ("U8", 500)}
+    write_safetensors(tmp_path / "model.safetensors", {**tensors, "norm": ("BF16", 10)}, flat=("norm",))
+    files = parts.read_files(tmp_path)
+    plain = 110 * 2 + 500
+    assert parts.weights_bytes(files, {"dtype": "bfloat16"}) == plain + 6400 * 2
+    assert parts.weights_bytes(files, {"dtype": "bfloat16", "quantization": "nf4"}) == plain + 3600
+    assert parts.weights_bytes(files, {"dtype": "bfloat16", "quantization": "int8"}) == plain + 6528
+
+
+def test_an_engine_is_weights_cache_batch_tokenizer_and_process(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors", {"a": ("BF16", 1_000_000)})
     config = {"num_attention_heads": 8, "hidden_size": 64, "num_hidden_layers": 2, "num_key_value_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {**config, "vocab_size": 50}}))
-    options = {"cache_tokens": 1000, "block_size": 32, "slots": 4, "dtype": "bfloat16"}
+    (tmp_path / "tokenizer.json").write_text("x" * 10)
+    options = {"cache_tokens": 1000, "block_size": 32, "slots": 4, "dtype": "bfloat16", "max_batch_tokens": 16}
     assert loading.cache_tokens(options) == 992
-    kv = 992 * 2 * 2 * 4 * 8 * 2
-    logits = 4 * 50 * 4 * sizing.LOGITS_COPIES
-    expected = 2_000_000 + kv + logits + sizing.PROCESS_BYTES
-    assert sizing.text_need(tmp_path, of("text", options)) == expected
-    assert sizing.weights_need(tmp_path, of("embedding", options)) == 2_000_000 + sizing.PROCESS_BYTES
-    on_card = {**options, "device": "cuda"}
-    assert sizing.text_need(tmp_path, of("text", on_card)) == expected + loading.CUDA_CONTEXT_BYTES
+    found = by_name(tmp_path, "text", options, 77)
+    assert found["weights"] == 2_000_000
+    assert found["token cache"] == 992 * 2 * 2 * 4 * 8 * 2
+    assert found["batch"] == 4 * 50 * 4 * parts.LOGITS_COPIES + 16 * (992 + 16) * 2 + 16 * (6 * 64 + 3 * 256) * 2
+    assert (found["tokenizer"], found["process"]) == (10 * parts.TOKENIZER_TIMES, 77)
+    assert found["loading"] == 2_000_000 - found["token cache"] - found["batch"], (
+        "the file's pages, while they are read"
+    )
+    on_card = by_name(tmp_path, "text", {**options, "device": "cuda"})
+    assert on_card["token cache"] == found["token cache"]
+    assert on_card["CUDA context"] == loading.CUDA_CONTEXT_BYTES
+    assert "process" not in on_card
+    assert "loading" not in on_card
+    small = by_name(tmp_path, "embedding", {"max_batch_tokens": 1})
+    assert by_name(tmp_path, "embedding", {})["batch"] > small["batch"]
+
+
+def test_other_options_are_another_shape() -> None:
+    assert parts.shape_of("text", {"slots": 4}) != parts.shape_of("text", {"slots": 8})
+    assert parts.shape_of("embedding", {"max_batch_tokens": 4}) == (4.0,)
+    assert parts.shape_of("unknown", {}) == ()
 
 
 def test_pickled_weights_are_not_weights(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(InvalidRequest, match="safetensors"):
-        sizing.text_need(tmp_path, of("text", {}))
+        parts.memory_parts(tmp_path, "text", {})
 
 
 @pytest.mark.parametrize("source", ["no-such-model", "/no/such/folder", "./nothing", "a/b/c"])
