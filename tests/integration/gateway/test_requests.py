@@ -261,15 +261,15 @@ def test_pools(own_place: Any) -> None:
     [
         ({"request_id": "mine"}, "request_id"),
         ({"tenant": "other"}, "tenant"),
-        ({"task": "image_generation"}, None),
+        ({"task": "painting"}, "task"),
+        ({"task": "image_generation", "payload": {"prompt": "p", "width": -1}}, "payload.width"),
         ({"task": "text_generation", "payload": {"prompt": "p", "max_tokens": -1}}, "payload.max_tokens"),
     ],
 )
-def test_refused(gateway: Any, body: dict[str, Any], param: str | None) -> None:
+def test_refused(gateway: Any, body: dict[str, Any], param: str) -> None:
     answer = gateway.http.post("/v1/requests", json={"task": "text_generation", "payload": {"prompt": "p"}, **body})
     assert answer.status_code == 400, answer.text
-    if param is not None:
-        assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["param"] == param
 
 
 DEEP_EXTRA = b'{"task": "text_generation", "payload": {"prompt": "p"}, "extra": {"a": %s}}'

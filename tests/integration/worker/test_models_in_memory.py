@@ -102,7 +102,7 @@ def test_three_models_of_which_two_fit(make_system: Callable[..., System], tiny_
     seen = json.loads(told.read_text())
     assert seen["samples"] > 20
     assert seen["most"] <= limit, f"{seen['most'] / MIB:.0f} MiB"
-    kept = json.loads(next(tmp_path.rglob("memory.json")).read_text())
+    kept = json.loads(next(system.folder.rglob("memory.json")).read_text())
     print(
         f"{REQUESTS} requests at {RATE:g}/s: engines held {seen['most'] / MIB:.0f} of {limit / MIB:.0f} MiB at most, "
         f"{seen['samples']} samples; evictions {state(system).evictions_total}; learned of {len(kept['learned'])}"
