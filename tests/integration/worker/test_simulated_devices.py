@@ -84,7 +84,11 @@ def test_models_take_turns_on_a_card_wait_for_foreign_memory_and_stop_when_it_is
     assert any("the device sim0 has not been measured" in one and "No such file" in one for one in reasons)
     send(system, {"request_id": "held", "model": other}, {"request_id": "later", "model": "ab".replace(other, "")})
     assert outcome(system, "held", 60).status == "completed"
-    until(lambda: get("/v1/requests/later").get("status") == "waiting_for_memory", worker, dict)
+    until(
+        lambda: get("/v1/requests/later").get("status") == "waiting_for_memory",
+        worker,
+        lambda: get("/v1/requests/later"),
+    )
     foreign.write_text("0")
     assert outcome(system, "later", 60).status == "completed"
     worker.wait_ready()
