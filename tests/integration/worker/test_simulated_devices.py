@@ -85,7 +85,7 @@ def test_models_take_turns_on_a_card_wait_for_foreign_memory_and_stop_when_it_is
     send(system, {"request_id": "held", "model": other}, {"request_id": "later", "model": "ab".replace(other, "")})
     assert outcome(system, "held", 60).status == "completed"
     until(
-        lambda: get("/v1/requests/later").get("status") == "waiting_for_memory",
+        lambda: (get("/v1/requests/later").get("waiting_for") or {}).get("reason") == "memory",
         worker,
         lambda: get("/v1/requests/later"),
     )
