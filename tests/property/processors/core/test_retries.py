@@ -20,7 +20,16 @@ from penstock.schemas.errors import (
 )
 
 MAX_RETRY_AFTER_S = 60.0
-RETRYABLE = frozenset({"tenant_limit", "overloaded", "broker_unavailable", "registry_unavailable", "stream_restarted"})
+RETRYABLE = frozenset(
+    {
+        "tenant_limit",
+        "overloaded",
+        "broker_unavailable",
+        "registry_unavailable",
+        "source_unavailable",
+        "stream_restarted",
+    }
+)
 """The codes that are worth another attempt, spelled out: an error that becomes one of them shows here."""
 
 
