@@ -34,6 +34,7 @@ def test_without_a_card_it_says_what_to_look_at_and_ends_with_3() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("PENSTOCK_TEST_LONG"), reason="four minutes; PENSTOCK_TEST_LONG=1 runs it")
 def test_its_checks_run_in_main_memory() -> None:
     """Admission against memory that another program really takes, and an allocation that really fails."""
     done = gpu_check("--device", "cpu", "--only", "admission", "turns", "unload", "out_of_memory")
