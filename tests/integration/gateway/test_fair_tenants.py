@@ -25,7 +25,7 @@ OTHERS = int(os.environ.get("PENSTOCK_TEST_TENANTS", "10"))
 LOAD_S = float(os.environ.get("PENSTOCK_TEST_LOAD_S", "8"))
 EVERY_S = OTHERS / 20
 """Between calls of one tenant: 20 a second of all, which two cores do beside a worker, a broker and the flood."""
-ROUNDS = 3
+ROUNDS = 6
 """The processor is stolen in waves: in one of so many rounds the flood must do no harm. A refusal never passes."""
 TEXT = {**NOOP, "id": "text", "aliases": ["default"], "options": {"tokens": 1, "delay_ms": 200, "slots": 64}}
 
