@@ -75,46 +75,45 @@ def create_topics(kafka: Kafka, kafka_prefix: str) -> Callable[..., None]:
     return partial(_create_topics, kafka.bootstrap_servers, kafka_prefix)
 
 
+def prepared(model: str) -> Path:
+    """The folder of one of our models, prepared once into the cache; without the command line's parts a skip."""
+    return pytest.importorskip("penstock.cli.assets").prepare_model(model, print)
+
+
 @pytest.fixture(scope="session")
 def tiny_lm() -> Path:
     """The folder of a tiny chat model, trained in code once and kept in the cache."""
-    assets = pytest.importorskip("penstock.cli.assets")
-    return assets.prepare_model("tiny-lm", print)
+    return prepared("tiny-lm")
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The folder of SmolLM2-135M-Instruct, prepared once into the cache."""
-    assets = pytest.importorskip("penstock.cli.assets")
-    return assets.prepare_model("smollm2-135m", print)
+    return prepared("smollm2-135m")
 
 
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The folder of all-MiniLM-L6-v2, prepared once into the cache."""
-    assets = pytest.importorskip("penstock.cli.assets")
-    return assets.prepare_model("all-minilm-l6-v2", print)
+    return prepared("all-minilm-l6-v2")
 
 
 @pytest.fixture(scope="session")
 def tiny_vision() -> Path:
     """The folder of a tiny model that tells the colours of pictures, trained in code once."""
-    assets = pytest.importorskip("penstock.cli.assets")
-    return assets.prepare_model("tiny-image-to-text", print)
+    return prepared("tiny-image-to-text")
 
 
 @pytest.fixture(scope="session")
 def tiny_captioner() -> Path:
     """The folder of a tiny model that names the colour of a picture, and knows no questions."""
-    assets = pytest.importorskip("penstock.cli.assets")
-    return assets.prepare_model("tiny-captioner", print)
+    return prepared("tiny-captioner")
 
 
 @pytest.fixture(scope="session")
 def upscaler() -> Path:
     """The folder of Real-ESRGAN's compact network with its real weights, fetched once."""
-    assets = pytest.importorskip("penstock.cli.assets")
-    return assets.prepare_model("realesr-animevideov3", print)
+    return prepared("realesr-animevideov3")
 
 
 @pytest.fixture(scope="session")

@@ -83,24 +83,33 @@ class Outcomes:
             headers=trace_of(work),
         )
 
-    def chunk(self, effect: Chunk, acknowledged: Callable[[], None] | None) -> bool:
-        """Publish a piece of a stream; False when it can never be published."""
+    def _on_the_way(self, effect: Chunk | ShowPreview, kind: str, **values: Any) -> ResultEvent:
+        """An event of a run that has not ended; `values` are what its kind tells."""
         work = effect.work
-        event = ResultEvent(
+        return ResultEvent(
             request_id=work.request_id,
             tenant=work.tenant,
-            kind="chunk",
+            kind=kind,
             origin=work.origin,
             attempt=effect.attempt,
             epoch=effect.epoch,
             task=work.task,
             created_at=now_ms(),
             worker_id=self._worker_id,
+            metadata={},
+            **values,
+        )
+
+    def chunk(self, effect: Chunk, acknowledged: Callable[[], None] | None) -> bool:
+        """Publish a piece of a stream; False when it can never be published."""
+        work = effect.work
+        event = self._on_the_way(
+            effect,
+            "chunk",
             text=effect.text,
             token_ids=effect.token_ids,
             first_token_index=effect.first_token_index,
             text_offset=effect.text_offset,
-            metadata={},
         )
         try:
             self._publisher.chunk(event, acknowledged, headers=trace_of(work))
@@ -112,19 +121,7 @@ class Outcomes:
     def preview(self, effect: ShowPreview, preview: Preview) -> None:
         """Publish where a preview lies. One that cannot be published is left out: it is advice."""
         work = effect.work
-        event = ResultEvent(
-            request_id=work.request_id,
-            tenant=work.tenant,
-            kind="preview",
-            origin=work.origin,
-            attempt=effect.attempt,
-            epoch=effect.epoch,
-            task=work.task,
-            created_at=now_ms(),
-            worker_id=self._worker_id,
-            preview=preview,
-            metadata={},
-        )
+        event = self._on_the_way(effect, "preview", preview=preview)
         try:
             self._publisher.chunk(event, headers=trace_of(work))
         except (BadAvro, TooLarge) as error:
