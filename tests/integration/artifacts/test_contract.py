@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from penstock.producers import AsyncClient, KafkaSettings
-from penstock.producers.artifacts import ArtifactStore, Place
-from penstock.producers.artifacts import store as store_module
+from penstock.producers.artifacts import ArtifactStore, Place, digests
 from penstock.producers.artifacts.configured import configured_store
 from penstock.schemas.errors import Conflict, InternalError, InvalidRequest, NotFound, TooLarge
 
@@ -84,7 +83,7 @@ def test_foreign_unknown_and_deleted_look_the_same(world: Any) -> None:
 
 
 def test_parts_are_what_the_whole_has_there(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(digests, "PIECE_BYTES", 1_000)
     store = world.store()
     kept = store.put("acme", DATA)
     for start, end in ((0, None), (0, 1), (999, 1_001), (5_000, None), (len(DATA) - 1, len(DATA)), (3, 99_999)):

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.gateway.view import view as view_module
-from penstock.gateway.view.entries import Key
 from penstock.gateway.view.frames import ChunkFrame, ResultFrame
 from penstock.gateway.view.hub import Client, Hub
+from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.view import View
 from penstock.producers.reader import RawMessage

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli.commands import submit, submit_image
+from penstock.cli.commands import image_files, submit, submit_image
 from penstock.cli.commands.common import Gateway
 from penstock.cli.failures import CliFailure, ExitCode
 
@@ -49,10 +49,10 @@ class _Served:
 
 def test_images_are_saved_in_a_folder_or_in_the_file_that_is_named(tmp_path: Path) -> None:
     gateway = cast("Gateway", _Served())
-    saved = submit_image.save_images(gateway, "0123456789", IMAGES, tmp_path / "new")
+    saved = image_files.save_images(gateway, "0123456789", IMAGES, tmp_path / "new")
     assert [path.name for path in saved] == ["01234567-0.png", "01234567-1.png"]
     assert [path.read_bytes().decode() for path in saved] == [image["url"] for image in IMAGES]
-    (one,) = submit_image.save_images(gateway, "0123456789", IMAGES[:1], tmp_path / "dam.png")
+    (one,) = image_files.save_images(gateway, "0123456789", IMAGES[:1], tmp_path / "dam.png")
     assert one == tmp_path / "dam.png"
     assert one.read_bytes().decode() == IMAGES[0]["url"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dam.png", "new"], "nothing half-written stays"

@@ -18,8 +18,7 @@ from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import ANYBODY
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.routes import artifact_uploads
-from penstock.producers.artifacts import ArtifactStore
-from penstock.producers.artifacts import store as stored
+from penstock.producers.artifacts import ArtifactStore, digests
 from support import wait_until_async
 
 PATH = "/v1/artifacts"
@@ -44,7 +43,7 @@ def scope_of(path: str) -> dict[str, Any]:
 async def test_a_download_holds_a_slot_and_some_pieces_until_it_was_read(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(digests, "PIECE_BYTES", 1_000)
     allowances = Allowances(totals=Totals(max_transfers=1))
     app = artifact_app(store, allowances)
     data = bytes(range(250)) * 10
@@ -119,7 +118,7 @@ async def test_a_declared_length_without_room_is_refused_before_it_is_read(store
 async def test_an_artifact_that_was_changed_is_an_error_and_never_whole(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(digests, "PIECE_BYTES", 1_000)
     app = artifact_app(store, Allowances())
     small, large = (store.put(ANYBODY.tenant, b"a" * size) for size in (500, 2_500))
     for artifact in (small, large):
@@ -143,7 +142,7 @@ async def test_an_artifact_that_was_changed_is_an_error_and_never_whole(
 
 
 def test_pieces_are_what_get_gives(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "PIECE_BYTES", 10)
+    monkeypatch.setattr(digests, "PIECE_BYTES", 10)
     for size in (0, 1, 10, 11, 20):
         kept = store.put("t", bytes(range(size)))
         pieces: Iterator[bytes] = store.pieces(kept)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.view.follower import BYTES_AT_ONCE, FOLDED_AT_ONCE, folds
+from penstock.gateway.view.pieces import BYTES_AT_ONCE, FOLDED_AT_ONCE, folds
 from penstock.producers.reader import RawMessage
 
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view import frames as frames_module
-from penstock.gateway.view.entries import ENTRY_BYTES, Entry
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.outputs import LARGE_BYTES, OutcomeReader, encode_json, held_bytes, result_json
+from penstock.gateway.view.request_state import ENTRY_BYTES
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import Origin, ResultEvent
 

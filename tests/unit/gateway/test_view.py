@@ -16,9 +16,10 @@ import pytest
 from penstock.gateway.view import store as store_module
 from penstock.gateway.view import unwritten as unwritten_module
 from penstock.gateway.view import view as view_module
-from penstock.gateway.view.entries import Entry, Key
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ChunkFrame, ResultFrame, StatusFrame
 from penstock.gateway.view.hub import Client, Hub
+from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.store import MAX_WAITING, TP, Store
 from penstock.gateway.view.view import View
 from penstock.producers.reader import RawMessage

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -19,13 +17,11 @@ from penstock.cli.commands.common import (
     Url,
     errors,
     print_json,
-    raise_for_error,
-    unreachable,
     waiting_text,
 )
 from penstock.cli.commands.following import follow
+from penstock.cli.commands.image_files import image_input, save_images
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.schemas.image_formats import MEDIA_TYPES, sniff
 
 Model = Annotated[str | None, typer.Option(help="Default: the best for the task.")]
 Priority = Annotated[int | None, typer.Option(min=0, help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low.")]
@@ -39,9 +35,6 @@ Count = Annotated[int | None, typer.Option("-n", help="How many images.")]
 Format = Annotated[str | None, typer.Option("--format", help="png, jpeg or webp.")]
 Negative = Annotated[str | None, typer.Option("--negative", help="What not to draw.")]
 Source = Annotated[str, typer.Argument(help="A file, or a URL that the worker may fetch.")]
-
-SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg", "image/webp": ".webp", "image/gif": ".gif"}
-UPLOAD_S = 300.0
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -119,8 +112,8 @@ def edit(
     payload: dict[str, Any] = {"prompt": prompt, "strength": strength}
     payload |= _drawing(negative, size, steps, guidance, seed, n)
     with Gateway(url, key) as gateway:
-        payload["image"] = _input(gateway, source)
-        payload["mask"] = None if mask is None else _input(gateway, mask)
+        payload["image"] = image_input(gateway, source)
+        payload["mask"] = None if mask is None else image_input(gateway, mask)
         _run(gateway, _body("image_editing", payload, model, priority, image_format), out, timeout, as_json=as_json)
 
 
@@ -143,7 +136,7 @@ def caption(
       penstock submit image caption dam.png "What is in the foreground?"
     """
     with Gateway(url, key) as gateway:
-        payload = {"image": _input(gateway, source), "prompt": question, "max_tokens": max_tokens}
+        payload = {"image": image_input(gateway, source), "prompt": question, "max_tokens": max_tokens}
         _run(gateway, _body("image_to_text", payload, model, priority), None, timeout, as_json=as_json)
 
 
@@ -170,8 +163,8 @@ def process(
     with Gateway(url, key) as gateway:
         for one in operations:
             if isinstance(one.get("image"), str):
-                one["image"] = _input(gateway, one["image"])
-        payload = {"image": _input(gateway, source), "operations": operations}
+                one["image"] = image_input(gateway, one["image"])
+        payload = {"image": image_input(gateway, source), "operations": operations}
         _run(gateway, _body("image_processing", payload, model, priority, image_format), out, timeout, as_json=as_json)
 
 
@@ -222,27 +215,6 @@ def _body(
     return {**given, "payload": {name: value for name, value in payload.items() if value is not None}}
 
 
-def _input(gateway: Gateway, source: str) -> dict[str, str]:
-    """A reference to an image: a URL as it is, a file as the artifact that it becomes. Raises CliFailure."""
-    if source.startswith(("http://", "https://")):
-        return {"url": source}
-    try:
-        data = Path(source).read_bytes()
-    except OSError as error:
-        raise CliFailure(f"{source} cannot be read: {error.strerror}", exit_code=ExitCode.USAGE) from error
-    found = sniff(data)
-    if found is None:
-        known = ", ".join(MEDIA_TYPES)
-        raise CliFailure(f"{source} is not an image of a known format ({known})", exit_code=ExitCode.USAGE)
-    headers = {"content-type": MEDIA_TYPES[found]}
-    try:
-        answer = gateway.http.post("/v1/artifacts", content=data, headers=headers, timeout=UPLOAD_S)
-    except httpx.HTTPError as error:
-        raise unreachable(gateway.url, error) from error
-    raise_for_error(answer)
-    return {"artifact_id": answer.json()["id"]}
-
-
 def _run(gateway: Gateway, body: dict[str, Any], out: Path | None, timeout_s: float, *, as_json: bool) -> None:
     """Submit, show how far it is, save what was made, print it. Raises CliFailure."""
     request_id = gateway.call("POST", "/v1/requests", body=body)["request_id"]
@@ -281,21 +253,3 @@ def _outcome(gateway: Gateway, request_id: str, timeout_s: float) -> dict[str, A
                 case _:
                     pass
     raise AssertionError("a follow ends with its result")
-
-
-def save_images(gateway: Gateway, request_id: str, images: Sequence[dict[str, Any]], out: Path) -> list[Path]:
-    """Fetch the images into a folder, or a single one into the file that `out` names. Raises CliFailure."""
-    one_file = len(images) == 1 and out.suffix != "" and not out.is_dir()
-    saved: list[Path] = []
-    for number, image in enumerate(images):
-        suffix = SUFFIXES.get(image.get("media_type") or "", ".bin")
-        path = out if one_file else out / f"{request_id[:8]}-{number}{suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with gateway.stream("GET", image["url"], timeout=httpx.Timeout(UPLOAD_S)) as answer:
-            part = path.with_name(f".{path.name}.part")
-            with part.open("wb") as file:
-                for piece in answer.iter_bytes():
-                    file.write(piece)
-            part.replace(path)
-        saved.append(path)
-    return saved

@@ -9,7 +9,13 @@ from penstock.gateway.openai import chat_bodies as openai_models
 from penstock.gateway.openai import image_bodies
 from penstock.gateway.openai import responses_bodies as responses_models
 from penstock.gateway.openai import shapes as openai_shapes
-from penstock.gateway.routes import answers
+from penstock.gateway.routes import (
+    answers,
+    artifact_answers,
+    conversation_answers,
+    operator_answers,
+    registry_answers,
+)
 from penstock.gateway.routes.answers import Page
 from penstock.gateway.routes.registry import MEDIA_TYPE
 from penstock.producers.model_entry import ModelEntry
@@ -64,7 +70,7 @@ def _registry(model: Any, *, body: Any = None, errors: tuple[int, ...] = (404,))
         responses={200: {MEDIA_TYPE: model}},
         body=body,
         errors=errors,
-        error_model=answers.RegistryErrorBody,
+        error_model=registry_answers.RegistryErrorBody,
         error_type=MEDIA_TYPE,
     )
 
@@ -92,47 +98,58 @@ ROUTES: dict[tuple[str, str], Documented] = {
     ),
     ("POST", "/v1/requests/cancel"): Documented(responses=_json(answers.Cancellation, 202), body=answers.CancelMany),
     ("GET", "/v1/stats"): Documented(responses=_json(answers.Stats)),
-    ("GET", "/v1/admin/stats"): Documented(responses=_json(answers.AdminStats)),
-    ("GET", "/v1/admin/devices"): Documented(responses=_json(Page[answers.Device])),
-    ("GET", "/v1/admin/models"): Documented(responses=_json(Page[answers.AdminModel])),
+    ("GET", "/v1/admin/stats"): Documented(responses=_json(operator_answers.AdminStats)),
+    ("GET", "/v1/admin/devices"): Documented(responses=_json(Page[operator_answers.Device])),
+    ("GET", "/v1/admin/models"): Documented(responses=_json(Page[operator_answers.AdminModel])),
     ("POST", "/v1/admin/models"): Documented(
-        responses=_json(answers.Desired, 202), body=ModelEntry, errors=(*ANY_ROUTE, 409)
+        responses=_json(operator_answers.Desired, 202), body=ModelEntry, errors=(*ANY_ROUTE, 409)
     ),
-    ("GET", "/v1/admin/models/{model_id}"): Documented(responses=_json(answers.AdminModel), errors=OF_ONE),
-    ("DELETE", "/v1/admin/models/{model_id}"): Documented(responses=_json(answers.Desired, 202), errors=OF_ONE),
-    ("POST", "/v1/admin/models/{model_id}/{action}"): Documented(responses=_json(answers.Desired, 202), errors=OF_ONE),
+    ("GET", "/v1/admin/models/{model_id}"): Documented(responses=_json(operator_answers.AdminModel), errors=OF_ONE),
+    ("DELETE", "/v1/admin/models/{model_id}"): Documented(
+        responses=_json(operator_answers.Desired, 202), errors=OF_ONE
+    ),
+    ("POST", "/v1/admin/models/{model_id}/{action}"): Documented(
+        responses=_json(operator_answers.Desired, 202), errors=OF_ONE
+    ),
     ("POST", "/v1/admin/classes/{class_name}/{action}"): Documented(
-        responses=_json(answers.Desired, 202), errors=OF_ONE
+        responses=_json(operator_answers.Desired, 202), errors=OF_ONE
     ),
     ("POST", "/v1/conversations"): Documented(
-        responses=_json(answers.Conversation),
-        body=answers.NewConversation,
+        responses=_json(conversation_answers.Conversation),
+        body=conversation_answers.NewConversation,
         body_required=False,
         errors=(*ANY_ROUTE, 422),
     ),
-    ("GET", "/v1/conversations"): Documented(responses=_json(Page[answers.Conversation])),
-    ("GET", "/v1/conversations/{conversation_id}"): Documented(responses=_json(answers.Conversation), errors=OF_ONE),
+    ("GET", "/v1/conversations"): Documented(responses=_json(Page[conversation_answers.Conversation])),
+    ("GET", "/v1/conversations/{conversation_id}"): Documented(
+        responses=_json(conversation_answers.Conversation), errors=OF_ONE
+    ),
     ("DELETE", "/v1/conversations/{conversation_id}"): Documented(
-        responses=_json(answers.ConversationDeleted), errors=OF_ONE
+        responses=_json(conversation_answers.ConversationDeleted), errors=OF_ONE
     ),
     ("GET", "/v1/conversations/{conversation_id}/items"): Documented(
-        responses=_json(Page[answers.ConversationItem]), errors=OF_ONE
+        responses=_json(Page[conversation_answers.ConversationItem]), errors=OF_ONE
     ),
-    ("GET", "/v1/conversations/{conversation_id}/replay"): Documented(responses=_json(answers.Replay), errors=OF_ONE),
-    ("POST", "/v1/admin/artifacts/sweep"): Documented(responses=_json(answers.ArtifactSweep)),
+    ("GET", "/v1/conversations/{conversation_id}/replay"): Documented(
+        responses=_json(conversation_answers.Replay), errors=OF_ONE
+    ),
+    ("POST", "/v1/admin/artifacts/sweep"): Documented(responses=_json(artifact_answers.ArtifactSweep)),
     ("POST", "/v1/artifacts"): Documented(
-        responses=_json(answers.ArtifactBody, 201),
+        responses=_json(artifact_answers.ArtifactBody, 201),
         body=BYTES,
         body_type="application/octet-stream",
         errors=(*ANY_ROUTE, 413),
     ),
-    ("GET", "/v1/artifacts"): Documented(responses=_json(Page[answers.ArtifactBody])),
-    ("GET", "/v1/artifacts/{artifact_id}"): Documented(responses=_json(answers.ArtifactBody), errors=OF_ONE),
+    ("GET", "/v1/artifacts"): Documented(responses=_json(Page[artifact_answers.ArtifactBody])),
+    ("GET", "/v1/artifacts/{artifact_id}"): Documented(responses=_json(artifact_answers.ArtifactBody), errors=OF_ONE),
     ("DELETE", "/v1/artifacts/{artifact_id}"): Documented(
-        responses=_json(answers.ArtifactDeleted), errors=(*OF_ONE, 409)
+        responses=_json(artifact_answers.ArtifactDeleted), errors=(*OF_ONE, 409)
     ),
     ("POST", "/v1/artifacts/{artifact_id}/url"): Documented(
-        responses=_json(answers.ArtifactUrl), body=answers.UrlLifetime, body_required=False, errors=OF_ONE
+        responses=_json(artifact_answers.ArtifactUrl),
+        body=artifact_answers.UrlLifetime,
+        body_required=False,
+        errors=OF_ONE,
     ),
     ("GET", "/v1/artifacts/{artifact_id}/content"): Documented(
         responses={
@@ -166,23 +183,25 @@ ROUTES: dict[tuple[str, str], Documented] = {
     ("POST", "/v1/embeddings"): Documented(
         responses=_json(openai_shapes.EmbeddingList), body=openai_models.EmbeddingBody, errors=OF_A_RUN
     ),
-    ("GET", "/v1/models"): Documented(responses=_json(Page[answers.Model])),
-    ("GET", "/v1/models/{model_id}"): Documented(responses=_json(answers.Model), errors=OF_ONE),
-    ("POST", "/v1/tickets"): Documented(responses=_json(answers.Ticket)),
-    ("GET", "/healthz"): Documented(responses=_json(answers.Health), errors=()),
-    ("GET", "/readyz"): Documented(responses={**_json(answers.Readiness), **_json(answers.Readiness, 503)}, errors=()),
+    ("GET", "/v1/models"): Documented(responses=_json(Page[operator_answers.Model])),
+    ("GET", "/v1/models/{model_id}"): Documented(responses=_json(operator_answers.Model), errors=OF_ONE),
+    ("POST", "/v1/tickets"): Documented(responses=_json(operator_answers.Ticket)),
+    ("GET", "/healthz"): Documented(responses=_json(operator_answers.Health), errors=()),
+    ("GET", "/readyz"): Documented(
+        responses={**_json(operator_answers.Readiness), **_json(operator_answers.Readiness, 503)}, errors=()
+    ),
     ("GET", "/metrics"): Documented(responses={200: {"text/plain": _TEXT}}, errors=()),
     ("GET", "/registry/schemas/types"): _registry(list[str], errors=()),
-    ("GET", "/registry/schemas/ids/{schema_id}"): _registry(answers.RegistrySchema),
+    ("GET", "/registry/schemas/ids/{schema_id}"): _registry(registry_answers.RegistrySchema),
     ("GET", "/registry/schemas/ids/{schema_id}/schema"): _registry({}),
     ("GET", "/registry/schemas/ids/{schema_id}/subjects"): _registry(list[str]),
-    ("GET", "/registry/schemas/ids/{schema_id}/versions"): _registry(list[answers.RegistrySubjectVersion]),
+    ("GET", "/registry/schemas/ids/{schema_id}/versions"): _registry(list[registry_answers.RegistrySubjectVersion]),
     ("GET", "/registry/subjects"): _registry(list[str], errors=()),
     ("GET", "/registry/subjects/{subject}/versions"): _registry(list[int]),
-    ("POST", "/registry/subjects/{subject}/versions"): _registry(answers.RegistryId),
-    ("GET", "/registry/subjects/{subject}/versions/{version}"): _registry(answers.RegistryVersion),
+    ("POST", "/registry/subjects/{subject}/versions"): _registry(registry_answers.RegistryId),
+    ("GET", "/registry/subjects/{subject}/versions/{version}"): _registry(registry_answers.RegistryVersion),
     ("GET", "/registry/subjects/{subject}/versions/{version}/schema"): _registry({}),
-    ("POST", "/registry/subjects/{subject}"): _registry(answers.RegistryVersion),
+    ("POST", "/registry/subjects/{subject}"): _registry(registry_answers.RegistryVersion),
     ("GET", "/registry/config/{subject}"): _registry(dict[str, str]),
     ("GET", "/registry/config"): _registry(dict[str, str], errors=()),
     ("GET", "/registry/mode/{subject}"): _registry(dict[str, str]),

@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.gateway.limits.artifact_bytes import ArtifactBytes
+from penstock.gateway.limits.asked import check_asked
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.limits import NO_LIMITS, Buckets, Limits, TokenBucket, duration_text
 from penstock.gateway.limits.slots import Holder, Slots, share_of
 from penstock.gateway.limits.tenants import Tenants
-from penstock.schemas.errors import Forbidden, TenantLimit
+from penstock.schemas.errors import TenantLimit
 from penstock.schemas.records import InferenceRequest
 
 PUBLIC_PER_S = 100.0
@@ -201,15 +202,7 @@ class Allowances:
         `model` tells the id that the request's model stands for, if it is known. Raises Forbidden, TenantLimit.
         """
         for holder, limits in self._holders(caller):
-            if limits.models is not None:
-                _check_model(holder, limits.models, {request.model, model()} - {None})
-            _check_pool(holder, limits, request)
-            if request.priority < limits.max_priority:
-                raise Forbidden(
-                    f"{holder} may not ask for priority {request.priority}: its most urgent is {limits.max_priority}",
-                    param="priority",
-                )
-            _check_requirements(holder, limits, request)
+            check_asked(holder, limits, request, model)
         self._check_tokens(caller.tenant)
         if request.conversation_id is not None:
             self.check_conversation(caller, request.conversation_id)
@@ -304,26 +297,3 @@ def _headers(what: str, bucket: TokenBucket, now: float) -> list[tuple[bytes, by
         "reset": duration_text(bucket.reset_s(now)),
     }
     return [(f"x-ratelimit-{name}-{what}".encode(), value.encode()) for name, value in values.items()]
-
-
-def _check_model(holder: str, allowed: Sequence[str], asked: Set[str | None]) -> None:
-    if not asked & set(allowed):
-        raise Forbidden(f"{holder} may use only the models {', '.join(allowed) or '(none)'}: name one", param="model")
-
-
-def _check_pool(holder: str, limits: Limits, request: InferenceRequest) -> None:
-    if limits.pools is not None and request.pool is not None and request.pool not in limits.pools:
-        raise Forbidden(f"{holder} may use only the pools {', '.join(limits.pools) or '(none)'}", param="pool")
-
-
-def _check_requirements(holder: str, limits: Limits, request: InferenceRequest) -> None:
-    asked = request.requirements
-    if asked is None:
-        return
-    pairs = (
-        ("vram_bytes", asked.vram_bytes, limits.max_vram_bytes),
-        ("cpu_memory_bytes", asked.cpu_memory_bytes, limits.max_cpu_memory_bytes),
-    )
-    for name, wanted, limit in pairs:
-        if wanted is not None and limit is not None and wanted > limit:
-            raise Forbidden(f"{holder} may ask for {limit} {name} at most", param=f"requirements.{name}")

@@ -11,10 +11,11 @@ from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.planning import plan
 from penstock.gateway.service.run_times import RunTimes
-from penstock.gateway.view.entries import Entry, waiting_json
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower, Readiness
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.liveness import Liveness, judge
+from penstock.gateway.view.public import waiting_json
 from penstock.gateway.view.view import View
 from penstock.producers.clock import now_ms
 from penstock.producers.model_pools import pool_of

@@ -10,10 +10,11 @@ from typing import Any
 
 from penstock.gateway.service.subscriptions import Stopping
 from penstock.gateway.threads import Threads
-from penstock.gateway.view.entries import Entry, Key
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Gone, Hub
 from penstock.gateway.view.outputs import encode_json, on_output_thread
+from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound, Overloaded
 from penstock.schemas.errors import Gone as GoneError

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from penstock.gateway.view.entries import Entry, metadata_bytes
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.outputs import LargeOutput, held_bytes
+from penstock.gateway.view.request_state import metadata_bytes
 from penstock.schemas.records import Origin, Record, ResultEvent, StatusEvent, WaitingFor, fields_of
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.gateway.view import view_file
-from penstock.gateway.view.entries import Entry, Key
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.key_filter import KeyFilter
 from penstock.gateway.view.outputs import OutcomeReader
+from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.rows import Snapshot, facts_text, restored
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec
 from penstock.schemas.records import ResultEvent

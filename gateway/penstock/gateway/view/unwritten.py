@@ -6,7 +6,8 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 
-from penstock.gateway.view.entries import ENTRY_BYTES, Entry, Key
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.request_state import ENTRY_BYTES, Key
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.store import TP, Batch, Store
 

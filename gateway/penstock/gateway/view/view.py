@@ -14,9 +14,10 @@ from typing import Any
 from penstock.gateway.limits.rates import Rate
 from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.census import Census
-from penstock.gateway.view.entries import BLANKED, Entry, Key
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.hub import Hub, Subject
 from penstock.gateway.view.outputs import OutcomeReader, held_bytes
+from penstock.gateway.view.request_state import BLANKED, Key
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.unwritten import Recent, Unwritten
 from penstock.producers.clock import now_ms

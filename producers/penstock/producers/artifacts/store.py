@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.producers.artifacts import facts
+from penstock.producers.artifacts.digests import checked, missing, read_pieces
 from penstock.producers.artifacts.facts import Artifact
 from penstock.producers.artifacts.holds import Holds
 from penstock.producers.artifacts.places import (
@@ -24,11 +25,9 @@ from penstock.producers.artifacts.places import (
     data_path_of,
     telling_failures,
 )
-from penstock.schemas.errors import Conflict, InternalError, InvalidRequest, NotFound, TooLarge
+from penstock.schemas.errors import Conflict, InternalError, InvalidRequest, TooLarge
 from penstock.schemas.ids import check_tenant
 
-PIECE_BYTES = 4 * 1024 * 1024
-"""How much of an artifact is in memory where it is read in pieces."""
 UPLOAD_BYTES = 5 * 1024 * 1024
 """The parts of a streamed upload; object stores take none that is smaller."""
 MAX_BYTES = 100 * 1024 * 1024
@@ -165,7 +164,7 @@ class ArtifactStore:
         """The reference. Raises NotFound for an id that this tenant does not have, or has no more."""
         artifact = self.peek(tenant, artifact_id)
         if artifact is None or self.is_over(artifact):
-            raise _missing(artifact_id)
+            raise missing(artifact_id)
         return artifact
 
     def peek(self, tenant: str, artifact_id: str) -> Artifact | None:
@@ -196,34 +195,12 @@ class ArtifactStore:
             with telling_failures():
                 data = bytes(self.places[artifact.store].client.get(data_path(artifact)).bytes())
         except FileNotFoundError as error:
-            raise _missing(artifact_id) from error
-        digest = hashlib.sha256(data).hexdigest()
-        if digest != artifact.sha256 or digest != (sha256 or digest):
-            raise _changed(artifact_id, digest)
-        return data
+            raise missing(artifact_id) from error
+        return checked(data, artifact, sha256)
 
     def pieces(self, artifact: Artifact, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """The bytes from `start` up to `end`, in pieces of PIECE_BYTES.
-
-        The last piece of the whole comes only if the digest of all is the stored one; a part has no digest.
-        Raises NotFound; InternalError when the digests differ.
-        """
-        stop = artifact.size_bytes if end is None else min(end, artifact.size_bytes)
-        whole = start == 0 and stop == artifact.size_bytes
-        digest = hashlib.sha256()
-        client, path = self.places[artifact.store].client, data_path(artifact)
-        for at in range(start, stop, PIECE_BYTES):
-            until = min(at + PIECE_BYTES, stop)
-            try:
-                with telling_failures():
-                    piece = bytes(client.get_range(path, start=at, end=until))
-            except FileNotFoundError as error:
-                raise _missing(artifact.artifact_id) from error
-            if whole:
-                digest.update(piece)
-                if until == stop and digest.hexdigest() != artifact.sha256:
-                    raise _changed(artifact.artifact_id, digest.hexdigest())
-            yield piece
+        """As `digests.read_pieces`."""
+        return read_pieces(self.places[artifact.store].client, artifact, start, end)
 
     def list(self, tenant: str, *, after: str | None = None, limit: int = 20, newest_first: bool = True) -> Listed:
         """A page of a tenant's references, by the time of their making. Lists all that the tenant has.
@@ -318,11 +295,3 @@ class ArtifactStore:
                 f"an artifact of {size} bytes is over the limit of {self.max_bytes}",
                 details={"size_bytes": size, "limit_bytes": self.max_bytes},
             )
-
-
-def _missing(artifact_id: str) -> NotFound:
-    return NotFound(f"there is no artifact {artifact_id}", param="artifact_id")
-
-
-def _changed(artifact_id: str, digest: str) -> InternalError:
-    return InternalError(f"artifact {artifact_id} does not have the expected digest", details={"sha256": digest})

@@ -1,0 +1,125 @@
+"""The answers about models, devices and the system itself, as `answers` has those of requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock.gateway.routes.answers import Answer, Json, Rates, Time
+
+
+class AdminStats(Answer):
+    """Queues, workers and models of all tenants together, as this gateway knows them."""
+
+    object: Literal["stats"]
+    queues: dict[str, Json]
+    inflight: int
+    rates: Rates
+    outcomes: dict[str, int]
+    clients: dict[str, int]
+    workers: list[Json]
+    models: list[Json]
+
+
+class DeviceHolder(Answer):
+    model: str
+    bytes: int
+
+
+class Device(Answer):
+    """A device of a worker, in bytes; null is what the worker does not tell."""
+
+    worker_id: str
+    device: str
+    kind: str
+    limit_bytes: int
+    reserved_bytes: int
+    measured_bytes: int
+    foreign_bytes: int | None
+    holders: list[DeviceHolder] | None
+
+
+class Ticket(Answer):
+    """Connect with `/v1/ws?ticket=…` within `expires_in` seconds; it works once per gateway."""
+
+    object: Literal["ticket"]
+    ticket: str
+    expires_in: int
+    expires_at: Time
+
+
+class Model(Answer):
+    """OpenAI's model object with Penstock's facts beside."""
+
+    object: Literal["model"]
+    id: str
+    created: int
+    owned_by: str
+    aliases: list[str]
+    tasks: list[str]
+    pool: str | None
+    state: str
+    reason: Annotated[str | None, Field(description="Why it is in this state.")]
+    progress: Annotated[float | None, Field(description="How much of its loading is done, 0 to 1.")]
+    load_seconds: float | None
+    context_window: int | None
+    max_output_tokens: int | None
+    dimensions: int | None
+    defaults: Annotated[Json, Field(description="Applied to requests that leave these fields out.")]
+    available: Annotated[bool, Field(description="Whether a live worker has it; without one its requests wait.")]
+
+
+class ReplicaState(Answer):
+    """An engine of a model on a worker, in bytes and seconds."""
+
+    worker_id: str
+    replica: int
+    state: str
+    device: str | None
+    memory_bytes: int | None
+    reserved_bytes: int | None
+    queued: int
+    running: int
+    reason: str | None
+    progress: float | None
+    load_seconds: float | None
+
+
+class Desired(Answer):
+    """What is wanted of a model or class: all of it. Null is: as configured."""
+
+    kind: Literal["model", "class"]
+    name: str
+    pool: str | None
+    action: Annotated[str, Field(description="The last order.")]
+    loaded: bool | None
+    pinned: bool | None
+    paused: bool
+    removed: bool
+    created_at: Time | None
+    created_by: str | None
+
+
+class AdminModel(Model):
+    """A model as operators see it."""
+
+    engine: str
+    priority: int | None
+    pinned: bool
+    paused: bool
+    max_batch_size: int | None
+    weights_bytes: int | None
+    revision: str | None
+    desired: Desired | None
+    replicas: list[ReplicaState]
+
+
+class Health(Answer):
+    status: Literal["ok"]
+
+
+class Readiness(Answer):
+    status: Literal["ready", "degraded", "starting", "unavailable"]
+    models_without_worker: list[str]
+    reason: str | None

@@ -1,0 +1,67 @@
+"""A request as callers see it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.gateway.view.outputs import error_json, result_json
+from penstock.gateway.view.request_state import RequestState
+from penstock.schemas.records import StatusEvent, WaitingFor
+from penstock.schemas.times import rfc3339
+
+
+def request_json(entry: RequestState, *, whole: bool = False) -> dict[str, Any]:
+    """The request as callers see it.
+
+    A large output is left out, and `result_omitted` says so. With `whole` it is there, which is for a thread.
+    """
+    event = entry.fold.terminal
+    status = entry.status
+    public: dict[str, Any] = {
+        "object": "request",
+        "request_id": entry.request_id,
+        "task": entry.task,
+        "status": entry.status_name,
+        "done": event is not None,
+        "attempt": event.attempt if event is not None else 1 if status is None else status.attempt,
+        "priority": entry.priority,
+        "model": entry.model,
+        "pool": entry.pool,
+        "conversation_id": entry.conversation_id,
+        "position": None if event is not None or status is None else status.position,
+        "detail": None if event is not None or status is None else status.detail,
+        "waiting_for": None if event is not None or status is None else waiting_json(status.waiting_for),
+        "progress": None if event is not None else progress_json(status),
+        "model_reason": None if status is None else status.model_reason,
+        "ttl_ms": None if status is None else status.ttl_ms,
+        "created_at": rfc3339(entry.accepted_ms),
+        "finished_at": None if event is None else rfc3339(event.created_at),
+        "timings": None if event is None or event.timings is None else event.timings.to_dict(),
+        "result": None if event is None or entry.large is not None else result_json(event),
+        "error": None if event is None else error_json(event, entry.request_id),
+        "metadata": entry.metadata,
+    }
+    if entry.large is not None:
+        public |= {"result": entry.large.result()} if whole else {"result_omitted": True}
+    return public
+
+
+def waiting_json(waiting: WaitingFor | None) -> dict[str, Any] | None:
+    """What a request waits for, as callers see it."""
+    if waiting is None:
+        return None
+    at_ms = waiting.estimated_start_at
+    return {
+        "reason": waiting.reason,
+        "position": waiting.position,
+        "need_bytes": waiting.need_bytes,
+        "free_bytes": waiting.free_bytes,
+        "estimated_start_at": None if at_ms is None else rfc3339(at_ms),
+    }
+
+
+def progress_json(status: StatusEvent | None) -> dict[str, int] | None:
+    """How far a run is, as callers see it."""
+    if status is None or status.step is None or status.steps is None:
+        return None
+    return {"step": status.step, "steps": status.steps}

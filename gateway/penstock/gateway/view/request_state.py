@@ -1,0 +1,165 @@
+"""One request as the events of the topics make it: its folds and its facts. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.gateway.view.outputs import LargeOutput
+from penstock.schemas.fold import FoldStep, Previewed, ResultFold, StatusFold, same_origin
+from penstock.schemas.ids import is_derived_id
+from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
+from penstock.schemas.requests import content_hash
+
+Key = tuple[str, str]
+"""(tenant, request_id)"""
+
+ENTRY_BYTES = 4_096
+"""What an entry takes at least, beside what its outcome takes."""
+NOT_HASHED = "-"
+BLANKED = "erased"
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """Folds and facts of one request. `partition` is that of its events on the result topic."""
+
+    tenant: str
+    request_id: str
+    partition: int
+    task: str = ""
+    priority: int = 5
+    model: str | None = None
+    pool: str | None = None
+    conversation_id: str | None = None
+    stream: bool = False
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    content: str = ""
+    """Hash of what was asked for, where it can matter; empty until the request itself was seen."""
+    origin: Origin | None = None
+    accepted_ms: int = 0
+    updated_ms: int = 0
+    erased: bool = False
+    fold: ResultFold = field(init=False)
+    statuses: StatusFold = field(init=False)
+    status: StatusEvent | None = None
+    terminal_offset: int = -1
+    large: LargeOutput | None = None
+    """The output, when it is left out of the terminal event."""
+    record: bytes | None = None
+    """The outcome's record until it was copied for the file."""
+    written: tuple[int, int, int] = (-1, 0, 0)
+    """(epoch, attempt, characters) of the text that was copied for the file."""
+    kept_bytes: int = ENTRY_BYTES
+    """What it takes of the room for ended requests."""
+    counted: tuple[str, str, int] | None = None
+    """As what the census counts it."""
+    listed: bool = False
+    """Whether the census has it under its conversation."""
+    preview: ResultEvent | None = None
+    """The newest preview, until the outcome is there."""
+    former_partition: int | None = None
+    """Where its events were expected, before the topic got more partitions."""
+
+    def __post_init__(self) -> None:
+        self.fold = ResultFold(request_id=self.request_id, tenant=self.tenant)
+        self.statuses = StatusFold(self.request_id, self.tenant)
+
+    @property
+    def key(self) -> Key:
+        return (self.tenant, self.request_id)
+
+    @property
+    def terminal(self) -> ResultEvent | None:
+        return self.fold.terminal
+
+    @property
+    def done(self) -> bool:
+        return self.fold.terminal is not None
+
+    @property
+    def blanked(self) -> bool:
+        """Whether all that was said in it is gone; an erased one whose outcome is still to be read is not yet."""
+        return self.content == BLANKED
+
+    @property
+    def status_name(self) -> str:
+        if self.fold.terminal is not None:
+            return self.fold.terminal.status or "failed"
+        return "accepted" if self.status is None else self.status.status
+
+    def counts(self, origin: Origin | None) -> bool:
+        """Whether a record there says what the request is: of several with its id, the first one that is heard of.
+
+        The order of one log is before that: another gateway's record may stand before one that was delivered here.
+        """
+        known = self.origin
+        if known is None or origin is None or same_origin(known, origin):
+            return True
+        return (known.topic, known.partition) == (origin.topic, origin.partition) and origin.offset < known.offset
+
+    def on_request(self, request: InferenceRequest, origin: Origin | None) -> None:
+        """The request was seen on its topic (or accepted here, `origin` still unknown)."""
+        if not self.counts(origin):
+            return
+        if self.origin is not None and origin is not None and origin.offset != self.origin.offset:
+            event = self.terminal or self.status
+            self.model = None if event is None else event.model
+        self.task, self.priority, self.pool = request.task, request.priority, request.pool
+        self.model = self.model or request.model
+        self.conversation_id, self.stream = request.conversation_id, request.stream
+        self.kept_bytes += metadata_bytes(request.metadata) - metadata_bytes(self.metadata)
+        self.metadata = request.metadata
+        # Only an Idempotency-Key ever asks for the content, and only its requests have ids of version 5.
+        self.content = content_hash(request) if is_derived_id(request.request_id) else NOT_HASHED
+        self.accepted_ms = self.accepted_ms or (origin.append_time_ms if origin else request.created_at)
+        if origin is not None:
+            self.origin = origin
+            self.accepted_ms = origin.append_time_ms
+
+    def on_result(self, event: ResultEvent, offset: int, large: LargeOutput | None = None) -> FoldStep:
+        """Take an event of the result topic; `large` is its output, if that is left out of it."""
+        step = self.fold.apply(event, offset)
+        if self.fold.terminal is event:
+            self.terminal_offset, self.large = offset, large
+            self.task = self.task or event.task
+            self.model = event.model or self.model
+            self.origin = self.origin or event.origin
+            self.preview = None
+        elif isinstance(step, Previewed):
+            self.preview = event
+        return step
+
+    def on_partition(self, partition: int) -> None:
+        """Its events stand on this partition of the result topic."""
+        if partition != self.partition:
+            self.former_partition, self.partition = self.partition, partition
+
+    def forget_text(self) -> None:
+        """The outcome is told and holds the text: the pieces are not needed any more."""
+        fold = self.fold
+        if fold.terminal is not None and fold.terminal.output_artifact is None:
+            fold.restore(
+                origin=fold.origin, epoch=fold.epoch, attempt=fold.attempt, text="", token_count=fold.token_count
+            )
+
+    def text_to_write(self) -> tuple[int, str | None]:
+        """(the character from which on the file's text is replaced, by what); None: the file holds it as it is.
+
+        Text is kept until the outcome, unless that only refers to its output.
+        """
+        fold = self.fold
+        epoch, attempt, length = self.written
+        if fold.terminal is not None and fold.terminal.output_artifact is None:
+            self.written = (fold.epoch, fold.attempt, 0)
+            return 0, "" if length else None
+        self.written = (fold.epoch, fold.attempt, fold.text_length)
+        if (epoch, attempt) != (fold.epoch, fold.attempt):
+            return 0, fold.text if length or fold.text_length else None
+        return length, fold.text[length:] if fold.text_length > length else None
+
+
+def metadata_bytes(metadata: Mapping[str, str]) -> int:
+    """About the memory that it takes decoded."""
+    return sum(sys.getsizeof(name) + sys.getsizeof(text) for name, text in metadata.items())

@@ -1,0 +1,116 @@
+"""Which topics and partitions there are: looked for now and then, and what is new is read, what is gone forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from penstock.gateway.threads import Threads
+from penstock.gateway.view.topics_read import UnknownTopics, discover, partitions_of
+from penstock.gateway.view.view import View
+from penstock.producers import admin
+from penstock.producers.reader import PartitionReader
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.topics import TP
+
+logger = logging.getLogger(__name__)
+
+
+class TopicWatch:
+    """On the event loop. `begin` comes first; the view's offsets say which partitions are read."""
+
+    def __init__(self, settings: KafkaSettings, view: View, threads: Threads) -> None:
+        self._settings = settings
+        self._view = view
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+        self._reader: PartitionReader | None = None
+        self._topics: dict[str, int] = {}
+        """The topics that are read, with their partitions."""
+        self._unknown = UnknownTopics()
+        self.unread: str | None = None
+        """A partition that is there and not read yet."""
+        self._looked_at = 0.0
+        self._looking: asyncio.Task[None] | None = None
+
+    async def discover(self) -> dict[str, int]:
+        """All topics that a view reads, with their partitions. Raises BrokerUnavailable."""
+        return await self._threads.metadata.run(discover, self._settings, self._tell_conversations)
+
+    def begin(self, topics: dict[str, int], reader: PartitionReader) -> None:
+        """These topics are read from now on, by this reader."""
+        self._reader = reader
+        self._topics = topics
+        self._looked_at = time.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        """How long ago it was looked."""
+        return time.monotonic() - self._looked_at
+
+    def knows(self, topic: str) -> bool:
+        return topic in self._topics
+
+    async def look_for(self, topic: str) -> bool:
+        """Whether a topic is there that was not known; what is not there is remembered for a moment.
+
+        Raises BrokerUnavailable.
+        """
+        if topic in self._unknown:
+            return False
+        await self.look()
+        if topic not in self._topics:
+            self._unknown.add(topic)
+        return topic in self._topics
+
+    async def look(self) -> None:
+        """Look which topics and partitions there are, and read what is new. Who asks meanwhile shares one look."""
+        if self._looking is None or self._looking.done():
+            self._looking = self._loop.create_task(self._read_what_is_there())
+        await asyncio.shield(self._looking)
+
+    def _tell_conversations(self, listed: list[tuple[str, str]]) -> None:
+        """Which conversations there are, from the thread that looked."""
+        self._loop.call_soon_threadsafe(self._view.tenants.on_conversations, listed, time.time())
+
+    async def _read_what_is_there(self) -> None:
+        topics = await self.discover()
+        self._looked_at = time.monotonic()
+        there = set(partitions_of(topics))
+        known = set(self._view.offsets())
+        if new := sorted(there - known):
+            # Until it is read this gateway is not whole, and says so.
+            self.unread = f"{new[0][0]}/{new[0][1]}"
+            await self._read_as_well(new)
+        self.unread = None
+        if gone := known - there:
+            self._forget(gone)
+        self._topics = topics
+        self._view.result_partitions(topics[self._settings.names.result])
+
+    async def _read_as_well(self, partitions: Sequence[TP]) -> None:
+        """New pools' topics, and partitions that were added to topics: from their first record."""
+        reader = self._reader
+        if reader is None:
+            return
+        begin = await self._threads.metadata.run(admin.begin_offsets, self._settings, partitions)
+        for tp, offset in begin.items():
+            self._view.offsets().setdefault(tp, offset)
+        reader.add_partitions(begin)
+        logger.info("follower.partitions_added count=%d first=%s/%d", len(begin), *partitions[0])
+
+    def _forget(self, gone: set[TP]) -> None:
+        """Partitions of a pool that was taken away: their ends cannot be asked for any more."""
+        reader = self._reader
+        if reader is None:
+            return
+
+        def drop() -> None:
+            for tp in gone:
+                reader.drop(tp)
+
+        reader.call(drop)
+        self._view.forget_partitions(gone)
+        logger.info("follower.partitions_gone count=%d", len(gone))
