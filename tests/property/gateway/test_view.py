@@ -297,7 +297,7 @@ class ViewMachine(RuleBasedStateMachine):
         self.clock.ms += ms
         before = self.clock.ms - HORIZON_MS
         self.store.prune(before)
-        self.view.prune(before)
+        self.view.known.prune(before)
         for reading in (self.reading, self.flushed):
             for key, expected in reading.expected.items():
                 if expected.heard_ms is not None and expected.heard_ms < before:
@@ -308,7 +308,7 @@ class ViewMachine(RuleBasedStateMachine):
     @invariant()
     def tenants_have_under_way_what_is_live(self) -> None:
         """The counters of limits never drift from what they count, over restarts, repeats and pruning too."""
-        live = [entry.tenant for entry in self.view.live_entries()]
+        live = [entry.tenant for entry in self.view.known.live()]
         counted = {tenant: work.outstanding for tenant, work in self.view.tenants.known().items() if work.outstanding}
         assert counted == {tenant: live.count(tenant) for tenant in set(live)}
 
@@ -332,7 +332,7 @@ class ViewMachine(RuleBasedStateMachine):
             return
         assert found is not None, "an entry was lost"
         assert found.key == key
-        live = key in {entry.key for entry in self.view.live_entries()}
+        live = key in {entry.key for entry in self.view.known.live()}
         assert live == (fold.terminal is None)
         assert (found.terminal, found.terminal_offset) == (fold.terminal, expected.terminal_offset)
         if fold.terminal is None:

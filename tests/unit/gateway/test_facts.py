@@ -33,7 +33,7 @@ def test_the_memory_of_workers_that_stopped_is_not_counted(view: View) -> None:
     """Their last word stands on the topic for a day; the device is the next worker's."""
     follower: Any = None
     facts = Facts(view, follower, Hub())
-    view.workers = {
+    view.fleet.workers = {
         name: worker(name, state) for name, state in (("a", "running"), ("b", "stopped"), ("c", "stopping"))
     }
     assert facts.gauges().device_memory[("cuda:0", "limit")] == 200

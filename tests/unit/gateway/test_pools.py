@@ -46,7 +46,7 @@ def test_a_models_pool(name: str, pool: str | None) -> None:
 def view(tmp_path: Path) -> Iterator[View]:
     store = Store(tmp_path / "view.sqlite", "cluster")
     view = View(store, Hub(), TopicNames(), 4)
-    view.models = {(model.model, model.pool or ""): model for model in MODELS}
+    view.fleet.models = {(model.model, model.pool or ""): model for model in MODELS}
     yield view
     store.close()
 

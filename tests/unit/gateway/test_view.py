@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.gateway.view import fleet
 from penstock.gateway.view import store as store_module
 from penstock.gateway.view import unwritten as unwritten_module
 from penstock.gateway.view import view as view_module
@@ -282,12 +283,12 @@ def test_tenants_with_the_same_id(gateway: Gateway) -> None:
 
 def test_how_many_wait(gateway: Gateway) -> None:
     nothing = dict.fromkeys(CLASSES, 0)
-    assert gateway.view.queue_depths(0) == (nothing, nothing)
+    assert gateway.view.census.queue_depths(0) == (nothing, nothing)
     for priority, request_id in ((1, "h"), (5, "m1"), (5, "m2"), (9, "l"), (5, "r"), (5, "done")):
         gateway.read(REQUESTS, replace(REQUEST, request_id=request_id, priority=priority))
     gateway.read(STATUSES, RUNNING, replace(RUNNING, request_id="m1", status="queued", rank=10))
     gateway.read(RESULTS, replace(TERMINAL, request_id="done"))
-    depths, ages = gateway.view.queue_depths(4_500)
+    depths, ages = gateway.view.census.queue_depths(4_500)
     assert depths == {"high": 1, "medium": 2, "low": 1}
     assert ages == {"high": 3.5, "medium": 3.5, "low": 3.5}
 
@@ -335,7 +336,7 @@ def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gatew
         assert view.census.of_conversation("default", "theirs") == [entry]
         assert view.census.of_conversation("default", "ours") == []
     assert types(client) == [StatusFrame]
-    assert gateway.view.queue_depths(1_000) == other.view.queue_depths(1_000)
+    assert gateway.view.census.queue_depths(1_000) == other.view.census.queue_depths(1_000)
     other.store.close()
 
 
@@ -369,8 +370,8 @@ def test_ended_requests_are_kept_by_their_bytes(gateway: Gateway) -> None:
     for number in range(64):
         event = replace(TERMINAL, request_id=f"e{number}", task="embedding", text_generation=None, embedding=vector)
         gateway.read(RESULTS, event, replace(TERMINAL, request_id=f"t{number}"))
-        assert gateway.view.recent_bytes <= 1_000_000
-    assert gateway.view.recent_bytes > 900_000
+        assert gateway.view.known.recent_bytes <= 1_000_000
+    assert gateway.view.known.recent_bytes > 900_000
     gateway.flush()
     for name in ("e0", "e63"):
         entry = gateway.found(("default", name))
@@ -386,8 +387,8 @@ def test_small_vectors_count_as_what_they_take(gateway: Gateway, monkeypatch: py
     for number in range(10):
         event = replace(TERMINAL, request_id=f"e{number}", task="embedding", text_generation=None, embedding=vector)
         gateway.read(RESULTS, event)
-    assert gateway.view.recent_bytes > 10 * 32 * 1024
-    assert gateway.view.is_full
+    assert gateway.view.known.recent_bytes > 10 * 32 * 1024
+    assert gateway.view.known.unwritten.is_full
     counted = gateway.found(("default", "e0")).kept_bytes
     gateway.flush()
     gateway.restart()
@@ -406,7 +407,7 @@ def test_metadata_counts_whichever_is_read_first_and_is_taken_off_again(gateway:
         gateway.view.apply([replace(message, offset=number, timestamp_ms=origin.append_time_ms)])
     assert gateway.found(("default", "e39")).kept_bytes > 9_000
     counted = gateway.found(("default", "e39")).kept_bytes
-    assert 80_000 < gateway.view.recent_bytes <= 100_000
+    assert 80_000 < gateway.view.known.recent_bytes <= 100_000
     gateway.flush()
     gateway.restart()
     assert gateway.found(("default", "e39")).kept_bytes == counted, "the same when it is read from the disk again"
@@ -416,20 +417,20 @@ def test_a_batch_of_large_outcomes_is_due_before_it_has_many_entries(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unwritten_module, "HAND_OVER_BYTES", 10_000)
-    gateway.view.catching_up(True)
+    gateway.view.known.unwritten.catching_up = True
     gateway.read(RESULTS, replace(TERMINAL, request_id="small"))
-    assert not gateway.view.is_due
+    assert not gateway.view.known.unwritten.is_due
     gateway.read(RESULTS, *(replace(TERMINAL, request_id=f"{n}", metadata={"x": "y" * 4_000}) for n in range(3)))
-    assert gateway.view.is_due
+    assert gateway.view.known.unwritten.is_due
 
 
 def test_memory_of_unwritten_outcomes_is_bounded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unwritten_module, "MAX_BYTES", 10_000)
-    assert not gateway.view.is_full
+    assert not gateway.view.known.unwritten.is_full
     gateway.read(RESULTS, *(replace(TERMINAL, request_id=f"{n}", metadata={"x": "y" * 4_000}) for n in range(3)))
-    assert gateway.view.is_full
+    assert gateway.view.known.unwritten.is_full
     gateway.flush()
-    assert not gateway.view.is_full
+    assert not gateway.view.known.unwritten.is_full
 
 
 def test_text_is_written_once(gateway: Gateway) -> None:
@@ -578,25 +579,25 @@ def test_models_and_workers_come_and_go(gateway: Gateway, monkeypatch: pytest.Mo
     models, workers = (NAMES.model, 0), (NAMES.worker, 0)
     model = ModelInfo(model="m", tasks=[], engine="noop", state="ready", updated_at=1, worker_id="w")
     gateway.read(models, model, replace(model, pool="p"), replace(model, model="n"), replace(model, state="loading"))
-    assert {key: found.state for key, found in gateway.view.models.items()} == {
+    assert {key: found.state for key, found in gateway.view.fleet.models.items()} == {
         ("m", ""): "loading",
         ("m", "p"): "ready",
         ("n", ""): "ready",
     }
     gateway.read(models, None, key=b"m")
-    assert set(gateway.view.models) == {("m", "p"), ("n", "")}
+    assert set(gateway.view.fleet.models) == {("m", "p"), ("n", "")}
     gateway.read(models, None, key=b"m@p")
-    assert set(gateway.view.models) == {("n", "")}
+    assert set(gateway.view.fleet.models) == {("n", "")}
     worker = WorkerState(worker_id="w", state="ready", started_at=1, updated_at=40_000)
     gateway.read(workers, worker, replace(worker, worker_id="x"), replace(worker, worker_id="y", updated_at=90_000))
     gateway.read(workers, None, key=b"x")
     gateway.read(workers, None, key=b"unknown")
-    assert set(gateway.view.workers) == {"w", "y"}
-    monkeypatch.setattr(view_module.time, "time", lambda: 100.0)
-    gateway.view.forget_stale_workers(60)
-    assert set(gateway.view.workers) == {"w", "y"}
-    gateway.view.forget_stale_workers(59)
-    assert set(gateway.view.workers) == {"y"}
+    assert set(gateway.view.fleet.workers) == {"w", "y"}
+    monkeypatch.setattr(fleet.time, "time", lambda: 100.0)
+    gateway.view.fleet.forget_stale_workers(60)
+    assert set(gateway.view.fleet.workers) == {"w", "y"}
+    gateway.view.fleet.forget_stale_workers(59)
+    assert set(gateway.view.fleet.workers) == {"y"}
 
 
 # -- the file
@@ -623,7 +624,7 @@ def test_what_was_flushed_outlives_the_process(gateway: Gateway) -> None:
 
 def test_offsets_are_written_without_any_row(gateway: Gateway) -> None:
     gateway.read(RESULTS, b"poison")
-    assert gateway.view.backlog == 0
+    assert len(gateway.view.known.unwritten) == 0
     gateway.flush()
     assert gateway.store.offsets() == {RESULTS: 1}
 
@@ -633,7 +634,7 @@ def test_nothing_new_is_not_written(gateway: Gateway) -> None:
     gateway.flush()
     gateway.stop_writing()
     assert gateway.view.flush()
-    assert gateway.view.backlog == 0
+    assert len(gateway.view.known.unwritten) == 0
     gateway.flush()  # whoever asks with an event is told, though there is nothing to write
     assert gateway.store.failure is None
 
@@ -669,10 +670,10 @@ def test_a_writer_that_is_behind_loses_nothing(gateway: Gateway) -> None:
         assert gateway.view.flush()
     gateway.read(RESULTS, replace(CHUNK, request_id="late"))
     assert not gateway.view.flush()
-    assert gateway.view.backlog == 1
+    assert len(gateway.view.known.unwritten) == 1
     gateway.go_on_writing()
     wait_until(gateway.view.flush, describe="the writer has caught up")
-    assert gateway.view.backlog == 0
+    assert len(gateway.view.known.unwritten) == 0
     gateway.flush()
     gateway.restart()
     assert gateway.view.live_count == MAX_WAITING + 2
@@ -688,9 +689,9 @@ def test_prune_forgets_what_is_silent(gateway: Gateway, monkeypatch: pytest.Monk
     gateway.flush()
     assert gateway.view.flush()
     assert gateway.store.prune(20_000) == 1
-    gateway.view.prune(20_000)
+    gateway.view.known.prune(20_000)
     assert gateway.view.find(("default", "silent")) is None
-    assert [entry.key for entry in gateway.view.live_entries()] == [KEY]
+    assert [entry.key for entry in gateway.view.known.live()] == [KEY]
     assert gateway.found().fold.text == "sec"
     gateway.restart()
     assert gateway.view.find(("default", "silent")) is None
@@ -706,7 +707,7 @@ def test_a_gateway_that_was_away_for_long_keeps_what_is_live(gateway: Gateway, m
     now_ms = 10_000_000
     gateway.restart()
     assert gateway.store.prune(9_000_000) == 0
-    gateway.view.prune(9_000_000)
+    gateway.view.known.prune(9_000_000)
     gateway.read(RESULTS, replace(CHUNK, text="ret", text_offset=3))
     gateway.flush()
     gateway.restart()

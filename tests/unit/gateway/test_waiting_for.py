@@ -129,8 +129,8 @@ def test_without_a_worker_lists_and_first_frames_say_so_too(view: View) -> None:
         updated_at=now_ms(),
         models=[ModelState(model="a", state="ready")],
     )
-    view.workers["w"] = live
-    view.models[("a", "w")] = ModelInfo(
+    view.fleet.workers["w"] = live
+    view.fleet.models[("a", "w")] = ModelInfo(
         model="a", tasks=["text_generation"], engine="noop", state="ready", updated_at=1, worker_id="w"
     )
     assert told() == (None, None)

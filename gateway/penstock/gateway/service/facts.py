@@ -50,7 +50,7 @@ class Facts:
     def models(self) -> list[ModelInfo]:
         """The models that workers told of within a day: of one that left its configuration nobody tells any more."""
         since_ms = now_ms() - HORIZON_MS
-        return [model for model in self._view.models.values() if model.updated_at >= since_ms]
+        return [model for model in self._view.fleet.models.values() if model.updated_at >= since_ms]
 
     def routed(self, request: InferenceRequest) -> InferenceRequest:
         """The request with the pool it goes to: its own, else its conversation's, else that of the model it names.
@@ -63,7 +63,7 @@ class Facts:
         if home is _ANYWHERE:
             if request.pool is not None or request.model is None:
                 return request
-            pool = pool_of(self._view.models.values(), request.task, request.model)
+            pool = pool_of(self._view.fleet.models.values(), request.task, request.model)
             return request if pool is None else replace(request, pool=pool)
         if request.pool is not None and request.pool != home:
             where = f"the pool {home}" if home is not None else "the common pool"
@@ -75,12 +75,12 @@ class Facts:
 
     def liveness(self) -> Liveness:
         """Which models no live worker moves, as of now."""
-        return judge(self._view.workers.values(), self.models(), now_ms(), self._worker_late_ms)
+        return judge(self._view.fleet.workers.values(), self.models(), now_ms(), self._worker_late_ms)
 
     def live_workers(self) -> list[WorkerState]:
         """The workers that have not gone, and not fallen silent."""
         since_ms = now_ms() - self._worker_late_ms
-        return [one for one in self._view.workers.values() if one.state != STOPPED and one.updated_at >= since_ms]
+        return [one for one in self._view.fleet.workers.values() if one.state != STOPPED and one.updated_at >= since_ms]
 
     def public_models(self) -> list[dict[str, Any]]:
         """The models as all callers see them."""
@@ -109,7 +109,7 @@ class Facts:
         at_ms = now_ms()
         workers = [
             worker
-            for worker in self._view.workers.values()
+            for worker in self._view.fleet.workers.values()
             if worker.state == SERVING and at_ms - worker.updated_at <= self._worker_late_ms
         ]
         found = plan(request, self.models(), workers, self._run_times.run_ms, at_ms)
@@ -130,9 +130,9 @@ class Facts:
         }
 
     def gauges(self) -> Gauges:
-        depths, ages = self._view.queue_depths(now_ms())
+        depths, ages = self._view.census.queue_depths(now_ms())
         memory: dict[tuple[str, str], int] = {}
-        for worker in self._view.workers.values():
+        for worker in self._view.fleet.workers.values():
             if worker.state == STOPPED:
                 continue  # its last word; its devices are others' now
             for device in worker.devices:
@@ -166,7 +166,7 @@ class Facts:
 
     def devices(self) -> list[dict[str, Any]]:
         """Each device of each worker, as its last report has it, in bytes; null is what it does not tell."""
-        workers = sorted(self._view.workers.values(), key=lambda state: state.worker_id)
+        workers = sorted(self._view.fleet.workers.values(), key=lambda state: state.worker_id)
         return [
             {
                 "worker_id": worker.worker_id,
@@ -183,8 +183,8 @@ class Facts:
     def stats(self) -> dict[str, Any]:
         """What operators look at first, of all tenants. Rates are means over the last minute."""
         at_ms = now_ms()
-        depths, ages = self._view.queue_depths(at_ms)
-        workers = sorted(self._view.workers.values(), key=lambda state: state.worker_id)
+        depths, ages = self._view.census.queue_depths(at_ms)
+        workers = sorted(self._view.fleet.workers.values(), key=lambda state: state.worker_id)
         return {
             "object": "stats",
             "queues": {name: {"depth": depths[name], "oldest_age_s": round(ages[name], 3)} for name in depths},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from penstock.gateway.view.frames import (
@@ -21,6 +22,7 @@ from penstock.schemas.cursor import Cursor, encode_cursor
 from penstock.schemas.errors import InvalidCursor
 from penstock.schemas.fold import IGNORED, Chunk, FoldStep, Previewed
 from penstock.schemas.records import StatusEvent
+from penstock.schemas.topics import partition_for
 
 
 class Entry(RequestState):
@@ -31,6 +33,14 @@ class Entry(RequestState):
     def to_json(self, *, whole: bool = False) -> dict[str, Any]:
         """As `request_json`."""
         return request_json(self, whole=whole)
+
+    @property
+    def subjects(self) -> list[Hashable]:
+        """Who follows one of these hears of it; of its outcome also who waits for that alone."""
+        subjects: list[Hashable] = [("request", self.tenant, self.request_id)]
+        if self.conversation_id is not None:
+            subjects.append(("conversation", self.tenant, self.conversation_id))
+        return subjects
 
     # -- frames
 
@@ -117,7 +127,10 @@ class Entry(RequestState):
 
     def check_cursor(self, after: Cursor | None) -> None:
         """Raises InvalidCursor for one that was given out for another request."""
-        if after is not None and after.partition not in (self.partition, self.former_partition):
+        if after is None or after.partition in (self.place, self.former_partition):
+            return
+        # Another gateway may have given it out before any event came, and before the topic got more partitions.
+        if not self.partitions or after.partition != partition_for(self.request_id.encode(), self.partitions):
             raise InvalidCursor("this cursor is of another request", param="after")
 
     def is_behind(self, after: Cursor) -> bool:
@@ -134,7 +147,7 @@ class Entry(RequestState):
             at = self.terminal_offset - 1  # the outcome itself is still to be told
         return encode_cursor(
             Cursor(
-                partition=self.partition,
+                partition=self.place,
                 offset=at,
                 epoch=fold.epoch,
                 attempt=fold.attempt,

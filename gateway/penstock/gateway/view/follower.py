@@ -108,7 +108,7 @@ class Follower:
         )
         self._reader = self._reading.reader
         await asyncio.to_thread(self._reader.start)
-        self._view.catching_up(True)
+        self._view.known.unwritten.catching_up = True
         self._watch.begin(topics, self._reader)
         self._begin = dict(begin)
         self._view.offsets().update(begin)
@@ -139,9 +139,9 @@ class Follower:
             batch = await self._queue.get()
             for piece in folds(batch):
                 await self._fold(piece)
-                if self._view.is_due:
+                if self._view.known.unwritten.is_due:
                     self._view.flush()
-                while self._view.is_full and not self._view.flush():
+                while self._view.known.unwritten.is_full and not self._view.flush():
                     await asyncio.sleep(0.02)  # the disk is behind: read no further until it has caught up
                 # Batches that wait already would come without a pause, and readers' queues would run over.
                 await asyncio.sleep(0)
@@ -181,8 +181,8 @@ class Follower:
                     next_prune = time.monotonic() + 600
                     before = now_ms() - 2 * self._horizon_ms
                     await asyncio.to_thread(self._store.prune, before)
-                    self._view.prune(before)
-                self._view.forget_stale_workers(60)
+                    self._view.known.prune(before)
+                self._view.fleet.forget_stale_workers(60)
             except PenstockError as error:
                 self._broker_lost = True
                 logger.warning("follower.rediscover_failed error=%s", error.code)
@@ -196,7 +196,7 @@ class Follower:
                 # One large batch more, copied before anybody is served.
                 while not self._view.flush() and self._store.failure is None:
                     await asyncio.sleep(0.02)
-                self._view.catching_up(False)
+                self._view.known.unwritten.catching_up = False
                 self._caught_up = True
                 if self._reading is not None:
                     self._reading.finish()
@@ -235,7 +235,7 @@ class Follower:
         """Why nothing is read now, so that what this view says may be old; None when it is not so."""
         if self._failed is not None:
             return self._failed
-        if self._store.failure is not None and self._view.is_full:
+        if self._store.failure is not None and self._view.known.unwritten.is_full:
             return f"the view cannot be written ({self._store.failure})"
         return None
 

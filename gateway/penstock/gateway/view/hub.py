@@ -106,6 +106,11 @@ class Hub:
             for frame in frames:
                 client.push(frame)
 
+    @property
+    def has_readers(self) -> bool:
+        """Whether anybody listens to anything."""
+        return bool(self._clients)
+
     def listens(self, subject: Subject) -> bool:
         """Whether anybody would get a frame of this subject."""
         return subject in self._clients

@@ -71,6 +71,8 @@ class OutcomeReader:
 def held_bytes(event: ResultEvent, large: LargeOutput | None, record_bytes: int) -> int:
     """About the memory that a decoded outcome takes, with the record that its large output keeps."""
     output: dict[str, Any] = event.output or {}
+    if len(output) == 1 and "text" in output:  # most of all
+        return record_bytes + sys.getsizeof(output["text"])
     vectors: list[list[float]] = output.get("embeddings") or []
     text = sys.getsizeof(output.get("text") or "")
     if vectors:

@@ -11,23 +11,30 @@ from penstock.schemas.fold import FoldStep, Previewed, ResultFold, StatusFold, s
 from penstock.schemas.ids import is_derived_id
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
 from penstock.schemas.requests import content_hash
+from penstock.schemas.topics import partition_for
 
 Key = tuple[str, str]
 """(tenant, request_id)"""
 
 ENTRY_BYTES = 4_096
 """What an entry takes at least, beside what its outcome takes."""
+NOT_KNOWN = -1
 NOT_HASHED = "-"
 BLANKED = "erased"
 
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """Folds and facts of one request. `partition` is that of its events on the result topic."""
+    """Folds and facts of one request.
+
+    `partition` is that of its events on the result topic, NOT_KNOWN until one was read or `place` was asked for;
+    `partitions` says how many that topic had when the request was first heard of, 0 if that is not known.
+    """
 
     tenant: str
     request_id: str
     partition: int
+    partitions: int = 0
     task: str = ""
     priority: int = 5
     model: str | None = None
@@ -71,6 +78,13 @@ class RequestState:
         return (self.tenant, self.request_id)
 
     @property
+    def place(self) -> int:
+        """The partition of its events on the result topic: where they are, or where they are expected."""
+        if self.partition == NOT_KNOWN:
+            self.partition = partition_for(self.request_id.encode(), self.partitions)
+        return self.partition
+
+    @property
     def terminal(self) -> ResultEvent | None:
         return self.fold.terminal
 
@@ -109,8 +123,9 @@ class RequestState:
         self.task, self.priority, self.pool = request.task, request.priority, request.pool
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream
-        self.kept_bytes += metadata_bytes(request.metadata) - metadata_bytes(self.metadata)
-        self.metadata = request.metadata
+        if request.metadata or self.metadata:
+            self.kept_bytes += metadata_bytes(request.metadata) - metadata_bytes(self.metadata)
+            self.metadata = request.metadata
         # Only an Idempotency-Key ever asks for the content, and only its requests have ids of version 5.
         self.content = content_hash(request) if is_derived_id(request.request_id) else NOT_HASHED
         self.accepted_ms = self.accepted_ms or (origin.append_time_ms if origin else request.created_at)
@@ -133,13 +148,16 @@ class RequestState:
 
     def on_partition(self, partition: int) -> None:
         """Its events stand on this partition of the result topic."""
-        if partition != self.partition:
-            self.former_partition, self.partition = self.partition, partition
+        if partition == self.partition:
+            return
+        if self.partition != NOT_KNOWN:
+            self.former_partition = self.partition
+        self.partition = partition
 
     def forget_text(self) -> None:
         """The outcome is told and holds the text: the pieces are not needed any more."""
         fold = self.fold
-        if fold.terminal is not None and fold.terminal.output_artifact is None:
+        if fold.text_length and fold.terminal is not None and fold.terminal.output_artifact is None:
             fold.restore(
                 origin=fold.origin, epoch=fold.epoch, attempt=fold.attempt, text="", token_count=fold.token_count
             )

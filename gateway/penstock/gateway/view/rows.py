@@ -70,7 +70,7 @@ def snapshot(entry: Entry) -> Snapshot:
             entry.metadata,
             entry.content,
         ),
-        entry.partition,
+        entry.place,
         entry.origin,
         entry.status,
         fold.origin,

@@ -7,43 +7,33 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from penstock.gateway.limits.rates import Rate
 from penstock.gateway.limits.tenants import Tenants
-from penstock.gateway.view.census import Census
+from penstock.gateway.view.conversation_pools import ConversationPools
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.hub import Hub, Subject
+from penstock.gateway.view.fleet import Fleet
+from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.known_requests import KnownRequests
 from penstock.gateway.view.outputs import OutcomeReader, held_bytes
-from penstock.gateway.view.request_state import BLANKED, Key
+from penstock.gateway.view.positions import Positions
+from penstock.gateway.view.request_records import origin_of, read_request
+from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
 from penstock.gateway.view.store import TP, Store
-from penstock.gateway.view.unwritten import Recent, Unwritten
 from penstock.producers.clock import now_ms
 from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, default_codec
-from penstock.schemas.desired import model_key
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.fold import IGNORED
-from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id, is_derived_id
-from penstock.schemas.records import (
-    ControlCommand,
-    InferenceRequest,
-    ModelInfo,
-    Origin,
-    ResultEvent,
-    StatusEvent,
-    WorkerState,
-)
-from penstock.schemas.requests import parse_request_bytes
-from penstock.schemas.topics import HEADER_ORIGIN, TopicNames, partition_for
+from penstock.schemas.ids import is_derived_id
+from penstock.schemas.records import ControlCommand, InferenceRequest, Origin, ResultEvent, StatusEvent
+from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
 
 RECENT_BYTES = 64 * 2**20
-CONVERSATION_POOLS = 100_000
-"""Conversations of pools other than the common one that are remembered here while nothing of them is under way."""
 """Memory for ended requests, so that their last readers need no disk."""
 
 
@@ -79,80 +69,54 @@ class View:
         self._on_status = on_status
         self._codec = codec or default_codec()
         self._blocking = blocking or self._codec
+        self.fleet = Fleet(self._codec)
         self._read_outcome = OutcomeReader(self._codec, self._blocking)
         self._status_head = self._codec.head(StatusEvent, "request_id", "tenant", "done")
         self._handlers: dict[str, Callable[[RawMessage], None]] = {
             names.result: self._result,
             names.status: self._status,
             names.control: self._control,
-            names.model: self._model,
-            names.worker: self._worker,
+            names.model: self.fleet.on_model,
+            names.worker: self.fleet.on_worker,
         }
         self._now_ms = now_ms()
-        # What happened to them meanwhile is yet to be read: their silence begins now.
-        self._live: dict[Key, Entry] = {entry.key: entry for entry in store.live(self._now_ms)}
-        self._recent = Recent(recent_bytes)
-        self._unwritten = Unwritten(store)
-        self._own: dict[TP, set[int]] = {}
-        """Offsets of requests that this gateway put there itself and that are still to be read."""
+        self.known = KnownRequests(store, self.tenants, recent_bytes, self._now_ms)
+        self.census = self.known.census
+        self._positions = Positions()
         self._counts_since_ms = counts_since_ms
-        self._offsets: dict[TP, int] = {}
-        self._moved: set[TP] = set()
-        self.models: dict[tuple[str, str], ModelInfo] = {}
-        self._pools: dict[tuple[str, str], str] = {}
-        self.workers: dict[str, WorkerState] = {}
         self.outcomes: dict[str, int] = {}
         self.arrivals, self.endings = Rate(), Rate()
-        self.census = Census()
-        for entry in self._live.values():
-            entry.updated_ms = self._now_ms
-            self.census.count(entry)
-            self.tenants.began(entry.tenant)
+        self._pools = ConversationPools(self.census)
 
     # -- looking up
 
     @property
     def live_count(self) -> int:
-        return len(self._live)
-
-    @property
-    def recent_bytes(self) -> int:
-        """What the ended requests in memory take, about."""
-        return self._recent.size_bytes
+        return self.known.live_count
 
     def find(self, key: Key) -> Entry | None:
         """The entry in memory or on disk."""
-        return self.in_memory(key) or self._store.get(key)
+        return self.known.find(key)
 
     def in_memory(self, key: Key) -> Entry | None:
         """The entry, if it is live, ended lately, or not written yet."""
-        return self._live.get(key) or self._recent.get(key) or self._unwritten.get(key)
+        return self.known.in_memory(key)
 
     def page(self, tenant: str, **options: Any) -> list[Entry] | None:
         """A page of what is written, as `Store.page` has it. Blocks; for a thread."""
         return self._store.page(tenant, **options)
 
-    def entry(self, key: Key, partition: int | None = None) -> Entry:
-        """The entry, made when it is new; `partition` is that of its results, if it is known."""
-        return self.find(key) or self._new(key, partition)
-
-    def _new(self, key: Key, partition: int | None = None) -> Entry:
-        if partition is None:
-            partition = partition_for(key[1].encode(), self._partitions)
-        made = self._live[key] = Entry(key[0], key[1], partition)
-        self.tenants.began(made.tenant)
-        return made
+    def pool_of_conversation(self, tenant: str, conversation_id: str, unknown: str) -> str | None:
+        """As `ConversationPools.of`."""
+        return self._pools.of(tenant, conversation_id, unknown)
 
     def result_partitions(self, count: int) -> None:
         """The result topic has so many partitions now."""
         self._partitions = count
 
-    def queue_depths(self, now_ms: int) -> tuple[dict[str, int], dict[str, float]]:
-        """(requests that wait, age in seconds of the oldest) by class."""
-        return self.census.queue_depths(now_ms)
-
-    def live_entries(self) -> Iterable[Entry]:
-        return self._live.values()
+    def entry(self, key: Key, partition: int = NOT_KNOWN) -> Entry:
+        """The entry, made when it is new; `partition` is that of its results, if it is known."""
+        return self.known.find(key) or self.known.begin(key, self._partitions, partition)
 
     # -- events
 
@@ -164,15 +128,14 @@ class View:
         self._now_ms = now_ms()
         key: Key = (request.tenant, request.request_id)
         # An id that this gateway made is known from the topics at most, not from the disk.
-        entry = self.entry(key) if is_derived_id(request.request_id) else self._live.get(key) or self._recent.get(key)
+        entry = self.entry(key) if is_derived_id(request.request_id) else self.known.of_late(key)
         if entry is None:
-            entry = self._new(key)
+            entry = self.known.begin(key, self._partitions)
         if not entry.content:
             self._on_request(entry, request, origin)
             if origin is not None:
                 self.arrivals.count(origin.append_time_ms)
-                if self._offsets.get((origin.topic, origin.partition), 0) <= origin.offset:
-                    self._own.setdefault((origin.topic, origin.partition), set()).add(origin.offset)
+                self._positions.put_here(origin)
         return entry
 
     def apply(self, messages: Sequence[RawMessage]) -> None:
@@ -181,15 +144,14 @@ class View:
         Raises RegistryUnavailable at a record whose schema nobody has asked for: `offsets` says how far it came.
         """
         self._now_ms = now_ms()
+        handlers, positions = self._handlers, self._positions
         for message in messages:
             tp = (message.topic, message.partition)
             try:
-                handler = self._handlers.get(message.topic)
+                handler = handlers.get(message.topic)
                 if handler is not None:
                     handler(message)
-                elif (own := self._own.get(tp)) and message.offset in own:
-                    own.discard(message.offset)
-                else:
+                elif not positions.is_own(tp, message.offset):
                     self._request(message)
             except RegistryUnavailable:
                 raise
@@ -199,8 +161,7 @@ class View:
             except Exception:
                 # One record must not end the view of all others; at a restart it would come again.
                 logger.exception("view.failed topic=%s offset=%d", message.topic, message.offset)
-            self._offsets[tp] = message.offset + 1
-            self._moved.add(tp)
+            positions.passed(tp, message.offset)
 
     def look_up(self, message: RawMessage) -> bool:
         """Ask for the schema of a record that stopped `apply`, for a thread: whether folding can go on."""
@@ -213,27 +174,12 @@ class View:
         return True
 
     def _request(self, message: RawMessage) -> None:
-        if not message.value:
+        request = read_request(message, self._codec)
+        if request is None:
             return
-        if message.value[0] == 0x7B:
-            made_up = derived_request_id(message.topic, message.partition, message.offset, message.timestamp_ms)
-            request = parse_request_bytes(message.value, request_id=made_up, now_ms=message.timestamp_ms)
-        else:
-            request = self._codec.decode(message.value, InferenceRequest)
-            # Workers do not take it under such a name, so nothing would ever end it here.
-            check_request_id(request.request_id)
-            check_tenant(request.tenant)
-        if any(name == HEADER_ORIGIN for name, _ in message.headers):
-            return  # published again where it belongs; its first record was seen
         entry = self.entry((request.tenant, request.request_id))
-        origin = Origin(
-            topic=message.topic,
-            partition=message.partition,
-            offset=message.offset,
-            append_time_ms=message.timestamp_ms,
-        )
         if not entry.erased:
-            self._on_request(entry, request, origin)
+            self._on_request(entry, request, origin_of(message))
             self.arrivals.count(message.timestamp_ms)
 
     def _on_request(self, entry: Entry, request: InferenceRequest, origin: Origin | None) -> None:
@@ -242,8 +188,7 @@ class View:
         if before is not None and before != request.conversation_id and entry.counts(origin):
             self.census.forget(entry)  # it is counted again below, under its own conversation
         entry.on_request(request, origin)
-        if entry.conversation_id is not None and entry.pool is not None:
-            self._note_pool((entry.tenant, entry.conversation_id), entry.pool)
+        self._pools.note(entry)
         if not known:
             self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms)
         self._touch(entry)
@@ -253,24 +198,11 @@ class View:
             if self._hub.listens(conversation):
                 self._hub.publish_except(conversation, ("request", *entry.key), entry.opening(None))
 
-    def _note_pool(self, conversation: tuple[str, str], pool: str) -> None:
-        """A conversation stays in the pool of its first request that names one."""
-        self._pools.setdefault(conversation, pool)
-        if len(self._pools) > CONVERSATION_POOLS:
-            del self._pools[next(iter(self._pools))]
-
-    def pool_of_conversation(self, tenant: str, conversation_id: str, unknown: str) -> str | None:
-        """The pool that its turns go to (None: the common one); `unknown` while it may begin in any."""
-        if (noted := self._pools.get((tenant, conversation_id))) is not None:
-            return noted
-        live = self.census.of_conversation(tenant, conversation_id)
-        return live[0].pool if live else unknown
-
     def _result(self, message: RawMessage) -> None:
         record = message.value or b""
         event, large = self._read_outcome(record)
         entry = self.entry((event.tenant, event.request_id), message.partition)
-        if entry.done or (entry.erased and entry.key not in self._live):
+        if entry.done or (entry.erased and not self.known.is_live(entry.key)):
             return
         entry.on_partition(message.partition)
         fold = entry.fold
@@ -291,12 +223,13 @@ class View:
             self.endings.count(message.timestamp_ms)
             used = 0 if event.usage is None else event.usage.prompt_tokens + event.usage.completion_tokens
             self.tenants.on_outcome(entry.tenant, event.status or "unknown", used, message.timestamp_ms)
-        subjects = self._subjects(entry)
-        if self._hub.listened(subjects):
-            self._hub.publish_once(subjects, entry.frames_of(step))
-        if done:
-            if self._hub.listens(outcome := ("outcome", *entry.key)):
+        if self._hub.has_readers:
+            subjects = entry.subjects
+            if self._hub.listened(subjects):
+                self._hub.publish_once(subjects, entry.frames_of(step))
+            if done and self._hub.listens(outcome := ("outcome", *entry.key)):
                 self._hub.publish(outcome, entry.result_frame())
+        if done:
             entry.forget_text()
             if entry.erased:
                 self._blank(entry)
@@ -315,7 +248,7 @@ class View:
         if entry.erased:
             return
         before = entry.status
-        subjects = self._subjects(entry)
+        subjects = entry.subjects
         frames = entry.on_status(event, listened=self._hub.listened(subjects))
         if entry.status is event:
             self._touch(entry)
@@ -340,93 +273,28 @@ class View:
 
     def _blank(self, entry: Entry) -> None:
         """Blank what the caller said and was told; that there was a request stays known, for 410."""
-        blank = Entry(entry.tenant, entry.request_id, entry.partition)
+        blank = Entry(entry.tenant, entry.request_id, entry.place)
         blank.task, blank.accepted_ms, blank.erased, blank.origin = entry.task, entry.accepted_ms, True, entry.origin
         blank.content = BLANKED
         self._touch(blank)
-        self._end(blank)
-
-    def _model(self, message: RawMessage) -> None:
-        if message.value is None:
-            self.models = {k: m for k, m in self.models.items() if model_key(m.model, m.pool).encode() != message.key}
-            return
-        model = self._codec.decode(message.value, ModelInfo)
-        self.models[(model.model, model.pool or "")] = model
-
-    def _worker(self, message: RawMessage) -> None:
-        if message.value is None:
-            self.workers.pop((message.key or b"").decode(errors="replace"), None)
-            return
-        state = self._codec.decode(message.value, WorkerState)
-        self.workers[state.worker_id] = state
-
-    def _subjects(self, entry: Entry) -> list[Subject]:
-        """Who follows one of these hears of the entry; of its outcome also who waits for that alone."""
-        subjects: list[Subject] = [("request", *entry.key)]
-        if entry.conversation_id is not None:
-            subjects.append(("conversation", entry.tenant, entry.conversation_id))
-        return subjects
+        self.known.end(blank)
 
     # -- keeping
 
     def _touch(self, entry: Entry) -> None:
-        entry.updated_ms = self._now_ms
-        self._unwritten.add(entry)
-        if entry.done:
-            self._end(entry)
-        elif not entry.blanked:
-            self.census.count(entry)
-
-    def _end(self, entry: Entry) -> None:
-        live = self._live.pop(entry.key, None)
-        if live is not None:
-            self.census.forget(live)
-            self.tenants.ended(live.tenant)
-        self._recent.add(entry)
+        self.known.touch(entry, self._now_ms)
 
     def offsets(self) -> dict[TP, int]:
         """Next offset of each partition that was folded."""
-        return self._offsets
+        return self._positions.offsets
 
     def flush(self, written: threading.Event | None = None) -> bool:
         """Hand what changed to the writer, with the offsets that it reflects; False when the writer is behind."""
-        moved = {tp: self._offsets[tp] for tp in self._moved if tp in self._offsets}
-        if not self._unwritten.hand_over(moved, written):
+        if not self.known.hand_over(self._positions.moved(), written):
             return False
-        self._moved.clear()
+        self._positions.settled()
         return True
-
-    @property
-    def backlog(self) -> int:
-        """Entries that changed and were not handed to the writer."""
-        return len(self._unwritten)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether enough waits to be handed to the writer now."""
-        return self._unwritten.is_due
-
-    def catching_up(self, value: bool) -> None:
-        """Whether what is read is old: then it is written in larger batches."""
-        self._unwritten.catching_up = value
-
-    @property
-    def is_full(self) -> bool:
-        """Whether so much waits to be handed to the writer that nothing more should be read."""
-        return self._unwritten.is_full
-
-    def prune(self, before_ms: int) -> None:
-        """Forget what nothing was heard of since; `Store.prune` does the same to the file."""
-        for key in [key for key, entry in self._live.items() if entry.updated_ms < before_ms]:
-            self.census.forget(self._live.pop(key))
-            self.tenants.ended(key[0])
 
     def forget_partitions(self, gone: Collection[TP]) -> None:
         """Partitions of topics that are there no more."""
-        for tp in gone:
-            self._offsets.pop(tp, None)
-            self._own.pop(tp, None)
-
-    def forget_stale_workers(self, older_than_s: float) -> None:
-        limit = (time.time() - older_than_s) * 1000
-        self.workers = {name: state for name, state in self.workers.items() if state.updated_at >= limit}
+        self._positions.forget(gone)

@@ -1,0 +1,32 @@
+"""Which pool the turns of a conversation go to: that of its first request that names one. Pure."""
+
+from __future__ import annotations
+
+from penstock.gateway.view.census import Census
+from penstock.gateway.view.entries import Entry
+
+REMEMBERED = 100_000
+"""Conversations of pools other than the common one that are remembered while nothing of them is under way."""
+
+
+class ConversationPools:
+    """Told of each request; the oldest of what it was told is forgotten first."""
+
+    def __init__(self, census: Census) -> None:
+        self._census = census
+        self._pools: dict[tuple[str, str], str] = {}
+
+    def note(self, entry: Entry) -> None:
+        """A request of a conversation was heard of."""
+        if entry.conversation_id is None or entry.pool is None:
+            return
+        self._pools.setdefault((entry.tenant, entry.conversation_id), entry.pool)
+        if len(self._pools) > REMEMBERED:
+            del self._pools[next(iter(self._pools))]
+
+    def of(self, tenant: str, conversation_id: str, unknown: str) -> str | None:
+        """The pool that its turns go to (None: the common one); `unknown` while it may begin in any."""
+        if (noted := self._pools.get((tenant, conversation_id))) is not None:
+            return noted
+        live = self._census.of_conversation(tenant, conversation_id)
+        return live[0].pool if live else unknown

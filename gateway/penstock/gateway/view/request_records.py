@@ -1,0 +1,41 @@
+"""A record of a request topic as the request that it is, in Avro or JSON. Pure."""
+
+from __future__ import annotations
+
+from penstock.producers.reader import RawMessage
+from penstock.schemas.codec import Codec
+from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
+from penstock.schemas.records import InferenceRequest, Origin
+from penstock.schemas.requests import parse_request_bytes
+from penstock.schemas.topics import HEADER_ORIGIN
+
+_OPENING_BRACE = 0x7B
+
+
+def read_request(message: RawMessage, codec: Codec) -> InferenceRequest | None:
+    """The request; None where there is none, or none that is new. Raises as `Codec.decode`."""
+    value = message.value
+    if not value:
+        return None
+    if value[0] == _OPENING_BRACE:
+        made_up = derived_request_id(message.topic, message.partition, message.offset, message.timestamp_ms)
+        request = parse_request_bytes(value, request_id=made_up, now_ms=message.timestamp_ms)
+    else:
+        request = codec.decode(value, InferenceRequest)
+        # Workers do not take it under such a name, so nothing would ever end it here.
+        check_request_id(request.request_id)
+        check_tenant(request.tenant)
+    for name, _ in message.headers:
+        if name == HEADER_ORIGIN:
+            return None  # published again where it belongs; its first record was seen
+    return request
+
+
+def origin_of(message: RawMessage) -> Origin:
+    """Where a record stands."""
+    return Origin(
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.offset,
+        append_time_ms=message.timestamp_ms,
+    )
