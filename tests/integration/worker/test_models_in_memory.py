@@ -22,6 +22,8 @@ from penstock.schemas.records import WorkerState
 from system import Process, System, eventually
 from worker_requests import outcome, send
 
+pytestmark = pytest.mark.alone
+
 LONG = bool(os.environ.get("PENSTOCK_TEST_LONG"))
 REQUESTS = 300 if LONG else 45
 RATE = 10.0
