@@ -36,7 +36,7 @@ def model(name: str, **fields: Any) -> ModelInfo:
 
 
 def card(name: str = "cuda:0", **fields: Any) -> DeviceState:
-    sizes = {"limit_bytes": 70 * GIB, "reserved_bytes": 10 * GIB, "foreign_bytes": 5 * GIB, **fields}
+    sizes: dict[str, Any] = {"limit_bytes": 70 * GIB, "reserved_bytes": 10 * GIB, "foreign_bytes": 5 * GIB, **fields}
     return DeviceState(device=name, kind="cuda", total_bytes=80 * GIB, used_bytes=0, **sizes)
 
 
