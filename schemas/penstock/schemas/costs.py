@@ -1,8 +1,8 @@
 """What a request costs, in tokens, before it runs: what fair shares of tenants and estimates of times are counted in.
 
 A token is one of a text model. Of text four bytes are a token, and an answer costs what it may have at most. An image
-that is drawn costs by its pixels and its denoising steps: one of 512 × 512 pixels in 25 steps costs about 1,000 tokens,
-four of 1024 × 1024 in 50 steps about 31,500. It is a rule of thumb that depends on nothing but the request, so that
+that is drawn costs by its pixels and its denoising steps: one of 512 × 512 pixels in 30 steps costs about 1,000 tokens,
+four of 1024 × 1024 in 50 steps about 27,000. It is a rule of thumb that depends on nothing but the request, so that
 every worker and gateway says the same: how fast a model works them off is measured.
 """
 
@@ -23,11 +23,11 @@ OPERATION_TOKENS = 100
 """One operation on an image without a model."""
 UPSCALE_TOKENS = 1_000
 """One that a model makes."""
-PIXEL_STEPS_PER_TOKEN = 6_800
+PIXEL_STEPS_PER_TOKEN = 8_000
 """Pixels times steps of an image that is drawn. Coding and decoding it counts as one step more."""
 DEFAULT_SIDE = 512
 """Pixels, where a request leaves the size to the model."""
-DEFAULT_STEPS = 25
+DEFAULT_STEPS = 30
 
 Payload = Mapping[str, Any]
 
