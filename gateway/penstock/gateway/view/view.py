@@ -38,7 +38,7 @@ RECENT_BYTES = 64 * 2**20
 
 
 class View:
-    """Folds raw messages; `on_outcome` and `on_status` are called once per piece of news.
+    """Folds raw messages; `on_request`, `on_outcome` and `on_status` are called once per piece of news.
 
     `codec` never waits: it raises RegistryUnavailable, and `blocking`, for threads, then asks for the schema.
     """
@@ -51,6 +51,7 @@ class View:
         result_partitions: int,
         *,
         on_outcome: Callable[[ResultEvent], None] = lambda _: None,
+        on_request: Callable[[InferenceRequest], None] = lambda _: None,
         on_status: Callable[[StatusEvent], None] = lambda _: None,
         codec: Codec | None = None,
         blocking: Codec | None = None,
@@ -66,6 +67,7 @@ class View:
         self._names = names
         self._partitions = result_partitions
         self._on_outcome = on_outcome
+        self._tell_request = on_request
         self._on_status = on_status
         self._codec = codec or default_codec()
         self._blocking = blocking or self._codec
@@ -191,6 +193,7 @@ class View:
         self._pools.note(entry)
         if not known:
             self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms)
+            self._tell_request(request)
         self._touch(entry)
         if before != entry.conversation_id and entry.conversation_id is not None:
             # Results may be read before the request that says whose they are.
