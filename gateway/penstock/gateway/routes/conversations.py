@@ -101,10 +101,11 @@ async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
 
 
 async def _release_artifacts(request: Request, tenant: str, conversation_id: str) -> None:
-    """What its turns referred to is held no more. The conversation is gone in any case: the sweeper comes after."""
+    """What its turns referred to is held no more, what they made goes. The conversation is gone in any case: the
+    sweeper comes after."""
     service = service_of(request)
     try:
-        await service.threads.conversations.run(service.artifacts.holds.release, tenant, conversation_id)
+        await service.threads.conversations.run(service.artifacts.conversation_gone, tenant, conversation_id)
     except PenstockError as error:
         logger.warning("conversation.artifacts_still_held error=%s", error.code)
 
