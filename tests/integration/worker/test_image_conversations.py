@@ -13,7 +13,6 @@ import openai
 import pytest
 from PIL import Image
 
-from conftest import prepared
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import Conflict
 from penstock.schemas.records import ConversationMessage
@@ -44,7 +43,8 @@ def system(make_system: Callable[..., System], tiny_vision: Path) -> System:
 
 
 def _diffusers(model: str, asset: str, task: str) -> dict[str, Any]:
-    return {"id": model, "source": str(prepared(asset)), "engine": "diffusers", "tasks": [task]}
+    folder = pytest.importorskip("penstock.cli.assets").prepare_model(asset, print)
+    return {"id": model, "source": str(folder), "engine": "diffusers", "tasks": [task]}
 
 
 def store(system: System) -> ArtifactStore:

@@ -19,8 +19,9 @@ def input_messages(
 ) -> list[ConversationMessage]:
     """The request's own messages as conversation records. A request about images has one: its prompt."""
     payload = request.payload or {}
-    asked = {"role": "user", "content": payload.get("prompt") or ""}
     messages: list[dict[str, Any]] = payload.get("messages") or []
+    if request.task != "text_generation":
+        messages = [{"role": "user", "content": payload.get("prompt") or ""}]
     return [
         ConversationMessage(
             request_id=request.request_id,
@@ -39,7 +40,7 @@ def input_messages(
             tool_call_id=message.get("tool_call_id"),
             artifacts=list((shown or {}).get(index, ())),
         )
-        for index, message in enumerate(messages if request.task == "text_generation" else [asked])
+        for index, message in enumerate(messages)
     ]
 
 
