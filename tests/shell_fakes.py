@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.processors.conversations.log import Mark
+from penstock.processors.conversations.messages import Shown
 from penstock.processors.conversations.turns import TurnStart
 from penstock.processors.engines.base import (
     Delta,
@@ -136,6 +137,9 @@ class ScriptedTurns:
         self.agrees: list[bool | BaseException] = []
         self.winner: ConversationMessage | BaseException | None = None
         self.begun: list[tuple[str, Mark]] = []
+        self.pictured: list[ConversationMessage] = []
+        self.standing: Shown = {}
+        self.shown: list[Shown] = []
         self.finished: list[ConversationMessage] = []
         self.mine: list[Callable[[], bool]] = []
 
@@ -144,11 +148,20 @@ class ScriptedTurns:
         await self.readable.wait()
         if isinstance(self.stands, BaseException):
             raise self.stands
-        return TurnStart(answer=self.stands, history=self.history, mark=MARK)
+        return TurnStart(
+            answer=self.stands, history=self.history, mark=MARK, pictured=self.pictured, shown=self.standing
+        )
 
     async def begin(
-        self, request: InferenceRequest, epoch: int, now_ms: int, mine: Callable[[], bool], mark: Mark
+        self,
+        request: InferenceRequest,
+        epoch: int,
+        now_ms: int,
+        mine: Callable[[], bool],
+        mark: Mark,
+        shown: Shown | None = None,
     ) -> bool:
+        self.shown.append(dict(shown or {}))
         self.begun.append((request.request_id, mark))
         agrees = self.agrees.pop(0) if self.agrees else True
         if isinstance(agrees, BaseException):

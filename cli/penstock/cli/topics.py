@@ -154,14 +154,14 @@ def create_topics(
     for pool in pools:
         specs += topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability, pool=pool)
     planned = {spec.name: spec.partitions for spec in specs} | partition_counts(settings)
-    if problems := unequal_text_topics(settings.names, planned, pools):
+    if problems := unequal_topics(settings.names, planned, pools):
         raise CliFailure(f"nothing was made: {problems[0]}")
     reports = ensure_topics(settings, specs)
     created = sum(report.created for report in reports)
     if created:
         progress(f"created {created} topics with {partitions} partitions")
-    # An existing topic of another size is no mistake by itself, but the text topics must agree.
-    if problems := unequal_text_topics(settings.names, partition_counts(settings), pools):
+    # An existing topic of another size is no mistake by itself, but those that turns come on must agree.
+    if problems := unequal_topics(settings.names, partition_counts(settings), pools):
         raise CliFailure(problems[0])
     return reports
 
@@ -174,7 +174,7 @@ def findings(settings: KafkaSettings) -> list[str]:
     specs = topic_specs(settings.names, partitions=4, brokers=broker_count(settings))
     missing = [f"{spec.name} does not exist: run `penstock topics create`" for spec in specs if spec.name not in counts]
     reports = ensure_topics(settings, [spec for spec in specs if spec.name in counts])
-    return [*missing, *broken(reports, specs), *unequal_text_topics(settings.names, counts)]
+    return [*missing, *broken(reports, specs), *unequal_topics(settings.names, counts)]
 
 
 def broken(reports: Sequence[TopicReport], specs: Sequence[TopicSpec]) -> list[str]:
@@ -198,17 +198,17 @@ def _keeps_long_enough(retention_ms: str) -> bool:
     return retention_ms == "-1" or (retention_ms.isdigit() and int(retention_ms) >= 2 * HORIZON_MS)
 
 
-def unequal_text_topics(names: TopicNames, counts: Mapping[str, int], pools: Sequence[str] = ()) -> list[str]:
-    """The three text topics of a pool must have equal partitions, or a conversation's turns do not meet. Pure."""
+def unequal_topics(names: TopicNames, counts: Mapping[str, int], pools: Sequence[str] = ()) -> list[str]:
+    """The topics of text and of images of a pool must have equal partitions, or a conversation's turns do not meet."""
     lines: list[str] = []
     for pool in (None, *pools):
-        topics = names.text_topics(pool)
+        topics = names.conversation_topics(pool)
         found = [counts[topic] for topic in topics if topic in counts]
         if len(set(found)) > 1:
             sizes = ", ".join(f"{topic} {count}" for topic, count in zip(topics, found, strict=False))
             lines.append(
-                f"the text topics differ in partitions ({sizes}) and must be equal: raise the smaller ones with"
-                f" `kafka-topics.sh --alter --partitions {max(found)}` while no worker runs"
+                f"the topics of text and of images differ in partitions ({sizes}) and must be equal:"
+                f" raise the smaller ones with `kafka-topics.sh --alter --partitions {max(found)}` while no worker runs"
             )
     return lines
 

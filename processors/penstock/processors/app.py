@@ -364,7 +364,7 @@ async def _until(condition: Callable[[], bool], give_up: float) -> None:
 
 
 def verify_topics(settings: WorkerSettings) -> dict[str, int]:
-    """Request topic → partitions. Raises CannotStart when one is missing or the text topics differ."""
+    """Request topic → partitions. Raises CannotStart when one is missing or those that turns come on differ."""
     kafka = settings.kafka_settings()
     names: TopicNames = kafka.names
     requests = names.request_topics(settings.worker.pool)
@@ -377,9 +377,9 @@ def verify_topics(settings: WorkerSettings) -> dict[str, int]:
     if missing:
         pool = "" if settings.worker.pool is None else f" --pool {settings.worker.pool}"
         raise CannotStart(f"missing topics: {', '.join(missing)}; create them with `penstock topics create{pool}`")
-    text = {topic: counts[topic] for topic in names.text_topics(settings.worker.pool)}
-    if len(set(text.values())) > 1:
-        raise CannotStart(f"the text topics must have equal partition counts, found {text}")
+    turns = {topic: counts[topic] for topic in names.conversation_topics(settings.worker.pool)}
+    if len(set(turns.values())) > 1:
+        raise CannotStart(f"the topics of text and of images must have equal partition counts, found {turns}")
     if counts[names.control] != 1:
         raise CannotStart(f"{names.control} must have one partition, it has {counts[names.control]}")
     return {topic: counts[topic] for topic in requests}

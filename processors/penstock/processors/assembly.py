@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.processors.committing import Committer
+from penstock.processors.conversations.held import HeldImages
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.turns import Turns
 from penstock.processors.core.fleet import PlacementSettings
@@ -104,7 +105,8 @@ def assemble(
     publisher = Publisher(
         asynchronous, codec, names, loop=loop, max_record_bytes=kafka.max_record_bytes, on_answer=watch.answered
     )
-    turns = _turns(settings, asynchronous, codec, faults, watch)
+    outputs = Outputs(settings.artifacts_location, settings.artifacts)
+    turns = _turns(settings, asynchronous, codec, faults, watch, HeldImages(outputs.store))
     journal = CrashJournal(conf.data_dir / "journal")
     book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
     lanes = Lanes(metrics, clock=clock)
@@ -157,7 +159,6 @@ def assemble(
         stall=lambda: faults.due("fetch"),
     )
     erasing = Erasing(turns, book, membership.owns)
-    outputs = Outputs(settings.artifacts_location, settings.artifacts)
     execution = Execution(
         flow,
         lanes.engine,
@@ -168,6 +169,7 @@ def assemble(
         changed=worker.changed,
         defaults=serving.defaults,
         images=LazyImageInputs(settings.images, outputs.store),
+        sees=serving.sees,
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
     worker.connect(
@@ -265,7 +267,12 @@ def make_codec(settings: WorkerSettings, *, background: bool = False) -> Codec:
 
 
 def _turns(
-    settings: WorkerSettings, transport: AsyncTransport, codec: Codec, faults: Faults, watch: BrokerWatch
+    settings: WorkerSettings,
+    transport: AsyncTransport,
+    codec: Codec,
+    faults: Faults,
+    watch: BrokerWatch,
+    held: HeldImages,
 ) -> Turns:
     conf = settings.conversations
     kafka = settings.kafka_settings()
@@ -277,6 +284,7 @@ def _turns(
         threads=conf.threads,
         cached_bytes=conf.cached_bytes,
         watch=watch,
+        held=held,
         after_append=lambda: faults.hit("after_answer_append"),
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.processors.conversations.messages import answer_message
 from penstock.processors.conversations.turns import LostOwnership, Turns
@@ -27,15 +27,14 @@ from penstock.processors.engines.base import (
     RunSpec,
     TurnedAway,
 )
-from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, has_images, pixels_of, size_of
+from penstock.processors.run_images import Gathered, Images, RunImages
 from penstock.producers.clock import now_ms
-from penstock.schemas.errors import InternalError, NotFound, PenstockError, UnsupportedParameter
-from penstock.schemas.image_payloads import image_references
+from penstock.schemas.errors import InternalError, NotFound, PenstockError
 from penstock.schemas.payloads import NEUTRAL
-from penstock.schemas.records import ConversationMessage
+from penstock.schemas.records import ArtifactRef, ConversationMessage
 from penstock.schemas.records import Preview as Kept
 from penstock.schemas.tasks import default_fields
 
@@ -44,16 +43,6 @@ logger = logging.getLogger(__name__)
 _AS_FIELDS = frozenset({"text_generation", "embedding"})
 """Tasks whose payload a run's spec has as fields of its own."""
 _PARAMS = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "dimensions", *NEUTRAL)
-
-
-class Images(Protocol):
-    """Where the images that requests name come from."""
-
-    async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
-        """Raises PenstockError, naming `param`."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class _Sink:
@@ -98,13 +87,14 @@ class Execution:
         changed: Callable[[], None],
         defaults: Callable[[str], Mapping[str, Any]] = lambda lane: {},
         images: Images | None = None,
+        sees: Callable[[str], bool] = lambda lane: False,
     ) -> None:
         self._flow = flow
         self._defaults = defaults
         self._engine = engine
         self._turns = turns
         self._outputs = outputs
-        self._images = images
+        self._images = RunImages(images, sees)
         self._showing: set[str] = set()
         self._metrics = metrics
         self._clock = clock
@@ -116,8 +106,7 @@ class Execution:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._images is not None:
-            self._images.close()
+        self._images.close()
 
     # -- effects
 
@@ -130,22 +119,21 @@ class Execution:
         if run is None or run.run_id != run_id:  # another run has begun meanwhile, with a task of its own
             return
         try:
-            mark, history = None, None
+            turn = None
             if work.line is not None:
                 turn = await self._turns.read(work.request, lambda: _goes_on(work, run))
                 if turn.answer is not None:
-                    finished = _standing(run_id, turn.answer)
+                    finished = await self._standing(run_id, turn.answer)
                     large = size_of(finished.output) > INLINE_BYTES
                     self._flow.answer_stands(work, run_id, finished, self._clock(), large=large)
                     return
-                mark, history = turn.mark, turn.history
+            images = await self._images.of(work, turn)
             if (conversation_id := _told_of(work)) is not None:
-                history = await self._conversation(work, run, conversation_id)
-            images = await self._fetched(work)
+                images = replace(images, history=await self._conversation(work, run, conversation_id))
             engine = self._engine(work.lane, run.replica)
             if engine is None or not _goes_on(work, run):
                 return  # the replica is down: the flow has been told
-            run.spec = self._spec(work, run, history, images)
+            run.spec, run.shown = self._spec(work, run, images), images.shown
             prepared = await engine.prepare(run.spec)
             self._flow.prepared(
                 work,
@@ -153,7 +141,7 @@ class Execution:
                 prepared.need_tokens,
                 prepared,
                 self._clock(),
-                mark,
+                None if turn is None else turn.mark,
                 memory_bytes=prepared.memory_bytes,
             )
         except (LostOwnership, EngineGone):
@@ -177,7 +165,9 @@ class Execution:
             return
         try:
             request = work.request
-            agreed = await self._turns.begin(request, work.epoch, now_ms(), lambda: _goes_on(work, run), run.mark)
+            agreed = await self._turns.begin(
+                request, work.epoch, now_ms(), lambda: _goes_on(work, run), run.mark, run.shown
+            )
             if agreed:
                 self._flow.begun(work, run_id, self._clock())
             else:
@@ -203,7 +193,7 @@ class Execution:
             if engine is None:
                 raise EngineGone(f"{work.lane} has no engine")
             if run.prepared is None:
-                run.spec = self._spec(work, run, None)
+                run.spec = self._spec(work, run, Gathered())
                 run.prepared = _at_once(engine.prepare(run.spec))
             engine.run(run.spec, run.prepared, _Sink(self, work, run.run_id))
         except EngineGone:
@@ -228,11 +218,13 @@ class Execution:
     async def _keep(self, effect: Keep) -> None:
         work, finished = effect.work, effect.finished
         try:
+            references: list[ArtifactRef] = []
             if has_images(finished.output):
-                finished = replace(finished, output=await self._outputs.keep_images(work, finished.output))
+                output, references = await self._outputs.keep_images(work, finished.output)
+                finished = replace(finished, output=output)
             made = finished
             if effect.in_conversation:
-                finished = await self._append_answer(work, finished)
+                finished = await self._append_answer(work, finished, references)
             large = size_of(finished.output) > INLINE_BYTES
             artifact = await self._outputs.keep(work, finished.output) if large else None
             self._flow.kept(work, finished, artifact, self._clock(), another=finished is not made)
@@ -247,12 +239,12 @@ class Execution:
         finally:
             self._changed()
 
-    async def _append_answer(self, work: Work, finished: Finished) -> Finished:
+    async def _append_answer(self, work: Work, finished: Finished, references: Sequence[ArtifactRef]) -> Finished:
         """Append the answer. The one that counts in the log, this or an earlier one, is the outcome."""
         usage = usage_of(finished)
         answer = answer_message(
             work.request,
-            str(finished.output["text"]),
+            str(finished.output.get("text") or ""),
             epoch=work.epoch,
             attempt=work.attempt,
             model=work.lane,
@@ -260,11 +252,27 @@ class Execution:
             usage=usage,
             now_ms=now_ms(),
             tool_calls=finished.output.get("tool_calls"),
+            artifacts=references,
         )
         winner = await self._turns.finish(answer, lambda: work.stage is Stage.KEEPING)
-        if winner is answer or (winner.content, winner.tool_calls) == (answer.content, answer.tool_calls):
+        if winner is answer or _said(winner) == _said(answer):
             return finished
-        return _standing(finished.run_id, winner)
+        return await self._standing(finished.run_id, winner)
+
+    async def _standing(self, run_id: str, answer: ConversationMessage) -> Finished:
+        """An answer that stands in a conversation, in the form in which an engine gives it. Raises NotFound."""
+        output: dict[str, Any] = {"text": answer.content}
+        if answer.artifacts:
+            output = {"images": await self._outputs.images_of(answer.tenant, answer.artifacts)}
+        if answer.tool_calls:
+            output["tool_calls"] = answer.tool_calls
+        usage = None if answer.usage is None else dataclasses.asdict(answer.usage)
+        return Finished(
+            run_id=run_id,
+            output=output,
+            finish_reason=answer.finish_reason,
+            usage=None if usage is None else {name: count for name, count in usage.items() if count is not None},
+        )
 
     def show_preview(self, effect: ShowPreview, publish: Callable[[ShowPreview, Kept], None]) -> None:
         """Keep a preview and publish where it lies. While one of a run is on its way, others of it are left out."""
@@ -292,7 +300,7 @@ class Execution:
         try:
             answer = await self._turns.answer(work.request, lambda: work.stage is Stage.LOOKING)
             if answer is not None:
-                finished = _standing("", answer)
+                finished = await self._standing("", answer)
         except LostOwnership:
             return
         except Exception:
@@ -344,22 +352,7 @@ class Execution:
             raise NotFound(f"the conversation {conversation_id} holds nothing", param="payload.conversation_id")
         return found
 
-    async def _fetched(self, work: Work) -> dict[str, DecodedImage]:
-        """The images that its payload names, decoded. Raises PenstockError."""
-        images: dict[str, DecodedImage] = {}
-        for place, reference in image_references(work.request.payload):
-            if self._images is None:
-                raise UnsupportedParameter("this worker takes no images", param=f"payload.{place}")
-            images[place] = await self._images.fetch(work.tenant, reference, param=f"payload.{place}")
-        return images
-
-    def _spec(
-        self,
-        work: Work,
-        run: Run,
-        history: list[dict[str, Any]] | None,
-        images: Mapping[str, DecodedImage] | None = None,
-    ) -> RunSpec:
+    def _spec(self, work: Work, run: Run, images: Gathered) -> RunSpec:
         """What the engine is asked for. The run id is this run's own, so late events of another are known as such.
 
         Raises InvalidRequest for a request whose output could be kept nowhere.
@@ -378,12 +371,12 @@ class Execution:
             task=request.task,
             model=work.lane,
             messages=_without_nulls(payload.get("messages")),
-            history=history,
+            history=images.history,
             prompt=payload.get("prompt"),
             inputs=[inputs] if isinstance(inputs, str) else inputs,
             params={**params, **filled},
-            payload={} if request.task in _AS_FIELDS else _payload(payload, filled),
-            images=images or {},
+            payload={} if request.task in _AS_FIELDS else _payload(payload, {**filled, **images.payload}),
+            images=images.images,
             output=request.output,
             defaulted=defaulted,
             context=request.context,
@@ -404,7 +397,8 @@ def _told_of(work: Work) -> str | None:
 
 
 def _payload(payload: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {**defaults, **{name: value for name, value in payload.items() if value is not None}}
+    """Without nulls, and without the empty reference that stands for a conversation's newest image."""
+    return {**defaults, **{name: value for name, value in payload.items() if value is not None and value != {}}}
 
 
 def _without_nulls(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -432,12 +426,5 @@ def _at_once(coroutine: Coroutine[Any, Any, Prepared]) -> Prepared:
     raise RuntimeError("an inline engine's prepare waits")
 
 
-def _standing(run_id: str, answer: ConversationMessage) -> Finished:
-    """An answer that stands in a conversation, in the form in which an engine gives it."""
-    usage = None if answer.usage is None else dataclasses.asdict(answer.usage)
-    return Finished(
-        run_id=run_id,
-        output={"text": answer.content, **({"tool_calls": answer.tool_calls} if answer.tool_calls else {})},
-        finish_reason=answer.finish_reason,
-        usage=None if usage is None else {name: count for name, count in usage.items() if count is not None},
-    )
+def _said(answer: ConversationMessage) -> tuple[Any, ...]:
+    return answer.content, answer.tool_calls, [one.artifact_id for one in answer.artifacts]

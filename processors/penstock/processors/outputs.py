@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from penstock.processors.core.effects import ShowPreview
 from penstock.processors.core.work import Work
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.artifacts.configured import open_store
+from penstock.producers.artifacts.facts import Artifact
 from penstock.producers.artifacts.places import check_place
 from penstock.producers.configuration import ArtifactsSection
 from penstock.schemas.ids import output_artifact_id
@@ -59,17 +60,22 @@ class Outputs:
         if output is not None:
             check_place(self._section.stores, output.store, output.prefix)
 
-    async def keep_images(self, work: Work, output: Mapping[str, Any]) -> dict[str, Any]:
-        """The output with references in place of its images' bytes, in the place that the request names.
+    async def keep_images(self, work: Work, output: Mapping[str, Any]) -> tuple[dict[str, Any], list[ArtifactRef]]:
+        """(the output with references in place of its images' bytes, what a turn of a conversation refers to).
 
-        Raises as `keep`.
+        They go where the request says. Raises as `keep`.
         """
         place = work.request.output or OutputSpec()
         kept = [
             await asyncio.to_thread(self._keep_image, work, image, (work.epoch, work.attempt), str(number), place)
             for number, image in enumerate(output["images"])
         ]
-        return {**output, "images": kept}
+        return {**output, "images": [_image_of(one) for one in kept]}, [reference_to(one) for one in kept]
+
+    async def images_of(self, tenant: str, references: Sequence[ArtifactRef]) -> list[dict[str, Any]]:
+        """The images that an answer in a conversation refers to, as an output has them. Raises NotFound."""
+        store = await asyncio.to_thread(self.store)
+        return [_image_of(await asyncio.to_thread(store.describe, tenant, one.artifact_id)) for one in references]
 
     async def keep_preview(self, effect: ShowPreview) -> Preview:
         """The preview with a reference in place of its bytes. Raises as `keep`."""
@@ -89,12 +95,12 @@ class Outputs:
             f"preview {preview.step}",
             OutputSpec(),
         )
-        return Preview(step=preview.step, steps=preview.steps, image=kept)
+        return Preview(step=preview.step, steps=preview.steps, image=_image_of(kept))
 
     def _keep_image(
         self, work: Work, image: Mapping[str, Any], epoch_attempt: tuple[int, int], part: str, place: OutputSpec
-    ) -> dict[str, Any]:
-        artifact = self.store().put(
+    ) -> Artifact:
+        return self.store().put(
             work.tenant,
             image["data"],
             media_type=image["media_type"],
@@ -103,10 +109,10 @@ class Outputs:
             height=image["height"],
             seed=image.get("seed"),
             request_id=work.request_id,
+            conversation_id=work.request.conversation_id,
             store=place.store,
             prefix=place.prefix,
         )
-        return {**artifact.reference(), "expires_at": artifact.expires_at_ms}
 
     async def keep(self, work: Work, output: Mapping[str, Any]) -> ArtifactRef:
         """The output as a JSON artifact. Raises PenstockError, and what the store raises."""
@@ -126,10 +132,19 @@ class Outputs:
             artifact_id=output_artifact_id(request.tenant, request.request_id, work.epoch, work.attempt),
             request_id=request.request_id,
         )
-        return ArtifactRef(
-            artifact_id=artifact.artifact_id,
-            uri=artifact.uri,
-            media_type=artifact.media_type,
-            size_bytes=artifact.size_bytes,
-            sha256=artifact.sha256,
-        )
+        return reference_to(artifact)
+
+
+def reference_to(artifact: Artifact) -> ArtifactRef:
+    """As records refer to an artifact."""
+    return ArtifactRef(
+        artifact_id=artifact.artifact_id,
+        uri=artifact.uri,
+        media_type=artifact.media_type,
+        size_bytes=artifact.size_bytes,
+        sha256=artifact.sha256,
+    )
+
+
+def _image_of(artifact: Artifact) -> dict[str, Any]:
+    return {**artifact.reference(), "expires_at": artifact.expires_at_ms}

@@ -49,19 +49,22 @@ class Images:
 
     def edit(
         self,
-        image: ImageSource,
+        image: ImageSource | None,
         prompt: str,
         *,
         mask: ImageSource | None = None,
         fields: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Submitted:
-        """Change an image by a prompt; `mask` is white where it may change, `strength` says how far it may go."""
+        """Change an image by a prompt; `mask` is white where it may change, `strength` says how far it may go.
+
+        None with a conversation_id among the `fields`: the conversation's newest image, as for `describe`.
+        """
         return self._submit("image_editing", {"prompt": prompt, "image": image, "mask": mask, **options}, fields)
 
     def describe(
         self,
-        image: ImageSource,
+        image: ImageSource | None,
         prompt: str | None = None,
         *,
         fields: Mapping[str, Any] | None = None,
@@ -103,7 +106,7 @@ class AsyncImages:
 
     async def edit(
         self,
-        image: ImageSource,
+        image: ImageSource | None,
         prompt: str,
         *,
         mask: ImageSource | None = None,
@@ -115,7 +118,7 @@ class AsyncImages:
 
     async def describe(
         self,
-        image: ImageSource,
+        image: ImageSource | None,
         prompt: str | None = None,
         *,
         fields: Mapping[str, Any] | None = None,

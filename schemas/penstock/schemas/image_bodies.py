@@ -34,7 +34,7 @@ class ImageEditingPayload(ImageGenerationPayload, total=False):
 
     __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
-    image: Required[ImageInput]
+    image: Annotated[ImageInput | None, Field(description="Left out in a conversation: its newest image.")]
     mask: Annotated[ImageInput | None, Field(description="White where the image may change.")]
     strength: Annotated[float | None, Field(gt=0, le=1, description="How far it may go from the image.")]
 

@@ -34,7 +34,7 @@ def generation_payload(payload: Payload, limits: Limits) -> Payload:
 
 def editing_payload(payload: Payload, limits: Limits) -> Payload:
     """The same for image_editing."""
-    payload["image"] = image_input(payload["image"], "payload.image")
+    payload["image"] = _image_or_none(payload)
     if "mask" in payload:
         payload["mask"] = image_input(payload["mask"], "payload.mask")
     return generation_payload(payload, limits)
@@ -42,7 +42,7 @@ def editing_payload(payload: Payload, limits: Limits) -> Payload:
 
 def image_to_text_payload(payload: Payload, limits: Limits) -> Payload:
     """The same for image_to_text."""
-    payload["image"] = image_input(payload["image"], "payload.image")
+    payload["image"] = _image_or_none(payload)
     if "prompt" in payload:
         size_within(payload["prompt"], "payload.prompt", limits)
     if "max_tokens" in payload:
@@ -58,13 +58,21 @@ def image_input(value: Mapping[str, Any], param: str) -> dict[str, str]:
     return given
 
 
+def _image_or_none(payload: Payload) -> dict[str, str]:
+    """A reference, or an empty one as the records have it: a conversation's newest image. Raises InvalidRequest."""
+    given: Mapping[str, Any] = payload.get("image") or {}
+    if all(text is None for text in given.values()):
+        return {}
+    return image_input(given, "payload.image")
+
+
 def image_references(payload: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(where it stands in the payload, the reference) of each image that a payload in its normal form names.
 
     The places are `image`, `mask`, `operations[2].image` and `messages[0].parts[1].image`.
     """
     for name in ("image", "mask"):
-        if payload.get(name) is not None:
+        if payload.get(name):
             yield name, payload[name]
     for number, operation in enumerate(_list(payload, "operations")):
         if operation.get("image") is not None:

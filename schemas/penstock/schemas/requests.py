@@ -209,11 +209,16 @@ def _across_fields(request: InferenceRequest) -> None:
         raise UnsupportedParameter(f"conversation_id does not go with {request.task}", param="conversation_id")
     if request.context is not None and request.conversation_id is None:
         raise InvalidRequest("context needs a conversation_id", param="context")
+    if request.context is not None and request.task != "text_generation":
+        raise UnsupportedParameter(f"context does not go with {request.task}", param="context")
     if request.context is not None and request.context.summary:
         raise UnsupportedParameter("context.summary is not supported yet", param="context.summary")
-    if request.conversation_id is not None and request.payload.get("messages") is None:
-        raise InvalidRequest("a conversation's turn needs messages", param="payload.messages")
-    if request.conversation_id is not None:
+    if request.conversation_id is None and request.payload.get("image") == {}:
+        raise InvalidRequest(
+            "payload.image is missing: it must be an object; only in a conversation it may be left out",
+            param="payload.image",
+        )
+    if request.conversation_id is not None and request.task == "text_generation":
         _plain_turn(request.payload)
 
 
@@ -225,13 +230,11 @@ def _output_fits(task: str, output: OutputSpec) -> None:
 
 
 def _plain_turn(payload: Mapping[str, Any]) -> None:
-    """Conversations keep one answer of text a turn: other answers would be lost with the turn's end, and so images."""
+    """Conversations keep one answer of text a turn: others would be lost with the turn's end."""
+    if payload.get("messages") is None:
+        raise InvalidRequest("a conversation's turn needs messages", param="payload.messages")
     if payload.get("n") not in (None, 1):
         raise UnsupportedParameter("payload.n does not go with conversation_id yet", param="payload.n")
-    for number, message in enumerate(payload["messages"]):
-        if message.get("parts"):
-            param = f"payload.messages[{number}].content"
-            raise UnsupportedParameter(f"{param}: images do not go with conversation_id yet", param=param)
 
 
 def request_to_json(request: InferenceRequest) -> dict[str, Any]:

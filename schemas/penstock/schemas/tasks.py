@@ -78,6 +78,7 @@ TASKS: Mapping[str, TaskSpec] = MappingProxyType(
             body="penstock.schemas.image_bodies:ImageGenerationRequest",
             default_fields=GENERATION_DEFAULTS,
             example={"prompt": "x"},
+            in_conversation=True,
         ),
         "image_editing": TaskSpec(
             topic="image",
@@ -86,6 +87,7 @@ TASKS: Mapping[str, TaskSpec] = MappingProxyType(
             body="penstock.schemas.image_bodies:ImageEditingRequest",
             default_fields=GENERATION_DEFAULTS | {"strength"},
             example={"prompt": "x", **_IMAGE},
+            in_conversation=True,
         ),
         "image_to_text": TaskSpec(
             topic="image",
@@ -94,6 +96,7 @@ TASKS: Mapping[str, TaskSpec] = MappingProxyType(
             body="penstock.schemas.vision_bodies:ImageToTextRequest",
             default_fields=frozenset({"prompt", "max_tokens"}),
             example=_IMAGE,
+            in_conversation=True,
         ),
         "image_processing": TaskSpec(
             topic="image",

@@ -62,6 +62,10 @@ class TopicNames:
         others = ("inference.image.request", "inference.embedding.request")
         return [*self.text_topics(pool), *(self._pooled(name, pool) for name in others)]
 
+    def conversation_topics(self, pool: str | None = None) -> list[str]:
+        """Those on which turns of conversations come: with equal partitions they meet in one worker."""
+        return self.request_topics(pool)[:-1]
+
     def _pooled(self, name: str, pool: str | None) -> str:
         return f"{self.prefix}{name}" if pool is None else f"{self.prefix}{name}.{pool}"
 

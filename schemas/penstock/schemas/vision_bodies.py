@@ -55,7 +55,7 @@ class ImageToTextPayload(TypedDict, total=False):
 
     __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
-    image: Required[ImageInput]
+    image: Annotated[ImageInput | None, Field(description="Left out in a conversation: its newest image.")]
     prompt: Annotated[str | None, Field(description="What to ask about the image; null: its description.")]
     max_tokens: Annotated[int | None, Field(ge=1, le=INT, description="Longest answer, tokens.")]
 

@@ -68,7 +68,7 @@ def test_text_topics_that_differ_are_refused(topics: Topics) -> None:
     topics.make("inference.request.low", 2, {"message.timestamp.type": "LogAppendTime"})
     refused = topics.run("create", "--partitions", "4")
     assert refused.exit_code == 1
-    assert "the text topics differ in partitions" in refused.stderr
+    assert "the topics of text and of images differ in partitions" in refused.stderr
     assert "--partitions 4" in refused.stderr
 
 

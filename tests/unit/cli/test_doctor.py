@@ -8,7 +8,7 @@ import pytest
 
 from penstock.cli.doctor import broker_setting_checks, readiness_check
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
-from penstock.cli.topics import broken, unequal_text_topics
+from penstock.cli.topics import broken, unequal_topics
 from penstock.producers.admin import TopicReport
 from penstock.schemas.topics import TopicNames, topic_specs
 
@@ -64,13 +64,14 @@ def test_only_drift_that_breaks_an_invariant_counts(name: str, drift: dict[str, 
     assert len(broken([TopicReport(name=name, created=False, drift=drift)], SPECS)) == lines
 
 
-def test_text_topics_must_be_equal_in_each_pool() -> None:
+def test_topics_of_turns_must_be_equal_in_each_pool() -> None:
     names = TopicNames("p-")
-    counts = dict.fromkeys(names.text_topics() + names.text_topics("gpu"), 4)
-    assert unequal_text_topics(names, counts, ["gpu"]) == []
+    counts = dict.fromkeys(names.conversation_topics() + names.conversation_topics("gpu"), 4)
+    assert unequal_topics(names, counts, ["gpu"]) == []
+    assert unequal_topics(names, {**counts, "p-inference.image.request": 8}) != []
     counts["p-inference.request.low.gpu"] = 8
-    assert unequal_text_topics(names, counts) == []
-    (line,) = unequal_text_topics(names, counts, ["gpu"])
+    assert unequal_topics(names, counts) == []
+    (line,) = unequal_topics(names, counts, ["gpu"])
     assert "p-inference.request.low.gpu 8" in line
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import hashlib
 import io
 import json
@@ -23,15 +24,18 @@ from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.edge import EdgeParts, install_edge
 from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.openai import image_routes
 from penstock.gateway.openai import routes as openai_routes
+from penstock.gateway.openai.responses_bodies import ResponsesBody, response_images, responses_request
 from penstock.gateway.routes import native
+from penstock.gateway.service.brought_images import BroughtImage
 from penstock.gateway.service.submitting import Accepted
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.frames import ResultFrame
 from penstock.producers.artifacts import ArtifactStore
-from penstock.schemas.errors import Overloaded
+from penstock.schemas.errors import Overloaded, PenstockError
 from penstock.schemas.records import InferenceRequest, ModelInfo
 
 PNG = base64.b64decode(
@@ -306,3 +310,60 @@ async def test_edits_as_the_openai_client_asks_for_them(store: ArtifactStore) ->
         assert caught.value.param == "image"
     with pytest.raises(openai.BadRequestError, match="edits"):
         await gateway.openai.images.create_variation(image=io.BytesIO(PNG))
+
+
+INPUT = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_text", "text": "What is this?"},
+            {"type": "input_image", "image_url": f"data:image/png;base64,{DATA}", "detail": "auto"},
+            {"type": "input_image", "image_url": "https://a.example/x.png", "detail": "high"},
+        ],
+    }
+]
+
+
+def of_input(given: list[dict[str, Any]]) -> tuple[list[BroughtImage], InferenceRequest]:
+    body = ResponsesBody.model_validate({"model": "eyes", "input": copy.deepcopy(given)})
+    return response_images(body, Caller()), responses_request(body, Caller(), 1)
+
+
+def test_images_of_a_response_are_kept_and_go_on_as_references() -> None:
+    (brought,), asked = of_input(INPUT)
+    assert (brought.data, brought.media_type) == (PNG, "image/png")
+    (message,) = asked.payload["messages"]
+    assert message["content"] == "What is this?"
+    assert [part.get("image") for part in message["parts"]] == [
+        None,
+        {"artifact_id": brought.artifact_id},
+        {"url": "https://a.example/x.png"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"image_url": "data:image/png;base64,!"}, "input[0].content[0].image_url"),
+        ({}, "input[0].content[0]"),
+        ({"file_id": "a", "image_url": "https://a.example/x.png"}, "input[0].content[0]"),
+        ({"image_url": "https://a.example/x.png", "size": 3}, "input[0].content[0].size"),
+    ],
+)
+def test_an_image_of_a_response_that_is_wrong_is_named(part: dict[str, Any], param: str) -> None:
+    content = [{"type": "input_image", **part}]
+    with pytest.raises(PenstockError) as caught:
+        of_input([{"role": "user", "content": content}])
+    assert caught.value.param == param
+
+
+async def test_an_edit_in_a_conversation_needs_no_file(store: ArtifactStore) -> None:
+    setup = make(store)
+    form = {"prompt": (None, "make it blue"), "penstock[conversation_id]": (None, "trip")}
+    answer = await setup.http.post("/v1/images/edits", files=form)
+    assert answer.status_code == 200, answer.text
+    (asked,) = setup.parts.asked
+    assert (asked.task, asked.conversation_id, asked.payload["image"]) == ("image_editing", "trip", {})
+    del form["penstock[conversation_id]"]
+    refused = await setup.http.post("/v1/images/edits", files=form)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "image")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,9 +22,10 @@ from penstock.processors.execution import Execution
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
-from penstock.processors.outputs import INLINE_BYTES, Outputs
+from penstock.processors.outputs import INLINE_BYTES, Outputs, reference_to
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import EngineFailed, InvalidRequest, Overloaded, PenstockError
+from penstock.schemas.records import ArtifactRef
 from penstock.schemas.records import Preview as KeptPreview
 from shell_fakes import MARK, ScriptedEngine, ScriptedTurns, answer_of
 from support import wait_until_async
@@ -59,6 +61,9 @@ class Shell(World):
 
     async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
         return await self.pictures.fetch(tenant, ref, param=param)
+
+    async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
+        return picture(ref["artifact_id"])
 
     def close(self) -> None:
         pass
@@ -645,3 +650,64 @@ async def test_previews_are_kept_and_published_while_the_run_goes_on(shell: Shel
     await shell.until_ended()
     await shell.until_idle()
     assert len(shell.shown) == 1, "an ended run shows nothing"
+
+
+# -- turns about images
+
+
+def picture(name: str) -> ArtifactRef:
+    return ArtifactRef(artifact_id=name, uri=f"x/{name}", media_type="image/png", size_bytes=1, sha256=f"sum of {name}")
+
+
+MADE = {"media_type": "image/png", "width": 4, "height": 2, "seed": 7}
+
+
+async def test_what_a_turn_draws_is_kept_before_its_answer_refers_to_it(shell: Shell, tmp_path: Path) -> None:
+    shell.submit("r", task="image_generation", payload={"prompt": "a cat"}, line="c")
+    await shell.until_running()
+    assert shell.the_engine().only_run()[0].history is None, "such a model reads no history"
+    shell.the_engine().finish(images=[{**MADE, "data": b"one"}, {**MADE, "data": b"two"}])
+    terminal = await shell.until_ended()
+    (answer,) = shell.turns.finished
+    images = terminal.finished.output["images"]
+    assert [one.artifact_id for one in answer.artifacts] == [image["artifact_id"] for image in images]
+    assert [one.sha256 for one in answer.artifacts] == [image["sha256"] for image in images]
+    assert (answer.role, answer.content) == ("assistant", "")
+    facts = ArtifactStore(tmp_path / "artifacts").describe("default", images[0]["artifact_id"])
+    assert (facts.request_id, facts.conversation_id) == ("r", answer.conversation_id)
+
+
+async def test_an_edit_shows_what_it_named_and_gets_what_it_did_not_name(shell: Shell) -> None:
+    brought = {"prompt": "p", "image": {"artifact_id": "a"}, "mask": {"artifact_id": "mask"}}
+    shell.submit("r", task="image_editing", payload=brought, line="c")
+    await shell.until_running()
+    assert shell.turns.shown == [{0: [picture("a")]}]
+    shell.the_engine().finish(images=[{**MADE, "data": b"one"}])
+    await shell.until_ended()
+    drawn = replace(answer_of("before", ""), artifacts=[picture("cat")])
+    shell.turns.pictured = [drawn]
+    shell.submit("blue", task="image_editing", payload={"prompt": "make it blue", "image": {}}, line="c")
+    await shell.until_running()
+    spec, _, _ = shell.the_engine().only_run()
+    assert spec.payload == {"prompt": "make it blue", "image": {"artifact_id": "cat"}}
+    assert spec.images.keys() == {"image"}
+    assert shell.pictures.asked[-1][1] == {"artifact_id": "cat", "sha256": "sum of cat"}
+    assert shell.turns.shown[-1] == {}
+
+
+@pytest.mark.parametrize("when", ["before its run", "after it"])
+async def test_images_that_stand_in_the_conversation_are_the_outcome(shell: Shell, tmp_path: Path, when: str) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    kept = store.put("default", b"drawn", media_type="image/png", width=4, height=2, seed=7)
+    standing = replace(answer_of("r", ""), artifacts=[reference_to(kept)])
+    if when == "before its run":
+        shell.turns.stands = standing
+    else:
+        shell.turns.winner = standing
+    shell.submit("r", task="image_generation", payload={"prompt": "a cat"}, line="c")
+    if when == "after it":
+        await shell.until_running()
+        shell.the_engine().finish(images=[{**MADE, "data": b"another"}])
+    terminal = await shell.until_ended()
+    assert terminal.finished.output == {"images": [{**kept.reference(), "expires_at": None}]}
+    assert terminal.status == "completed"

@@ -67,6 +67,14 @@ KEPT: dict[str, Case] = {
     ),
     "an output whose outcome is not known": Case({"request_id": "r"}),
     "an output that is younger than an hour": Case({"request_id": "r"}, modified_ms=YOUNG_MS, named={"r": set()}),
+    "what was made in a conversation": Case({"conversation_id": "c"}, conversations={("acme", "c")}),
+    "what was made in a conversation, while nobody knows them": Case({"conversation_id": "c"}),
+    "what is being made in a conversation that begins": Case(
+        {"conversation_id": "c"}, modified_ms=YOUNG_MS, conversations=set()
+    ),
+    "what was made in a conversation that is gone, and another one holds": Case(
+        {"conversation_id": "c"}, held_by="d", conversations={("acme", "d")}
+    ),
     "bytes that are younger than an hour": Case(modified_ms=YOUNG_MS),
     "bytes that lie where the facts say": Case(
         {"prefix": "a/b", "store": "cold"}, artifact_id="5fb2c1f4-7a86-4a0e-9d3b-0f5a8f4f3d11",
@@ -79,6 +87,10 @@ TAKEN: dict[str, tuple[Case, str]] = {
     "one whose conversation is gone": (Case({"expires_at_ms": 1}, held_by="c", conversations={("b", "c")}), "expired"),
     "an output that the outcome does not name": (Case({"request_id": "r"}, named={"r": {"another"}}), "orphan"),
     "an output of an erased request": (Case({"request_id": "r"}, named={"r": set()}), "orphan"),
+    "what was made in a conversation that is gone": (
+        Case({"conversation_id": "c"}, held_by="c", conversations={("b", "c")}),
+        "orphan",
+    ),
     "bytes without facts": (Case(), "partial"),
     "marks without an artifact": (Case(data=[], held_by="c"), "partial"),
     "bytes that the facts do not name": (Case({"prefix": "a"}), "partial"),

@@ -78,3 +78,31 @@ def test_no_text_but_a_uuid_is_an_id(text: str) -> None:
         assert str(uuid.UUID(check_artifact_id(text))) == text
     except InvalidRequest:
         pass
+
+
+def test_a_conversation_that_is_gone_takes_along_what_was_made_in_it(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    made, shared = (store.put("acme", b"made", conversation_id="trip") for _ in range(2))
+    upload, elsewhere = store.put("acme", b"upload"), store.put("acme", b"made", conversation_id="other")
+    for artifact in (made, shared, upload, elsewhere):
+        store.holds.hold("acme", artifact.artifact_id, "trip")
+    store.holds.hold("acme", shared.artifact_id, "other")
+    store.conversation_gone("acme", "trip")
+    assert store.peek("acme", made.artifact_id) is None
+    assert all(store.peek("acme", one.artifact_id) for one in (shared, upload, elsewhere))
+    assert store.holds.held_by("acme", "trip") == []
+    assert store.holds.held_by("acme", "other") == [shared.artifact_id]
+
+
+def test_a_conversation_lets_go_of_some_and_holds_the_others(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    first, second = (store.put("acme", b"x") for _ in range(2))
+    for artifact in (first, second):
+        store.holds.hold("acme", artifact.artifact_id, "trip")
+    for _ in range(2):
+        store.holds.let_go("acme", "trip", [first.artifact_id])
+    assert store.holds.held_by("acme", "trip") == [second.artifact_id]
+    assert (store.holds.any_of("acme", first.artifact_id), store.holds.any_of("acme", second.artifact_id)) == (
+        False,
+        True,
+    )

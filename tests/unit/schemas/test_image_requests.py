@@ -11,7 +11,7 @@ from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, Uns
 from penstock.schemas.image_payloads import image_references
 from penstock.schemas.message_parts import image_parts
 from penstock.schemas.records import InferenceRequest
-from penstock.schemas.requests import parse_request, request_to_json, validate_request
+from penstock.schemas.requests import content_hash, parse_request, request_to_json, validate_request
 
 NOW_MS = 1_700_000_000_000
 ID = "0b0c7a2e-2a4b-4f0e-9a55-3f6f5d0f5a10"
@@ -118,8 +118,35 @@ def test_a_part_that_is_wrong_is_named(part: dict[str, Any], kind: type[Penstock
     assert param in caught.value.message
 
 
-def test_images_go_with_those_who_show_them_and_not_with_conversations_yet() -> None:
+def test_images_go_with_those_who_show_them_in_conversations_too() -> None:
     with pytest.raises(InvalidRequest, match="only user and system"):
         chat({"type": "image", "image": IMAGE}, role="assistant")
-    with pytest.raises(UnsupportedParameter, match="images do not go with conversation_id yet"):
-        chat({"type": "image", "image": IMAGE}, conversation_id="c")
+    assert chat({"type": "image", "image": IMAGE}, conversation_id="c").conversation_id == "c"
+
+
+@pytest.mark.parametrize("task", ["image_editing", "image_to_text"])
+@pytest.mark.parametrize("left_out", [{}, {"image": None}, {"image": {}}, {"image": {"artifact_id": None}}])
+def test_an_image_may_be_left_out_in_a_conversation_alone(task: str, left_out: dict[str, Any]) -> None:
+    body = {"task": task, "payload": {"prompt": "make it blue", **left_out}}
+    turn = parse_request({**body, "conversation_id": "c"}, now_ms=1)
+    assert turn.payload["image"] == {}
+    assert list(image_references(turn.payload)) == []
+    again = default_codec().decode(default_codec().encode(turn), InferenceRequest)
+    validate_request(again)
+    assert again.payload["image"] == {}
+    assert content_hash(again) == content_hash(turn)
+    with pytest.raises(InvalidRequest) as caught:
+        parse_request(body, now_ms=1)
+    assert caught.value.param == "payload.image"
+
+
+def test_what_does_not_go_with_turns_about_images() -> None:
+    drawing = {"task": "image_generation", "payload": {"prompt": "a cat"}, "conversation_id": "c"}
+    assert parse_request(drawing, now_ms=1).conversation_id == "c"
+    with pytest.raises(UnsupportedParameter) as caught:
+        parse_request({**drawing, "context": {"last_turns": 1}}, now_ms=1)
+    assert caught.value.param == "context"
+    processing = {"task": "image_processing", "payload": {"image": IMAGE, "operations": [{"op": "strip_metadata"}]}}
+    with pytest.raises(UnsupportedParameter) as caught:
+        parse_request({**processing, "conversation_id": "c"}, now_ms=1)
+    assert caught.value.param == "conversation_id"

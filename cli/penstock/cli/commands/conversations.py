@@ -39,8 +39,11 @@ def list_conversations(
 
 
 def item_text(item: dict[str, Any]) -> str:
+    """The text of an item; an image stands as the path at which the gateway gives it."""
     content = item.get("content")
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or [])
+    if isinstance(content, str):
+        return content
+    return " ".join(filter(None, (part.get("text") or part.get("image_url") for part in content or [])))
 
 
 @app.command()

@@ -35,6 +35,8 @@ Count = Annotated[int | None, typer.Option("-n", help="How many images.")]
 Format = Annotated[str | None, typer.Option("--format", help="png, jpeg or webp.")]
 Negative = Annotated[str | None, typer.Option("--negative", help="What not to draw.")]
 Source = Annotated[str, typer.Argument(help="A file, or a URL that the worker may fetch.")]
+Shown = Annotated[str, typer.Argument(help="A file or a URL; - for the newest image of the conversation.")]
+Conversation = Annotated[str | None, typer.Option("--conversation", "-c", help="Make it a turn of this conversation.")]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,6 +67,7 @@ def generate(
     image_format: Format = None,
     out: Out = Path(),
     model: Model = None,
+    conversation: Conversation = None,
     priority: Priority = None,
     timeout: Timeout = 900,
     url: Url = DEFAULT_URL,
@@ -79,12 +82,13 @@ def generate(
     """
     payload = {"prompt": prompt, "sampler": sampler, **_drawing(negative, size, steps, guidance, seed, n)}
     with Gateway(url, key) as gateway:
-        _run(gateway, _body("image_generation", payload, model, priority, image_format), out, timeout, as_json=as_json)
+        body = _body("image_generation", payload, model, priority, image_format, conversation)
+        _run(gateway, body, out, timeout, as_json=as_json)
 
 
 @app.command()
 def edit(
-    source: Source,
+    source: Shown,
     prompt: Annotated[str, typer.Argument(help="What to change, or what to draw.")],
     mask: Annotated[str | None, typer.Option(help="A file or URL; white where the image may change.")] = None,
     strength: Annotated[float | None, typer.Option(help="How far it may go from the image, above 0 to 1.")] = None,
@@ -97,6 +101,7 @@ def edit(
     image_format: Format = None,
     out: Out = Path(),
     model: Model = None,
+    conversation: Conversation = None,
     priority: Priority = None,
     timeout: Timeout = 900,
     url: Url = DEFAULT_URL,
@@ -108,21 +113,25 @@ def edit(
     Example:
 
       penstock submit image edit dam.png "make it winter" --mask sky.png -o winter.png
+
+      penstock submit image edit - "and now in blue" --conversation trip
     """
     payload: dict[str, Any] = {"prompt": prompt, "strength": strength}
     payload |= _drawing(negative, size, steps, guidance, seed, n)
     with Gateway(url, key) as gateway:
-        payload["image"] = image_input(gateway, source)
+        payload["image"] = _shown(gateway, source, conversation)
         payload["mask"] = None if mask is None else image_input(gateway, mask)
-        _run(gateway, _body("image_editing", payload, model, priority, image_format), out, timeout, as_json=as_json)
+        body = _body("image_editing", payload, model, priority, image_format, conversation)
+        _run(gateway, body, out, timeout, as_json=as_json)
 
 
 @app.command()
 def caption(
-    source: Source,
+    source: Shown,
     question: Annotated[str | None, typer.Argument(help="What to ask of it; without one it is described.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
     model: Model = None,
+    conversation: Conversation = None,
     priority: Priority = None,
     timeout: Timeout = 300,
     url: Url = DEFAULT_URL,
@@ -136,8 +145,9 @@ def caption(
       penstock submit image caption dam.png "What is in the foreground?"
     """
     with Gateway(url, key) as gateway:
-        payload = {"image": image_input(gateway, source), "prompt": question, "max_tokens": max_tokens}
-        _run(gateway, _body("image_to_text", payload, model, priority), None, timeout, as_json=as_json)
+        payload = {"image": _shown(gateway, source, conversation), "prompt": question, "max_tokens": max_tokens}
+        body = _body("image_to_text", payload, model, priority, None, conversation)
+        _run(gateway, body, None, timeout, as_json=as_json)
 
 
 @app.command()
@@ -163,8 +173,8 @@ def process(
     with Gateway(url, key) as gateway:
         for one in operations:
             if isinstance(one.get("image"), str):
-                one["image"] = image_input(gateway, one["image"])
-        payload = {"image": image_input(gateway, source), "operations": operations}
+                one["image"] = imageimage_input(gateway, one["image"])
+        payload = {"image": imageimage_input(gateway, source), "operations": operations}
         _run(gateway, _body("image_processing", payload, model, priority, image_format), out, timeout, as_json=as_json)
 
 
@@ -207,12 +217,26 @@ def _drawing(
 
 
 def _body(
-    task: str, payload: dict[str, Any], model: str | None, priority: int | None, image_format: str | None = None
+    task: str,
+    payload: dict[str, Any],
+    model: str | None,
+    priority: int | None,
+    image_format: str | None = None,
+    conversation: str | None = None,
 ) -> dict[str, Any]:
     output = None if image_format is None else {"format": "jpeg" if image_format == "jpg" else image_format}
-    body = {"task": task, "model": model, "priority": priority, "output": output}
+    body = {"task": task, "model": model, "priority": priority, "output": output, "conversation_id": conversation}
     given = {name: value for name, value in body.items() if value is not None}
     return {**given, "payload": {name: value for name, value in payload.items() if value is not None}}
+
+
+def _shown(gateway: Gateway, source: str, conversation: str | None) -> dict[str, str] | None:
+    """As `image_input`; None for the newest image of a conversation."""
+    if source != "-":
+        return image_input(gateway, source)
+    if conversation is None:
+        raise CliFailure("- is the newest image of a conversation: name it with -c", exit_code=ExitCode.USAGE)
+    return None
 
 
 def _run(gateway: Gateway, body: dict[str, Any], out: Path | None, timeout_s: float, *, as_json: bool) -> None:

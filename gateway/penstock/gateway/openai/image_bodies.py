@@ -69,6 +69,11 @@ class ImageBody(OpenAIBody):
     output_format: Literal["png", "jpeg", "webp"] | None = None
     output_compression: Annotated[int | None, Field(ge=0, le=100, description="Quality of jpeg and webp.")] = None
 
+    @property
+    def in_conversation(self) -> bool:
+        """Whether it is a turn of a conversation, whose newest image an edit may take."""
+        return self.penstock is not None and self.penstock.conversation_id is not None
+
 
 def image_request(
     body: ImageBody, caller: Caller, now_ms: int, images: Mapping[str, Any] | None = None
@@ -129,9 +134,9 @@ def _scalar(text: str) -> Any:
     return value if isinstance(value, bool | int | float) else text
 
 
-def only_image(count: int, name: str) -> None:
-    """Raises InvalidRequest without a file, UnsupportedParameter for several."""
-    if count == 0:
+def only_image(count: int, name: str, *, needed: bool) -> None:
+    """Raises InvalidRequest without a file that is needed, UnsupportedParameter for several."""
+    if count == 0 and needed:
         raise InvalidRequest(f"{name} is missing: send the image as a file", param=name)
     if count > 1:
         raise UnsupportedParameter(f"{name}: one image can be edited at a time", param=name)

@@ -65,17 +65,17 @@ async def _edit_of(form: FormData, caller: Caller) -> tuple[ImageBody, Json, lis
     """(the fields, references to the images, what becomes artifacts). Raises InvalidRequest, UnsupportedParameter."""
     texts = [(name, part) for name, part in form.multi_items() if isinstance(part, str)]
     files = [(name, part) for name, part in form.multi_items() if isinstance(part, UploadFile)]
-    only_image(sum(name in IMAGE_NAMES for name, _ in files), "image")
-    only_image(max(1, sum(name == "mask" for name, _ in files)), "mask")
+    try:
+        body = ImageBody.model_validate(form_fields(texts))
+    except ValidationError as error:
+        raise invalid_from_validation(error) from None
+    only_image(sum(name in IMAGE_NAMES for name, _ in files), "image", needed=not body.in_conversation)
+    only_image(sum(name == "mask" for name, _ in files), "mask", needed=False)
     contents: dict[str, bytes] = {}
     for name, part in files:
         if name not in (*IMAGE_NAMES, "mask"):
             raise InvalidRequest(f"the file {name[:100]} is not expected: image and mask are", param=name[:100])
         contents["mask" if name == "mask" else "image"] = await part.read()
-    try:
-        body = ImageBody.model_validate(form_fields(texts))
-    except ValidationError as error:
-        raise invalid_from_validation(error) from None
     holder: Json = {"payload": {name: {"file": name} for name in contents}}
     try:
         images = take_images(holder, caller.tenant, contents)

@@ -19,8 +19,9 @@ from penstock.gateway.openai.chat_bodies import (
     refuse_unsupported,
     tier_priority,
 )
+from penstock.gateway.service.brought_images import MAX_IMAGES, BroughtImage, image_of_url
 from penstock.schemas.bodies import ListOf
-from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
 from penstock.schemas.records import InferenceRequest
 
 LOGPROBS = "message.output_text.logprobs"
@@ -50,6 +51,7 @@ WORDS = {
 }
 """How this route calls the fields of the native request."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
+IMAGE_PART = "input_image"
 
 
 class Reasoning(BaseModel):
@@ -155,9 +157,8 @@ def _messages(given: str | list[dict[str, Any]]) -> list[Json]:
         where = f"input[{number}]"
         match item.get("type", "message"):
             case "message":
-                messages.append(
-                    {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
-                )
+                content = _content(item.get("content"), f"{where}.content", images=True)
+                messages.append({"role": item.get("role"), "content": content})
             case "function_call":
                 call = {"id": item.get("call_id"), "type": "function"}
                 call["function"] = {"name": item.get("name"), "arguments": item.get("arguments")}
@@ -173,19 +174,62 @@ def _messages(given: str | list[dict[str, Any]]) -> list[Json]:
     return messages
 
 
-def _content(value: Any, where: str) -> Any:
-    """Text, or the texts of parts joined; the checks of the native body say what else is wrong."""
+def _content(value: Any, where: str, *, images: bool = False) -> Any:
+    """Text, or the texts of parts joined; with `images` the parts, if some are images. The native body checks the rest.
+
+    Raises UnsupportedParameter, InvalidRequest.
+    """
     if not isinstance(value, list):
         return value
-    texts: list[str] = []
-    for part in cast("list[Any]", value):
+    parts: list[Json] = []
+    for number, part in enumerate(cast("list[Any]", value)):
         kind: Any = cast("Json", part).get("type") if isinstance(part, dict) else None
+        if kind == IMAGE_PART and images:
+            parts.append(_image(cast("Json", part), f"{where}[{number}]"))
+            continue
         if kind not in _TEXT_PARTS:
-            raise UnsupportedParameter(f"{where}: only parts of text are supported", param=where)
+            wanted = "parts of text and images are" if images else "parts of text are"
+            raise UnsupportedParameter(f"{where}: only {wanted} supported", param=where)
         if not isinstance(text := part.get("text"), str):
             raise InvalidRequest(f"{where}: a part of text has no text", param=where)
-        texts.append(text)
-    return "".join(texts)
+        parts.append({"type": "text", "text": text})
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _image(part: Json, where: str) -> Json:
+    """An image by URL, or by the id of an artifact where OpenAI has that of a file. Raises InvalidRequest."""
+    given = {name: value for name, value in part.items() if value is not None and name != "type"}
+    url, artifact_id, detail = given.pop("image_url", None), given.pop("file_id", None), given.pop("detail", None)
+    for name in given:
+        raise UnsupportedParameter(f"{where}.{name[:100]} is not supported", param=f"{where}.{name[:100]}")
+    if (url is None) == (artifact_id is None):
+        raise InvalidRequest(f"{where} must have image_url or file_id, one of the two", param=where)
+    if url is None:
+        return {"type": "image", "image": {"artifact_id": artifact_id}}
+    return {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+
+
+def response_images(body: ResponsesBody, caller: Caller) -> list[BroughtImage]:
+    """Take the images out of the input that bring their bytes along; the ids of their artifacts stay.
+
+    Raises InvalidRequest, TooLarge with the field in `param`.
+    """
+    brought: dict[str, BroughtImage] = {}
+    for number, item in enumerate(body.input if isinstance(body.input, list) else ()):
+        content: Any = item.get("content")
+        for place, part in enumerate(cast("list[Any]", content) if isinstance(content, list) else ()):
+            if not isinstance(part, dict) or cast("Json", part).get("type") != IMAGE_PART:
+                continue
+            shown, where = cast("Json", part), f"input[{number}].content[{place}]"
+            image = image_of_url(shown.get("image_url"), caller.tenant, f"{where}.image_url")
+            if image is not None and shown.get("file_id") is None:
+                brought[image.artifact_id] = image
+                shown["image_url"], shown["file_id"] = None, image.artifact_id
+            if len(brought) > MAX_IMAGES:
+                raise TooLarge(f"more than {MAX_IMAGES} images came with the request", param=where)
+    return list(brought.values())
 
 
 def _tool(tool: Json, number: int) -> Json:

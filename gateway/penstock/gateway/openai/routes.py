@@ -24,7 +24,7 @@ from penstock.gateway.openai.exchange import (
 )
 from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
-from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, responses_request
+from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, response_images, responses_request
 from penstock.gateway.routes.paging import Page
 from penstock.gateway.service.brought_images import BroughtImage, keep_images
 from penstock.gateway.service.model_states import find_one
@@ -57,8 +57,9 @@ async def create_completion(body: shapes.CompletionBody, request: Request) -> Re
 @router.post("/responses", summary="Responses, as OpenAI's API has them")
 async def create_response(body: ResponsesBody, request: Request) -> Response:
     """Plain or streamed. A client that disconnects cancels."""
+    images = response_images(body, caller_of(request))
     asked = responses_request(body, caller_of(request), now_ms())
-    exchange = await Exchange.begin(request, asked, WORDS)
+    exchange = await Exchange.begin(request, asked, WORDS, images)
     about = Asked(request_id=exchange.request_id, created=exchange.created, model=exchange.model, body=body)
     if asked.stream:
         return exchange.stream(ResponseWriter(about))

@@ -18,6 +18,7 @@ from penstock.producers import admin
 from penstock.producers.conversations import ConversationRecord, Turn, fold_messages, read_conversation
 from penstock.schemas.errors import InsufficientCapacity, InvalidRequest, NotFound, PenstockError, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id
+from penstock.schemas.records import ArtifactRef
 from penstock.schemas.times import rfc3339
 
 logger = logging.getLogger(__name__)
@@ -101,10 +102,11 @@ async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
 
 
 async def _release_artifacts(request: Request, tenant: str, conversation_id: str) -> None:
-    """What its turns referred to is held no more. The conversation is gone in any case: the sweeper comes after."""
+    """What its turns referred to is held no more, what they made goes. The conversation is gone in any case: the
+    sweeper comes after."""
     service = service_of(request)
     try:
-        await service.threads.conversations.run(service.artifacts.holds.release, tenant, conversation_id)
+        await service.threads.conversations.run(service.artifacts.conversation_gone, tenant, conversation_id)
     except PenstockError as error:
         logger.warning("conversation.artifacts_still_held error=%s", error.code)
 
@@ -134,16 +136,30 @@ def item_json(turn: Turn) -> dict[str, Any]:
     """A message as OpenAI's conversation item; the offset is where it stands in the topic."""
     message = turn.message
     kind = "output_text" if message.direction == "out" else "input_text"
+    content: list[dict[str, Any]] = [{"type": kind, "text": message.content}]
+    if message.artifacts:
+        content = [*map(_image_json, message.artifacts), *(content if message.content else ())]
     return {
         "object": "conversation.item",
         "type": "message",
         "id": f"msg_{turn.offset}",
         "role": message.role,
         "status": "completed",
-        "content": [{"type": kind, "text": message.content}],
+        "content": content,
         "created_at": message.created_at // 1000,
         "request_id": message.request_id,
         "offset": turn.offset,
+    }
+
+
+def _image_json(artifact: ArtifactRef) -> dict[str, Any]:
+    """An image of a message, whoever showed it: OpenAI's protocol has one type for it."""
+    return {
+        "type": "input_image",
+        "image_url": f"/v1/artifacts/{artifact.artifact_id}/content",
+        "detail": "auto",
+        "artifact_id": artifact.artifact_id,
+        "media_type": artifact.media_type,
     }
 
 

@@ -81,7 +81,8 @@ class ArtifactSweeps:
             listing, facts = await asyncio.to_thread(self._sweeper.look)
             now_ms = self._sweeper.now_ms()
             named = await self._outcomes(in_question(listing, facts, now_ms))
-            conversations = await self._conversations() if listing.holding else None
+            in_some = listing.holding or any(one.conversation_id is not None for one in facts.values())
+            conversations = await self._conversations() if in_some else None
             swept = plan(listing, facts, now_ms, named=named, conversations=conversations)
             doomed = swept.doomed if dry_run else await asyncio.to_thread(self._sweeper.apply, swept)
             return Swept(doomed, len(swept.released), dry_run)

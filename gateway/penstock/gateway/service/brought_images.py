@@ -76,6 +76,12 @@ def take_images(body: Any, tenant: str, files: Mapping[str, bytes] | None = None
     return list(brought.values())
 
 
+def image_of_url(url: Any, tenant: str, param: str) -> BroughtImage | None:
+    """The image that a `data:` URL has in it; None for any other. Raises InvalidRequest."""
+    data = _of_data_url(url, param) if isinstance(url, str) else None
+    return None if data is None else _image(data, tenant, param)
+
+
 async def keep_images(
     asked: InferenceRequest,
     images: Sequence[BroughtImage],

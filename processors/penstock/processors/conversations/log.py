@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from penstock.schemas.records import ConversationMessage
+from penstock.schemas.records import ArtifactRef, ConversationMessage
 
 ENTRY_OVERHEAD_BYTES = 1500
 """What the Python objects of one entry take beside the text itself."""
@@ -92,6 +92,23 @@ class ConversationLog:
         if mark.topic_id is None:
             return now.count == mark.count == 0
         return now == mark
+
+    def shown_by(self, request_id: str) -> dict[int, list[ArtifactRef]]:
+        """The images of this request's own messages that stand here, by the number of the message."""
+        shown: dict[int, list[ArtifactRef]] = {}
+        for entry in self._by_request.get(request_id, ()):
+            if entry.message.direction == "in":
+                shown.setdefault(entry.message.index, entry.message.artifacts)
+        return shown
+
+    def artifact_ids(self, without: str | None = None) -> set[str]:
+        """What the messages that count refer to, those of one request left out."""
+        return {
+            artifact.artifact_id
+            for entry in self._counting
+            if entry.message.request_id != without or without is None
+            for artifact in entry.message.artifacts
+        }
 
     def keys_of(self, request_id: str) -> list[bytes]:
         return [entry.key for entry in self._by_request.get(request_id, ())]

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.schemas.records import ConversationMessage, InferenceRequest, Usage
+from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest, Usage
+
+Shown = Mapping[int, Sequence[ArtifactRef]]
+"""The images that a request's own messages show, by the number of the message."""
+
+PICTURE = "[image]"
+"""Stands in the history for an image, where a model reads text alone."""
 
 
-def input_messages(request: InferenceRequest, epoch: int, now_ms: int) -> list[ConversationMessage]:
-    """The request's own messages as conversation records."""
-    messages: list[dict[str, Any]] = (request.payload or {}).get("messages") or []
+def input_messages(
+    request: InferenceRequest, epoch: int, now_ms: int, shown: Shown | None = None
+) -> list[ConversationMessage]:
+    """The request's own messages as conversation records. A request about images has one: its prompt."""
+    payload = request.payload or {}
+    messages: list[dict[str, Any]] = payload.get("messages") or []
+    if request.task != "text_generation":
+        messages = [{"role": "user", "content": payload.get("prompt") or ""}]
     return [
         ConversationMessage(
             request_id=request.request_id,
@@ -26,6 +38,7 @@ def input_messages(request: InferenceRequest, epoch: int, now_ms: int) -> list[C
             metadata=dict(request.metadata),
             tool_calls=message.get("tool_calls") or None,
             tool_call_id=message.get("tool_call_id"),
+            artifacts=list((shown or {}).get(index, ())),
         )
         for index, message in enumerate(messages)
     ]
@@ -42,6 +55,7 @@ def answer_message(
     usage: Usage | None,
     now_ms: int,
     tool_calls: list[dict[str, Any]] | None = None,
+    artifacts: Sequence[ArtifactRef] = (),
 ) -> ConversationMessage:
     """The record that keeps a request's answer."""
     return ConversationMessage(
@@ -61,12 +75,15 @@ def answer_message(
         usage=usage,
         metadata=dict(request.metadata),
         tool_calls=tool_calls or None,
+        artifacts=list(artifacts),
     )
 
 
 def as_chat(message: ConversationMessage) -> dict[str, Any]:
-    """The message as a chat template takes it."""
-    chat: dict[str, Any] = {"role": message.role, "content": message.content}
+    """The message as a chat template takes it; in place of each image a word that says so."""
+    words = [PICTURE] * len(message.artifacts)
+    content = "\n".join([" ".join(words), message.content]).strip("\n") if words else message.content
+    chat: dict[str, Any] = {"role": message.role, "content": content}
     if message.name:
         chat["name"] = message.name
     if message.tool_calls:

@@ -12,19 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from penstock.processors.conversations.cache import LogCache
 from penstock.processors.conversations.log import ConversationLog, Mark
-from penstock.processors.conversations.messages import as_chat, input_messages
+from penstock.processors.conversations.messages import Shown, as_chat, input_messages
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, DecodeError, NotFound, Overloaded, RegistryUnavailable
-from penstock.schemas.records import ConversationMessage, InferenceRequest, conversation_message_key
+from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest, conversation_message_key
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,10 @@ class TurnStart:
     answer: ConversationMessage | None
     history: list[dict[str, Any]]
     mark: Mark
+    pictured: list[ConversationMessage] = field(default_factory=list[ConversationMessage])
+    """The history as its records, if there are images in it; else nothing."""
+    shown: Shown = field(default_factory=dict[int, Sequence[ArtifactRef]])
+    """The images of its own input, where that stands there already: an earlier attempt wrote it."""
 
 
 class Log(Protocol):
@@ -75,6 +79,14 @@ class Log(Protocol):
         ...
 
 
+class Holder(Protocol):
+    """Keeps images for as long as turns refer to them; see `HeldImages`. Its methods block."""
+
+    def hold(self, tenant: str, conversation_id: str, artifact_ids: Iterable[str]) -> None: ...
+    def let_go(self, tenant: str, conversation_id: str, artifact_ids: Iterable[str]) -> None: ...
+    def keep_only(self, tenant: str, conversation_id: str, artifact_ids: Set[str], erased: str) -> None: ...
+
+
 class Turns:
     """Conversation turns for one worker; at most one per conversation is granted at a time (the scheduler's lines)."""
 
@@ -87,9 +99,12 @@ class Turns:
         threads: int,
         cached_bytes: int,
         watch: BrokerWatch,
+        held: Holder | None = None,
         after_append: Callable[[], None] = lambda: None,
     ) -> None:
+        """`held`: what keeps the images of turns; None where no turn has any."""
         self._log = log
+        self._held = held
         self._codec = codec
         self._topic_of = topic_of
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="turns")
@@ -118,9 +133,15 @@ class Turns:
         return None if log.topic_id is None else [as_chat(message) for message in log.through(through_offset)]
 
     async def begin(
-        self, request: InferenceRequest, epoch: int, now_ms: int, mine: Callable[[], bool], mark: Mark
+        self,
+        request: InferenceRequest,
+        epoch: int,
+        now_ms: int,
+        mine: Callable[[], bool],
+        mark: Mark,
+        shown: Shown | None = None,
     ) -> bool:
-        """At the grant: append the request's own input unless it stands there.
+        """At the grant: append the request's own input unless it stands there, with the images that it shows.
 
         False when the log in front of it is not what `read` saw (or the answer stands there by now): the turn must be
         read and prepared again. Raises LostOwnership.
@@ -132,8 +153,10 @@ class Turns:
             if log.answer(request_id) is not None or not log.agrees(mark, request_id):
                 return False
             own = log.inputs(request_id)
-            missing = [message for message in input_messages(request, epoch, now_ms) if message.index not in own]
+            messages = input_messages(request, epoch, now_ms, shown)
+            missing = [message for message in messages if message.index not in own]
             if missing:
+                await self._hold(missing)
                 await self._append(topic, log, missing, mine)
             return log.agrees(mark, request_id)
 
@@ -157,20 +180,25 @@ class Turns:
             tried = True
             log = log or await self._run(lambda: self._refreshed(topic, within_s, make=True))
             if log.answer(request_id) is None:
+                await self._hold([answer])
                 await self._append(topic, log, [answer], mine)
                 self._after_append()
+            await self._let_go_of_lost(answer, log)
             return log.answer(request_id) or answer
 
         return await self._patiently(topic, mine, attempt)
 
     async def erase(self, tenant: str, conversation_id: str, request_id: str) -> int:
-        """Write tombstones for all of a request's messages; how many."""
+        """Write tombstones for all of a request's messages; how many. Images that only they referred to are let go."""
         topic = self._topic_of(tenant, conversation_id)
         async with self._in_order(topic):
             log = await self._run(lambda: self._refreshed(topic, LONGEST_ATTEMPT_S, make=False))
             keys = log.keys_of(request_id)
             if keys:
                 await self._log.append(topic, [(key, None) for key in keys])
+            if (held := self._held) is not None:
+                left = log.artifact_ids(without=request_id)
+                await self._run(lambda: held.keep_only(tenant, conversation_id, left, request_id))
             return len(keys)
 
     def close(self) -> None:
@@ -180,6 +208,20 @@ class Turns:
 
     def _topic(self, request: InferenceRequest) -> str:
         return self._topic_of(request.tenant, request.conversation_id or "")
+
+    async def _hold(self, messages: Sequence[ConversationMessage]) -> None:
+        """Hold their images, before they are written: what stands in a conversation must not be swept."""
+        held, first = self._held, messages[0]
+        ids = [artifact.artifact_id for message in messages for artifact in message.artifacts]
+        if ids and held is not None:
+            await self._run(lambda: held.hold(first.tenant, first.conversation_id, ids))
+
+    async def _let_go_of_lost(self, answer: ConversationMessage, log: ConversationLog) -> None:
+        """Another answer counts: nobody refers to the images of this one."""
+        held = self._held
+        lost = {artifact.artifact_id for artifact in answer.artifacts} - log.artifact_ids() if answer.artifacts else ()
+        if lost and held is not None:
+            await self._run(lambda: held.let_go(answer.tenant, answer.conversation_id, lost))
 
     def _in_order(self, topic: str) -> asyncio.Lock:
         """One call at a time works on a conversation's log; the lock lives as long as somebody holds or awaits it."""
@@ -258,8 +300,14 @@ class Turns:
     def _turn_start(self, topic: str, request_id: str, within_s: float) -> TurnStart:
         log = self._refreshed(topic, within_s, make=False)
         answer = log.answer(request_id)
-        history = [] if answer is not None else [as_chat(message) for message in log.history(request_id)]
-        return TurnStart(answer=answer, history=history, mark=log.mark(request_id))
+        messages = [] if answer is not None else log.history(request_id)
+        return TurnStart(
+            answer=answer,
+            history=[as_chat(message) for message in messages],
+            mark=log.mark(request_id),
+            pictured=messages if any(message.artifacts for message in messages) else [],
+            shown=log.shown_by(request_id),
+        )
 
     def _refreshed(self, topic: str, within_s: float, *, make: bool) -> ConversationLog:
         """The topic to its end: the cached part, if it is of the same Kafka topic, and the unseen tail."""

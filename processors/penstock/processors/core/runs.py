@@ -122,8 +122,7 @@ class Runs(Endings):
             lane.remember_prefix(work.line, replica)
         self._give_back(work)
         clear_suspicion(work)
-        append = work.line is not None and work.task == "text_generation"
-        self._completed(work, "finished", finished, now, append=append, large=large)
+        self._completed(work, "finished", finished, now, append=work.line is not None, large=large)
 
     def failed(self, work: Work, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
         """A run ended without output. `again`: the same run may succeed on this worker."""

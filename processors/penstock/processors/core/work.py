@@ -42,6 +42,8 @@ class Run:
     spec: Any = None
     mark: Any = None
     """What the conversation's log looked like when it was read."""
+    shown: Any = None
+    """The images that its own messages of the conversation show."""
     preparing_since: float = 0.0
     """When it began to be prepared."""
     granted_at: float | None = None

@@ -144,8 +144,8 @@ class VisionBackend:
             return int(inputs["input_ids"].shape[1])
 
         context = build_context(
-            spec.history or [],
-            with_images(spec),
+            with_images(spec.history, spec),
+            with_images(spec.messages, spec),
             window_tokens=self._window,
             max_output_tokens=reserve,
             limits=spec.context,

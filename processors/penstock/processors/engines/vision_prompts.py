@@ -71,14 +71,17 @@ class Prompts:
             ) from error
 
 
-def with_images(spec: RunSpec) -> list[Message]:
-    """The messages of a run with the images of their parts, opened. Raises InvalidRequest for one that is not there."""
+def with_images(messages: Sequence[Message] | None, spec: RunSpec) -> list[Message]:
+    """Messages with the images of their parts, opened. Raises InvalidRequest for one that is not there.
+
+    A part of the history names its image's place itself; of the run's own messages it follows from where they stand.
+    """
     found: list[Message] = []
-    for number, message in enumerate(spec.messages or ()):
+    for number, message in enumerate(messages or ()):
         parts = message.get("parts")
         if parts:
             place = f"messages[{number}].parts"
-            message = {**message, "parts": [_part(part, spec, f"{place}[{n}]") for n, part in enumerate(parts)]}
+            message = {**message, "parts": [_part(part, spec, f"{place}[{n}].image") for n, part in enumerate(parts)]}
         found.append(message)
     return found
 
@@ -86,9 +89,9 @@ def with_images(spec: RunSpec) -> list[Message]:
 def _part(part: Mapping[str, Any], spec: RunSpec, place: str) -> dict[str, Any]:
     if part["type"] != "image":
         return {"type": "text", "text": part.get("text") or ""}
-    image = spec.images.get(f"{place}.image")
+    image = spec.images.get(part.get("place") or place)
     if image is None:
-        raise InvalidRequest(f"payload.{place}.image is missing", param=f"payload.{place}.image")
+        raise InvalidRequest(f"payload.{place} is missing", param=f"payload.{place}")
     return {"type": "image", "image": opened(image).convert("RGB")}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +11,17 @@ from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.decoders import DecodeLimits, Decoders
 from penstock.processors.images.fetching import ImageFetcher
 from penstock.processors.images.url_rules import UrlRules
+from penstock.processors.outputs import reference_to
 from penstock.processors.settings import ImagesSection
 from penstock.producers.artifacts import ArtifactStore
+from penstock.producers.artifacts.facts import Artifact
 from penstock.schemas.errors import InvalidRequest, NotFound, TooLarge
+from penstock.schemas.ids import input_artifact_id
+from penstock.schemas.image_formats import MEDIA_TYPES, sniff
+from penstock.schemas.records import ArtifactRef
+
+UNNAMED_KEPT_S = 3 * 86_400
+"""What was fetched from a URL for a conversation is kept so long, and as long as the conversation."""
 
 
 class LazyImageInputs:
@@ -24,10 +33,17 @@ class LazyImageInputs:
 
     async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
         """Raises as ImageInputs."""
+        return await (await self._opened()).fetch(tenant, ref, param=param)
+
+    async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
+        """Raises as ImageInputs."""
+        return await (await self._opened()).kept(tenant, ref, param=param)
+
+    async def _opened(self) -> ImageInputs:
         if self._inputs is None:
             store = await asyncio.to_thread(self._open_store)
             self._inputs = self._inputs or image_inputs(self._settings, store)
-        return await self._inputs.fetch(tenant, ref, param=param)
+        return self._inputs
 
     def close(self) -> None:
         """End the processes that decode."""
@@ -52,6 +68,28 @@ class ImageInputs:
         """
         return await self._decoders.decode(await self._bytes(tenant, ref, param), param=param)
 
+    async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
+        """The artifact behind `ref`. What lies at a URL becomes one: there may be another image tomorrow.
+
+        Raises as `fetch`.
+        """
+        if ref.get("url") is None:
+            return reference_to(await asyncio.to_thread(self._described, tenant, ref, param))
+        data = await self._bytes(tenant, ref, param)
+        found = sniff(data)
+        if found is None:
+            raise InvalidRequest(f"{param} is not an image of a known format ({', '.join(MEDIA_TYPES)})", param=param)
+        artifact_id = input_artifact_id(tenant, hashlib.sha256(data).hexdigest())
+        kept = await asyncio.to_thread(
+            self._artifacts.put,
+            tenant,
+            data,
+            media_type=MEDIA_TYPES[found],
+            artifact_id=artifact_id,
+            ttl_s=UNNAMED_KEPT_S,
+        )
+        return reference_to(kept)
+
     def close(self) -> None:
         """End the processes that decode."""
         self._decoders.close()
@@ -63,6 +101,12 @@ class ImageInputs:
         if url is not None:
             return await self._fetcher.fetch(url, param=f"{param}.url")
         return await asyncio.to_thread(self._kept, tenant, artifact_id, ref.get("sha256"), param)
+
+    def _described(self, tenant: str, ref: Mapping[str, Any], param: str) -> Artifact:
+        try:
+            return self._artifacts.describe(tenant, ref.get("artifact_id") or "")
+        except NotFound as error:
+            raise NotFound(error.message, param=f"{param}.artifact_id") from error
 
     def _kept(self, tenant: str, artifact_id: Any, sha256: str | None, param: str) -> bytes:
         try:

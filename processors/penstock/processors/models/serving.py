@@ -26,7 +26,7 @@ from penstock.processors.models.remembered import RememberedEstimates
 from penstock.processors.models.sizing import Estimate, estimate, size_model
 from penstock.processors.settings import WorkerSettings
 from penstock.producers.model_entry import served_by
-from penstock.schemas.abilities import Need
+from penstock.schemas.abilities import READ_IMAGES, Need
 from penstock.schemas.desired import model_key
 from penstock.schemas.records import DeviceHolder, DeviceState, ModelInfo, ModelState, Record
 from penstock.schemas.topics import CLASSES, TopicNames
@@ -166,6 +166,10 @@ class Serving:
     def defaults(self, model: str) -> Mapping[str, Any]:
         """The parameters of its runs where a request leaves them out."""
         return self.catalog.get(model).defaults
+
+    def sees(self, model: str) -> bool:
+        """Whether it reads images among messages."""
+        return READ_IMAGES in self.catalog.get(model).kind.abilities
 
     # -- devices
 

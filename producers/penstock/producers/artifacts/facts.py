@@ -37,6 +37,8 @@ class Artifact:
     """The folder within its tenant in which its bytes lie."""
     request_id: str | None = None
     """The request whose output it is."""
+    conversation_id: str | None = None
+    """The conversation in which it was made: it goes with that, unless another one holds it."""
 
     @property
     def url(self) -> str:

@@ -6,6 +6,7 @@ conversation, and `{tenant}/{artifact_id}/held/{conversation_id}` says of an art
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.producers.artifacts.places import folder_of, telling_failures
@@ -31,12 +32,20 @@ class Holds:
 
     def release(self, tenant: str, conversation_id: str) -> list[str]:
         """The conversation is gone: it holds nothing any more. The ids of what it held."""
+        held = self.held_by(tenant, conversation_id)
+        self.let_go(tenant, conversation_id, held)
+        return held
+
+    def held_by(self, tenant: str, conversation_id: str) -> list[str]:
+        """The ids of what a conversation holds."""
+        return self._names(f"{check_tenant(tenant)}/{HOLDS_FOLDER}/{check_conversation_id(conversation_id)}")
+
+    def let_go(self, tenant: str, conversation_id: str, artifact_ids: Iterable[str]) -> None:
+        """The conversation holds these no more; it may hold others. Doing it again changes nothing."""
         conversation = check_conversation_id(conversation_id)
-        held = self._names(f"{check_tenant(tenant)}/{HOLDS_FOLDER}/{conversation}")
-        for artifact_id in held:
+        for artifact_id in artifact_ids:
             self._remove(f"{folder_of(tenant, artifact_id)}/{HELD_FOLDER}/{conversation}")
             self._remove(f"{tenant}/{HOLDS_FOLDER}/{conversation}/{artifact_id}")
-        return held
 
     def of(self, tenant: str, artifact_id: str) -> list[str]:
         """The conversations that hold it."""

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,14 @@ class ArtifactStore:
         store: str | None = None,
         prefix: str | None = None,
         request_id: str | None = None,
+        conversation_id: str | None = None,
     ) -> Artifact:
         """Keep `data` under a new id, or under one that the caller made (a UUID), overwriting it.
 
         `width` and `height` in pixels and `seed` are facts of an image. `ttl_s`: seconds until it expires, in place of
         the store's own. `store` and `prefix` choose where the bytes lie. `request_id`: the request whose output it is;
-        if that ends without naming the artifact, the sweeper takes it away.
+        if that ends without naming the artifact, the sweeper takes it away. `conversation_id`: the conversation in
+        which it was made; the artifact goes when that is deleted.
 
         Raises TooLarge naming the limit, InvalidRequest for an impossible id, an unknown store or a wrong prefix.
         """
@@ -107,6 +110,7 @@ class ArtifactStore:
             height=height,
             seed=seed,
             request_id=request_id,
+            conversation_id=conversation_id,
         )
         # The bytes first: an artifact that can be found is whole.
         with telling_failures():
@@ -248,6 +252,14 @@ class ArtifactStore:
         self.remove(None, about_path(tenant, artifact_id))
         self.remove(named, data_path_of(tenant, artifact_id, prefix))
         self.holds.forget(tenant, artifact_id)
+
+    def conversation_gone(self, tenant: str, conversation_id: str) -> None:
+        """It holds nothing any more, and what was made in it goes, unless another conversation holds that."""
+        for artifact_id in self.holds.release(tenant, conversation_id):
+            artifact = self.peek(tenant, artifact_id)
+            if artifact is not None and artifact.conversation_id == conversation_id:
+                with suppress(Conflict):
+                    self.delete(tenant, artifact_id)
 
     def remove(self, store: str | None, path: str) -> None:
         """Remove one object of a place; one that is not there is no error."""

@@ -2,7 +2,7 @@
 
  - *expired*: its time is over, and no conversation holds it;
  - *orphan*: the output of a request that has ended and whose outcome does not name it: an attempt whose worker died
-   before its event, a preview, an erased request;
+   before its event, a preview, an erased request; or what was made in a conversation that is no more;
  - *partial*: bytes without facts, or bytes that the facts do not name: an upload that broke off.
 
 What is younger than GRACE_MS may be under way, and stays. So does all whose request's outcome is not known.
@@ -124,9 +124,13 @@ def plan(
         if artifact is None:
             continue
         held = any((key[0], conversation) not in gone for conversation in listing.held.get(key, {}))
-        reason = None if held else _reason(artifact, listing.facts[key], now_ms, named)
+        about = listing.facts[key]
+        reason = None if held else _reason(artifact, about, now_ms, named)
+        made_in = artifact.conversation_id
+        if not held and made_in is not None and conversations is not None and (key[0], made_in) not in conversations:
+            reason = reason or ("orphan" if _is_old(about, now_ms) else None)
         if reason is not None:
-            doomed += _taken(key, reason, artifact, [listing.facts[key], *data])
+            doomed += _taken(key, reason, artifact, [about, *data])
             continue
         elsewhere = [one for one in data if (one.store, one.path) != (artifact.store, data_path(artifact))]
         doomed += _taken(key, "partial", None, [one for one in elsewhere if _is_old(one, now_ms)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import pytest
 
@@ -12,8 +12,8 @@ from penstock.processors.conversations.messages import answer_message, input_mes
 from penstock.processors.conversations.turns import LostOwnership, Turns, TurnStart
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BrokerUnavailable
-from penstock.schemas.records import ConversationMessage, InferenceRequest
+from penstock.schemas.errors import BrokerUnavailable, Overloaded
+from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest, conversation_message_key
 from penstock.schemas.topics import TopicNames
 
 CODEC = default_codec()
@@ -392,3 +392,115 @@ async def test_a_kafka_that_is_there_and_slow_is_given_longer() -> None:
 
     log.find = slow
     assert (await asyncio.wait_for(turns.read(request("r1", "a"), mine), 10)).history == []
+
+
+# -- images
+
+
+class Marks:
+    """What is held, and the order of everything that was done."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self.held: set[str] = set()
+        self.done: list[tuple[str, int]] = []
+        self.erased: str | None = None
+        self.fails = 0
+        self._log = log
+
+    def hold(self, tenant: str, conversation_id: str, artifact_ids: Iterable[str]) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise Overloaded("the store is away")
+        assert (tenant, conversation_id) == ("default", "c1")
+        self.held |= set(artifact_ids)
+        self.done.append(("hold", len(self._log.records)))
+
+    def let_go(self, tenant: str, conversation_id: str, artifact_ids: Iterable[str]) -> None:
+        self.held -= set(artifact_ids)
+
+    def keep_only(self, tenant: str, conversation_id: str, artifact_ids: Set[str], erased: str) -> None:
+        self.held &= artifact_ids
+        self.erased = erased
+
+
+def picture(name: str) -> ArtifactRef:
+    return ArtifactRef(artifact_id=name, uri=name, media_type="image/png", size_bytes=1, sha256=name)
+
+
+def drawn(of: InferenceRequest, *names: str, epoch: int = 1) -> ConversationMessage:
+    return answer_message(
+        of, "", epoch=epoch, attempt=1, model="m", finish_reason="stop", usage=None, now_ms=0,
+        artifacts=[picture(name) for name in names],
+    )  # fmt: skip
+
+
+def holding(log: MemoryLog) -> tuple[Turns, Marks]:
+    marks, watch = Marks(log), BrokerWatch(lambda _: not log.away)
+    naming = TopicNames().conversation
+    return Turns(log, CODEC, naming, threads=1, cached_bytes=1 << 20, watch=watch, held=marks), marks
+
+
+def drawing(request_id: str, prompt: str) -> InferenceRequest:
+    return InferenceRequest(
+        request_id=request_id,
+        task="image_generation",
+        conversation_id="c1",
+        created_at=0,
+        image_generation={"prompt": prompt},
+    )
+
+
+async def test_images_are_held_before_their_turns_are_written() -> None:
+    log = MemoryLog()
+    turns, marks = holding(log)
+    asked = drawing("r1", "a cat")
+    start = await turns.read(asked, mine)
+    assert await turns.begin(asked, 1, 0, mine, start.mark, {0: [picture("brought")]})
+    assert marks.done == [("hold", 0)]
+    await turns.finish(drawn(asked, "cat-1", "cat-2"), mine)
+    assert marks.done == [("hold", 0), ("hold", 1)], "before each record"
+    assert marks.held == {"brought", "cat-1", "cat-2"}
+    later = await turns.read(drawing("r2", "another"), mine)
+    assert [(one.role, one.content, [a.artifact_id for a in one.artifacts]) for one in later.pictured] == [
+        ("user", "a cat", ["brought"]),
+        ("assistant", "", ["cat-1", "cat-2"]),
+    ]
+    assert (await turns.read(asked, mine)).shown == {0: [picture("brought")]}
+
+
+async def test_a_store_that_is_away_is_waited_for_and_nothing_is_written_before() -> None:
+    log = MemoryLog()
+    turns, marks = holding(log)
+    marks.fails = 2
+    asked = drawing("r1", "a cat")
+    start = await turns.read(asked, mine)
+    assert await turns.begin(asked, 1, 0, mine, start.mark, {0: [picture("brought")]})
+    assert marks.held == {"brought"}
+    assert log.keys() == ["r1/in/0/1"]
+
+
+async def test_images_of_an_answer_that_lost_are_let_go() -> None:
+    log = MemoryLog()
+    turns, marks = holding(log)
+    asked = drawing("r1", "a cat")
+    await take(turns, asked)
+    first = drawn(asked, "theirs")
+    log.rival = [(conversation_message_key(first).encode(), CODEC.encode(first))]
+    winner = await turns.finish(drawn(asked, "ours", epoch=2), mine)
+    assert [one.artifact_id for one in winner.artifacts] == ["theirs"]
+    assert "ours" not in marks.held
+
+
+async def test_an_erasure_keeps_only_what_other_turns_refer_to() -> None:
+    log = MemoryLog()
+    turns, marks = holding(log)
+    first, second = drawing("r1", "a cat"), drawing("r2", "a dog")
+    await take(turns, first)
+    await turns.finish(drawn(first, "cat", "both"), mine)
+    start = await turns.read(second, mine)
+    assert await turns.begin(second, 1, 0, mine, start.mark, {0: [picture("both")]})
+    marks.held |= {"of an attempt that died"}
+    assert await turns.erase("default", "c1", "r1") == 2
+    assert (marks.held, marks.erased) == ({"both"}, "r1")
+    assert await turns.erase("default", "c1", "r2") == 1
+    assert marks.held == set()

@@ -1,0 +1,170 @@
+"""The images of a run: those that its payload names, its conversation's newest one, those that its history shows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.processors.conversations.messages import PICTURE, Shown, as_chat
+from penstock.processors.conversations.turns import TurnStart
+from penstock.processors.core.work import Work
+from penstock.processors.images.decoded import DecodedImage
+from penstock.schemas.errors import InvalidRequest, NotFound, UnsupportedParameter
+from penstock.schemas.image_payloads import image_references
+from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest
+
+HISTORY = "history"
+SHOWN_OF_HISTORY = 4
+"""So many images of a conversation are shown to a model that reads them, the newest; the others are words."""
+
+
+class Images(Protocol):
+    """Where the images that requests name come from."""
+
+    async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
+        """Raises PenstockError, naming `param`."""
+        ...
+
+    async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
+        """The artifact behind a reference; what lies at a URL becomes one. Raises as `fetch`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """`images` by their place in the payload, or by `history/…`; `payload`: what it says beyond the request's own."""
+
+    images: dict[str, DecodedImage] = field(default_factory=dict[str, DecodedImage])
+    shown: Shown = field(default_factory=dict[int, Sequence[ArtifactRef]])
+    history: list[dict[str, Any]] | None = None
+    payload: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class RunImages:
+    """`sees` says of a lane whether its model reads images among messages."""
+
+    def __init__(self, source: Images | None, sees: Callable[[str], bool]) -> None:
+        self._source = source
+        self._sees = sees
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+
+    async def of(self, work: Work, turn: TurnStart | None) -> Gathered:
+        """What a run gets. `turn`: how its conversation stands, of a turn. Raises PenstockError."""
+        if turn is None:
+            return Gathered(images={place: await self._fetch(work, place, ref) for place, ref in _named(work.request)})
+        request, shown = work.request, dict(turn.shown)
+        images: dict[str, DecodedImage] = {}
+        for place, ref in _named(request):
+            images[place] = await self._shown(work, place, ref, shown, turn.shown)
+        extra: dict[str, Any] = {}
+        if request.payload.get("image") == {}:
+            newest = _newest(turn.pictured)
+            extra["image"] = {"artifact_id": newest.artifact_id}
+            images["image"] = await self._fetch(work, "image", _reference(newest))
+        if request.task != "text_generation":  # such a model reads no history
+            return Gathered(images=images, shown=shown, payload=extra)
+        history = await self._history(work, turn, images)
+        return Gathered(images=images, shown=shown, history=history)
+
+    async def _shown(
+        self,
+        work: Work,
+        place: str,
+        ref: Mapping[str, Any],
+        shown: dict[int, Sequence[ArtifactRef]],
+        standing: Shown,
+    ) -> DecodedImage:
+        """An image that a turn names. It belongs to the conversation from now on, but for a mask."""
+        number = _message_of(place)
+        if number is None:
+            return await self._fetch(work, place, ref)
+        if number in standing:  # written by an earlier attempt: what lies at a URL may be another image by now
+            of_message = [one for one, _ in _named(work.request) if _message_of(one) == number]
+            return await self._fetch(work, place, _reference(standing[number][of_message.index(place)]))
+        kept = await self._images(place).kept(work.tenant, ref, param=f"payload.{place}")
+        shown[number] = [*shown.get(number, ()), kept]
+        return await self._fetch(work, place, _reference(kept))
+
+    async def _history(self, work: Work, turn: TurnStart, images: dict[str, DecodedImage]) -> list[dict[str, Any]]:
+        """The history as chat. A model that reads images gets the newest of them among the messages.
+
+        What an assistant made is shown with the words that asked for it: templates show no images of assistants.
+        """
+        if not turn.pictured or not self._sees(work.lane):
+            return turn.history
+        seen = {one.artifact_id: one for message in turn.pictured for one in message.artifacts}
+        newest = dict(list(seen.items())[-SHOWN_OF_HISTORY:])
+        decoded = await asyncio.gather(*(self._of_history(work, one) for one in newest.values()))
+        pixels = {key: image for key, image in zip(newest, decoded, strict=True) if image is not None}
+        images |= {f"{HISTORY}/{key}": image for key, image in pixels.items()}
+        return _as_shown(turn.pictured, pixels.keys())
+
+    async def _of_history(self, work: Work, one: ArtifactRef) -> DecodedImage | None:
+        """None for one that is gone: the conversation goes on without it."""
+        try:
+            return await self._images("messages").fetch(work.tenant, _reference(one), param="conversation_id")
+        except NotFound:
+            return None
+
+    async def _fetch(self, work: Work, place: str, ref: Mapping[str, Any]) -> DecodedImage:
+        return await self._images(place).fetch(work.tenant, ref, param=f"payload.{place}")
+
+    def _images(self, place: str) -> Images:
+        if self._source is None:
+            raise UnsupportedParameter("this worker takes no images", param=f"payload.{place}")
+        return self._source
+
+
+def _named(request: InferenceRequest) -> list[tuple[str, Mapping[str, Any]]]:
+    return list(image_references(request.payload))
+
+
+def _message_of(place: str) -> int | None:
+    """The number of the message that shows the image at a place of a payload; None for one that no turn shows."""
+    if place == "image":
+        return 0
+    if place.startswith("messages["):
+        return int(place[len("messages[") : place.index("]")])
+    return None
+
+
+def _reference(artifact: ArtifactRef) -> dict[str, str]:
+    return {"artifact_id": artifact.artifact_id, "sha256": artifact.sha256}
+
+
+def _newest(history: Sequence[ConversationMessage]) -> ArtifactRef:
+    """Of several that one message has, the last. Raises InvalidRequest."""
+    for message in reversed(history):
+        if message.artifacts:
+            return message.artifacts[-1]
+    raise InvalidRequest(
+        "payload.image is missing, and the conversation has no image yet: draw one first, or bring one along",
+        param="payload.image",
+    )
+
+
+def _as_shown(history: Sequence[ConversationMessage], pixels: Set[str]) -> list[dict[str, Any]]:
+    """Messages with parts: an image part has its `place` among the run's images."""
+    chat: list[dict[str, Any]] = []
+    asked: dict[str, Any] | None = None
+    for message in history:
+        chat.append(as_chat(message))
+        if message.role == "user":
+            asked = chat[-1]
+        for one in message.artifacts:
+            if asked is not None and one.artifact_id in pixels:
+                words = {"type": "text", "text": _words(asked)}
+                images = [part for part in asked.get("parts", ()) if part["type"] == "image"]
+                asked["parts"] = [*images, {"type": "image", "place": f"{HISTORY}/{one.artifact_id}"}, words]
+    return chat
+
+
+def _words(message: Mapping[str, Any]) -> str:
+    return str(message["content"]).replace(PICTURE, "").strip()
