@@ -109,9 +109,9 @@ class _Round:
         self._evictions = Evictions(now, self._models, replicas, self._of_model, settings, self._ending)
         for replica in replicas:
             self._of_model.setdefault(replica.model, []).append(replica)
-            if replica.device in self._runs:
-                self._runs[replica.device] += replica.running
-                self._run_bytes[replica.device] += replica.run_bytes
+            for device in self._runs.keys() & replica.devices:
+                self._runs[device] += replica.running
+                self._run_bytes[device] += replica.run_bytes
             if replica.state in ("draining", "unloading"):
                 self._count_coming(replica)
 
@@ -140,9 +140,9 @@ class _Round:
         for device, held in replica.bytes.items():
             if device in self._coming:
                 self._coming[device] += held
-        if replica.device in self._coming:
-            self._coming[replica.device] += replica.run_bytes
-            self._run_bytes[replica.device] -= replica.run_bytes
+        for device in self._coming.keys() & replica.devices:
+            self._coming[device] += replica.run_bytes
+            self._run_bytes[device] -= replica.run_bytes
 
     # -- ending without being asked by others
 
