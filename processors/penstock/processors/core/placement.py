@@ -77,7 +77,10 @@ def _needs(ledger: Ledger, devices: Sequence[str], need: Need) -> dict[str, int]
 
 
 class _Round:
-    """One call of `decide`. `room`: what is free by device, less what this round has given to somebody."""
+    """One call of `decide`. `room`: what is free by device, less what this round has given to somebody.
+
+    Below zero where more is taken than the limit allows: so much must come back first.
+    """
 
     def __init__(
         self,
@@ -96,7 +99,10 @@ class _Round:
         self._capacities = ledger.devices()
         self._unknown = {one.device for one in self._capacities if not ledger.observed(one.device)}
         self._room = {
-            one.device: -1 if one.device in self._unknown else ledger.free_bytes(one.device) for one in self._capacities
+            one.device: -1
+            if one.device in self._unknown
+            else ledger.free_bytes(one.device) - ledger.over_bytes(one.device)
+            for one in self._capacities
         }
         self._kept = {one.device: ledger.reservation(one.device, now) for one in self._capacities}
         self._coming = dict.fromkeys(self._room, 0)

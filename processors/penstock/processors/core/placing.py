@@ -363,7 +363,9 @@ class Placing(Heads):
             replica=replica.number,
             device=replica.device or "",
             state=replica.state.value,
-            bytes={} if grant is None else {device: self.ledger.held_bytes(grant, device) for device in grant.needs},
+            bytes={}
+            if grant is None
+            else {device: self.ledger.comes_back_bytes(grant, device) for device in grant.needs},
             ready_at=None if replica.ready_at == float("inf") else replica.ready_at,
             last_used_at=None if replica.last_used == never else replica.last_used,
             running=len(replica.holders),
