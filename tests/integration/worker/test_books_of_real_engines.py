@@ -167,7 +167,8 @@ def test_when_memory_runs_out_only_its_own_requests_run_again(
     send(system, {"request_id": "warm", "model": "one", "payload": {"prompt": "word", "max_tokens": 2}})
     assert outcome(system, "warm", 90).status == "completed", worker.tail()
     (other,) = engines(worker)
-    warm = {"request_id": "warm2", "task": "embedding", "model": "vectors", "payload": {"input": ["a"]}}
+    words = {"input": ["word " * 900]}  # long enough for the thread that builds prompts to be there
+    warm = {"request_id": "warm2", "task": "embedding", "model": "vectors", "payload": words}
     send(system, warm)
     assert outcome(system, "warm2", 90).status == "completed", worker.tail()
     (tight,) = set(engines(worker)) - {other}

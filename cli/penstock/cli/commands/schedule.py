@@ -41,7 +41,9 @@ def schedule(
     fleet: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="Take the devices of this penstock.toml ([[devices]]) for the traces' own."
+            exists=True,
+            dir_okay=False,
+            help="Take the devices of this penstock.toml ([[devices]]) for the traces' own.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -90,8 +90,9 @@ class ModelView:
 class ReplicaView:
     """A replica as placement sees it.
 
-    `state`: loading, ready, draining, unloading. `bytes`: what comes back when it goes, by device. `queued_for_it`: requests that were
-    given to it and do not run yet. `klass`: the most urgent class that runs on it, or else that ran on it last.
+    `state`: loading, ready, draining, unloading. `bytes`: what comes back when it goes, by device. `queued_for_it`:
+    requests that were given to it and do not run yet. `klass`: the most urgent class that runs on it, or else that ran
+    on it last.
     `for_model`: for whom it is drained or unloaded. `run_bytes`: what its runs hold, beyond `bytes`, of each device.
     """
 
