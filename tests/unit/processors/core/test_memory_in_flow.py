@@ -294,6 +294,31 @@ def test_a_model_that_takes_more_than_it_was_granted_is_given_up_for_what_comes_
     assert "large" in world.running
 
 
+def test_placement_is_not_asked_for_each_run_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads all models and replicas: for runs that end while nobody waits for memory the next tick is soon enough."""
+    world = card(80, slots=2, a=gb(10, run=2), b=gb(60))
+    for number in range(40):
+        world.submit(f"r{number}", model="a")
+    plans: list[float] = []
+    plan = world.flow._plan
+
+    def counted(now: float) -> None:
+        plans.append(now)
+        plan(now)
+
+    monkeypatch.setattr(world.flow, "_plan", counted)
+    for _ in range(20):
+        world.finish(next(iter(world.running)))
+    assert len(plans) <= 1
+    world.submit("other", model="b")
+    world.pass_time(0.1)
+    before = len(plans)
+    world.submit("large", model="a", requirements=Requirements(vram_bytes=78 * GB))
+    world.finish(next(iter(world.running)))
+    world.pass_time(0.1)
+    assert len(plans) > before, "somebody waits"
+
+
 def test_what_could_start_now_goes_where_a_slot_is_free_not_where_fewer_are_prepared() -> None:
     """Found by the simulator: an urgent one stood behind a slot that was kept, and a low one took the free slot."""
     world = Card(80, {"a": gb(30)}, affinity_s=60.0)
