@@ -295,7 +295,7 @@ def test_a_model_that_takes_more_than_it_was_granted_is_given_up_for_what_comes_
 
 
 def test_placement_is_not_asked_for_each_run_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads all models and replicas: for runs that end while nobody waits for memory the next tick is soon enough."""
+    """It reads all models and replicas: while nobody waits for memory the next tick is soon enough."""
     world = card(80, slots=2, a=gb(10, run=2), b=gb(60))
     for number in range(40):
         world.submit(f"r{number}", model="a")
