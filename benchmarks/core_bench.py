@@ -17,24 +17,30 @@ from common import Row, interleave, save
 
 from penstock.gateway.view.frames import ChunkFrame
 from penstock.gateway.view.hub import Hub
+from penstock.processors.core import effects as ask
 from penstock.processors.core.arrivals import Taken
+from penstock.processors.core.choosing import Choice
 from penstock.processors.core.estimates import EstimateKey, Estimates
 from penstock.processors.core.fleet import Demand, ModelView, Need, ReplicaView
+from penstock.processors.core.flow import Flow, FlowSettings
 from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.placement import decide
+from penstock.processors.core.residents import ModelSpec, Needs
 from penstock.processors.core.scheduler import CLASSES, Scheduler
+from penstock.processors.core.work import Work as FlowWork
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import default_codec, schema_text
 from penstock.schemas.compiled import reference
 from penstock.schemas.fold import ResultFold
-from penstock.schemas.records import Origin, Record, ResultEvent, Timings, Usage
+from penstock.schemas.records import ControlCommand, Origin, Record, ResultEvent, Timings, Usage
 from penstock.schemas.requests import parse_request, request_to_json
 from penstock.schemas.topics import TopicNames
 
 ENOUGH_S = 0.2
 """How long one figure is measured, at least."""
 INFLIGHT = 64
+Begun = tuple[FlowWork, str]
 SPAN = 50_000
 CHUNKS = 1_000
 CLIENTS = 100
@@ -203,6 +209,110 @@ def scheduler(
     return work
 
 
+class FullCard:
+    """The whole flow on a simulated card: each run has a grant of its own there, and as many wait as are queued."""
+
+    SLOTS, MODELS = 8, 4
+
+    def __init__(self, queued: int) -> None:
+        card = DeviceCapacity(device="sim", kind="simulated", total_bytes=80 << 30)
+        self.now, self.number = 100.0, 0
+        names = [f"m{number}" for number in range(self.MODELS)]
+        self.flow = Flow(FlowSettings(), BenchModels(), BenchBook(), devices=[card])
+        self.flow.configure({name: ModelSpec(model=name, devices=("simulated",)) for name in names}, self.now)
+        self.flow.devices_observed({"sim": (1 << 30, 0)}, self.now)
+        self.flow.assigned({("medium", 0): (0, "")}, 1, fenced=False, now=self.now)
+        for name in names:
+            needs = Needs(load_bytes=8 << 30, run_bytes=1 << 28, exact=True)
+            self.flow.sized(name, needs, self.now)
+            self.flow.want(name)
+        self.running: list[Begun] = []
+        self._carry_out()
+        while len(self.flow.scheduler) < queued:
+            self._arrive()
+            self._carry_out()
+
+    def _arrive(self) -> None:
+        """A request of the next model and tenant, as the intake tells it."""
+        number, tp = self.number, ("medium", 0)
+        self.number += 1
+        request = replace(REQUEST, request_id=f"r{number}", model=f"m{number % self.MODELS}")
+        origin = Origin(topic="medium", partition=0, offset=number, append_time_ms=1)
+        taken = Taken(
+            request=request,
+            origin=origin,
+            klass=CLASSES[number % 3],
+            line=None,
+            attempt=1,
+            deadline_ms=3_600_000,
+            error=None,
+            belongs_on=None,
+            cost=100,
+            size_bytes=300,
+            pool=None,
+            names_deadline=False,
+        )
+        self.flow.delivered_range(tp, number, number + 1, [number])
+        self.flow.arrived(tp, number, taken, b"", (), None, self.now, 1)
+
+    def _carry_out(self) -> None:
+        """What the shells do, at once: engines are up, outcomes acknowledged."""
+        flow = self.flow
+        while True:
+            flow.step(self.now)
+            effects = flow.take_effects()
+            if not effects:
+                return
+            for effect in effects:
+                if isinstance(effect, ask.Load):
+                    flow.replica_up(effect.model, effect.replica, self.SLOTS, None, self.now, inline=True)
+                elif isinstance(effect, ask.Start):
+                    self.running.append((effect.work, effect.run_id))
+                elif isinstance(effect, ask.Terminal):
+                    flow.delivered(effect.work, effect.status)
+
+    def work(self) -> int:
+        """A run ends, the next starts with its grant, and a request arrives."""
+        for _ in range(100):
+            self.now += 0.001
+            work, run_id = self.running.pop(0)
+            self.flow.finished(work, run_id, None, self.now, large=False)
+            self._arrive()
+            self._carry_out()
+        for tp, (offset, metadata) in self.flow.gate.commits().items():
+            self.flow.gate.committed(tp, offset, metadata)
+        assert len(self.running) == self.SLOTS * self.MODELS
+        return 100
+
+
+def flow_of_a_full_card(queued: int) -> Work:
+    """All of a request in the core, with devices and grants of runs."""
+    return FullCard(queued).work
+
+
+class BenchModels:
+    """Every name is a model."""
+
+    def resolve(self, task: str, model: str | None, need: object = None) -> Choice:
+        return Choice(model or "m0")
+
+
+class BenchBook:
+    """Nobody commands anything."""
+
+    def apply(self, command: object, now_ms: int) -> bool:
+        return True
+
+    def cancelled(self, tenant: str, request_id: str) -> None:
+        return None
+
+    def priority(self, tenant: str, request_id: str) -> None:
+        return None
+
+    def erasures(self) -> list[ControlCommand]:
+        return []
+
+
 def ledger_operations() -> Work:
     """A run's grant beside 64 others on a card, with host memory; a resize, and all of it back."""
     ledger = Ledger(
@@ -351,6 +461,10 @@ def cases() -> dict[str, Callable[[], Work]]:
         "scheduler: the same, 10,000 turns of one conversation": partial(
             scheduler, 10_000, lanes=1, lines=1, classes=1
         ),
+        **{
+            f"flow: arrive, grant a run's memory, start, end, {n:,} queued": partial(flow_of_a_full_card, n)
+            for n in (10, 1_000, 100_000)
+        },
         f"ledger: grant on two devices, resize, release, beside {INFLIGHT}": ledger_operations,
         "placement: decide, 50 models, 8 devices, 16 loaded and full, all with demand": partial(
             placing, 50, 8, loaded=16

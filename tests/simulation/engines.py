@@ -163,7 +163,8 @@ class Engine:
     # -- preparing
 
     def prepare(self, work: Work, run_id: str, mark: Any) -> None:
-        self._later(self._rng.uniform(0.0, 0.02), f"prepares {run_id}", self._prepare, work, run_id, mark)
+        slow = 20.0 if self._fault("engine_slow", 0.1) else 1.0
+        self._later(slow * self._rng.uniform(0.0, 0.02), f"prepares {run_id}", self._prepare, work, run_id, mark)
 
     def _prepare(self, work: Work, run_id: str, mark: Any) -> None:
         request = work.request

@@ -74,6 +74,7 @@ KINDS = (
     "hungry",  # it asks for much memory beyond what its model holds
     "pause_and_desire",  # operators pause and resume, load, unload and pin
     "burst",
+    "heavy",  # prompts so long that many are parked
 )
 
 MEMORY_KINDS = ("own_memory",)
@@ -94,6 +95,8 @@ THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("engine_failure", "prepare_refused", "slow_broker"), ("cancel", "short_ttl", "line", "killer")),
     (("cut", "join", "restart", "late_ack", "slow_broker"), ("poison_bytes", "poison_named", "misplaced", "line")),
     (("cut", "pause", "engine_slow", "late_ack"), ("stream", "burst")),
+    (("cut", "join", "pause", "restart", "slow_broker"), ("burst", "heavy", "misplaced", "line")),
+    (("engine_slow", "cut", "short_pause", "restart"), ("heavy", "short_ttl", "embedding", "cancel")),
     (("foreign_memory", "sizes_lie", "engine_death"), ("own_memory", "hungry", "stream", "line", "cancel")),
     (("foreign_memory", "load_failure", "crash"), ("hungry", "pause_and_desire", "killer", "line")),
 )

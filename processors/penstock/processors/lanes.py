@@ -107,9 +107,7 @@ class Lanes:
         told = self._serving.catalog.get(model).vram_bytes
         needs = Needs(
             load_bytes=size.need_bytes if told is None else told,
-            host_bytes=0
-            if told is not None
-            else size.need_bytes,  # what an operator says of a device says nothing of it
+            host_bytes=size.host_bytes,
             exact=told is not None,
             shape=size.shape,
         )

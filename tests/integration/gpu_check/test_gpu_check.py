@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+
+from support import wait_until
 
 PROGRAM = Path(__file__).parents[3] / "benchmarks" / "gpu_check.py"
 
@@ -31,6 +35,24 @@ def test_without_a_card_it_says_what_to_look_at_and_ends_with_3() -> None:
     assert "no card was found" in done.stderr
     assert "nvidia-smi" in done.stderr
     assert json.loads(done.stdout) == {"name": "gpu_check", "ok": None, "reason": "no card was found"}
+
+
+def test_what_hangs_is_killed_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    gpu_check_module = importlib.import_module("gpu_check")
+    monkeypatch.setattr(gpu_check_module, "GRACE_S", 0.0)
+    file = tmp_path / "pid"
+    starts = f"c = subprocess.Popen(['sleep', '600']); pathlib.Path({str(file)!r}).write_text(str(c.pid))"
+    hangs = f"import pathlib, subprocess, time; {starts}; time.sleep(600)"
+    outcome = gpu_check_module.in_child([sys.executable, "-c", hangs], "turns", 5.0)
+    assert (outcome.name, outcome.state) == ("turns", "failed")
+    assert "it hung and was killed" in outcome.detail
+    pid = int(file.read_text())
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    said = 'import json; print(json.dumps({"name": "turns", "state": "ok", "seconds": 1.0}))'
+    assert gpu_check_module.in_child([sys.executable, "-c", said], "turns", 60.0).state == "ok"
+    died = gpu_check_module.in_child([sys.executable, "-c", "raise SystemExit(5)"], "turns", 60.0)
+    assert died.detail == "its process ended with 5 and said nothing"
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ import typer
 from rich.progress import Progress
 
 from penstock.cli.commands.common import AsJson, errors, print_json, print_table
+from penstock.cli.config import load, use_config
+from penstock.cli.failures import CliFailure, ExitCode
 from penstock.processors.replay import builtin, figures
 from penstock.processors.replay import trace as traces
 
@@ -36,6 +38,14 @@ def schedule(
     write: Annotated[
         Path | None, typer.Option(file_okay=False, help="Write the traces here, as --trace reads them, and end.")
     ] = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Take the devices of this penstock.toml ([[devices]]) for the traces' own.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay traces over a simulated fleet in virtual time: no Kafka, no GPU, seconds in place of hours.
@@ -60,8 +70,15 @@ def schedule(
     Example: penstock bench schedule --built-in turns
 
     Example: penstock bench schedule --write traces; penstock bench schedule --trace traces/chat.jsonl --json
+
+    With --fleet the devices are those that a worker with that configuration would have: its simulated ones, else the
+    cards of this machine, and main memory.
+
+    Example: penstock bench schedule --fleet penstock.toml --trace mine.jsonl
     """
     chosen = _traces(trace or [], built_in, seed, scale)
+    if fleet is not None:
+        chosen = _on_fleet(chosen, fleet)
     if write is not None:
         write.mkdir(parents=True, exist_ok=True)
         for one in chosen:
@@ -97,3 +114,24 @@ def _traces(files: list[Path], names: list[BuiltIn] | None, seed: int | None, sc
         names = list(BuiltIn)
     seeds = {} if seed is None else {"seed": seed}
     return found + [builtin.TRACES[name.value](scale=scale, **seeds) for name in names or []]
+
+
+def _on_fleet(chosen: list[traces.Trace], config: Path) -> list[traces.Trace]:
+    """The traces on the devices that a worker with this configuration would have."""
+    from penstock.processors.models.machine import Machine, UnknownDevice
+    from penstock.processors.replay.fleet import on_devices
+    from penstock.processors.settings import WorkerSettings
+
+    use_config(config)
+    settings = load(WorkerSettings)
+    memory = settings.memory
+    try:
+        machine = Machine(
+            settings.devices,
+            cpu_bytes=memory.cpu_bytes,
+            cpu_reserve_bytes=memory.cpu_reserve_bytes,
+            gpu_reserve_bytes=memory.gpu_reserve_bytes,
+        )
+    except UnknownDevice as error:
+        raise CliFailure(str(error), exit_code=ExitCode.USAGE) from error
+    return [on_devices(one, machine.capacities, settings.devices) for one in chosen]

@@ -226,9 +226,12 @@ class Endings(Board):
                 self._memory_is_back()
 
     def _memory_is_back(self) -> None:
-        """Others may wait for it."""
-        self._plan_due = True
+        """Others may wait for it: placement is asked at once when they do, for each run that ends it would be dear."""
+        if self.starter.memory.heads:
+            self._plan_due = True
         for lane in self.lanes.values():
+            if lane.short:
+                self._plan_due = True
             if lane.run_wants:
                 self._mark_changed(lane)
 

@@ -90,9 +90,10 @@ class ModelView:
 class ReplicaView:
     """A replica as placement sees it.
 
-    `state`: loading, ready, draining, unloading. `bytes`: what it holds, by device. `queued_for_it`: requests that were
-    given to it and do not run yet. `klass`: the most urgent class that runs on it, or else that ran on it last.
-    `for_model`: for whom it is drained or unloaded. `run_bytes`: what its runs hold, beyond `bytes`, of its device.
+    `state`: loading, ready, draining, unloading. `bytes`: what comes back when it goes, by device. `queued_for_it`:
+    requests that were given to it and do not run yet. `klass`: the most urgent class that runs on it, or else that ran
+    on it last.
+    `for_model`: for whom it is drained or unloaded. `run_bytes`: what its runs hold, beyond `bytes`, of each device.
     """
 
     model: str
@@ -107,6 +108,11 @@ class ReplicaView:
     klass: str | None = None
     for_model: str | None = None
     run_bytes: int = 0
+
+    @property
+    def devices(self) -> list[str]:
+        """Those on which it runs: not main memory that its weights pass through."""
+        return [device for device in self.bytes if device != HOST or self.device == HOST]
 
     @property
     def busy(self) -> bool:

@@ -31,8 +31,7 @@ class Heads(Loads):
         before = {head.device: head for head in memory.heads.values()}
         waiting: dict[str, list[Head]] = {}
         for want in self._run_wants(now):
-            if want.replica.device is not None:
-                waiting.setdefault(want.replica.device, []).append(self._as_head(want, want.replica.device, now))
+            waiting.setdefault(want.device, []).append(self._as_head(want, now))
         chosen: dict[str, Head] = {}
         for device, heads in waiting.items():
             known = before.get(device)
@@ -60,14 +59,15 @@ class Heads(Loads):
         for head in list(self.starter.memory.heads.values()):
             if self._waits_for_memory(self.lane(head.work.lane), head.replica, head.work):
                 seen.add(head.work)
-                yield RunWant(head.work, head.replica, run_bytes(head.replica, head.work))
+                device = self.starter.memory.short_device(head.replica, head.work, now) or head.device
+                yield RunWant(head.work, head.replica, device, run_bytes(head.replica, head.work))
         for lane in self.lanes.values():
             for device, want in list(lane.run_wants.items()):
                 if not self._waits_for_memory(lane, want.replica, want.work):
                     del lane.run_wants[device]
                 elif want.work not in seen:
                     seen.add(want.work)
-                    yield RunWant(want.work, want.replica, run_bytes(want.replica, want.work))
+                    yield RunWant(want.work, want.replica, device, run_bytes(want.replica, want.work))
 
     def _waits_for_memory(self, lane: Lane, replica: Replica, work: Work) -> bool:
         """Whether nothing but memory, and those before it, keeps it from starting on this replica."""
@@ -87,8 +87,8 @@ class Heads(Loads):
             return False
         return replica.exclusive is None or replica.exclusive is work.group
 
-    def _as_head(self, want: RunWant, device: str, now: float) -> Head:
-        work = want.work
+    def _as_head(self, want: RunWant, now: float) -> Head:
+        work, device = want.work, want.device
         since = work.head_since
         if since is None:
             since = max(

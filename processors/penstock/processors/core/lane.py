@@ -26,10 +26,11 @@ PREFIXES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class RunWant:
-    """A request whose run waits for memory of its replica's device, in bytes."""
+    """A request whose run waits for memory of a device of its replica, in bytes."""
 
     work: Work
     replica: Replica
+    device: str
     need_bytes: int
 
 

@@ -318,6 +318,11 @@ class Ledger:
     def held_bytes(self, grant: Grant, device: str) -> int:
         return self._devices[device].held.get(grant.number, 0)
 
+    def comes_back_bytes(self, grant: Grant, device: str) -> int:
+        """What is free for others again once it is released: what it holds, or was measured to use beyond that."""
+        held = self._devices[device]
+        return max(held.held.get(grant.number, 0), held.measured.get(grant.number, 0))
+
     def foreign_bytes(self, device: str) -> int:
         """Measured use that no holder of a grant explains."""
         return self._devices[device].foreign_bytes

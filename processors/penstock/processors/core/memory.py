@@ -178,7 +178,7 @@ class Memory(Runs):
     def _measured_beside(self, replica: Replica, device: str, measured_bytes: int) -> None:
         """What it holds of a device beside its first."""
         if replica.grant is not None:
-            self.ledger.measure(replica.grant, device, measured_bytes)
+            self.ledger.measure(replica.grant, device, max(0, measured_bytes - held_by_runs(replica)))
 
     def _warmed_up(self, lane: Lane, replica: Replica, measured_bytes: int, peak_bytes: int) -> None:
         """It is ready. On a card it holds by now what it will hold: what was granted beyond that comes back.

@@ -77,7 +77,10 @@ def _needs(ledger: Ledger, devices: Sequence[str], need: Need) -> dict[str, int]
 
 
 class _Round:
-    """One call of `decide`. `room`: what is free by device, less what this round has given to somebody."""
+    """One call of `decide`. `room`: what is free by device, less what this round has given to somebody.
+
+    Below zero where more is taken than the limit allows: so much must come back first.
+    """
 
     def __init__(
         self,
@@ -96,7 +99,10 @@ class _Round:
         self._capacities = ledger.devices()
         self._unknown = {one.device for one in self._capacities if not ledger.observed(one.device)}
         self._room = {
-            one.device: -1 if one.device in self._unknown else ledger.free_bytes(one.device) for one in self._capacities
+            one.device: -1
+            if one.device in self._unknown
+            else ledger.free_bytes(one.device) - ledger.over_bytes(one.device)
+            for one in self._capacities
         }
         self._kept = {one.device: ledger.reservation(one.device, now) for one in self._capacities}
         self._coming = dict.fromkeys(self._room, 0)
@@ -109,9 +115,9 @@ class _Round:
         self._evictions = Evictions(now, self._models, replicas, self._of_model, settings, self._ending)
         for replica in replicas:
             self._of_model.setdefault(replica.model, []).append(replica)
-            if replica.device in self._runs:
-                self._runs[replica.device] += replica.running
-                self._run_bytes[replica.device] += replica.run_bytes
+            for device in self._runs.keys() & replica.devices:
+                self._runs[device] += replica.running
+                self._run_bytes[device] += replica.run_bytes
             if replica.state in ("draining", "unloading"):
                 self._count_coming(replica)
 
@@ -140,9 +146,9 @@ class _Round:
         for device, held in replica.bytes.items():
             if device in self._coming:
                 self._coming[device] += held
-        if replica.device in self._coming:
-            self._coming[replica.device] += replica.run_bytes
-            self._run_bytes[replica.device] -= replica.run_bytes
+        for device in self._coming.keys() & replica.devices:
+            self._coming[device] += replica.run_bytes
+            self._run_bytes[device] -= replica.run_bytes
 
     # -- ending without being asked by others
 

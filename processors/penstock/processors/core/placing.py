@@ -27,6 +27,8 @@ ENDINGS_IN_ALL = 8192
 PLAN_EACH_S = 0.1
 """How often placement is asked while something waits and nothing has changed."""
 WATCH_S = 0.5
+LARGEST_OF_HOST = 2
+"""Weights on their way to a card are booked with such a part of main memory at most."""
 
 
 class Placing(Heads):
@@ -306,7 +308,7 @@ class Placing(Heads):
         needs = lane.needs
         assert needs is not None
         spec = lane.spec
-        booked = self._booked(lane)
+        booked, host_bytes = self._booked(lane), self._through_host(needs.host_bytes)
         fits = self._fits_now(lane, booked, now)
         up = sum(one.state in (ReplicaState.READY, ReplicaState.LOADING) for one in lane.replicas.values())
         desired = lane.desired is True or None
@@ -316,7 +318,7 @@ class Placing(Heads):
         return plan.ModelView(
             model=lane.name,
             needs={
-                name: plan.Need(bytes=booked, host_bytes=0 if name == HOST else needs.host_bytes, devices=spec.count)
+                name: plan.Need(bytes=booked, host_bytes=0 if name == HOST else host_bytes, devices=spec.count)
                 for name in self._large_enough(lane)
             },
             load_seconds=lane.load_seconds,
@@ -334,6 +336,11 @@ class Placing(Heads):
             use_rate=lane.uses.rate(now),
             demand=plan.Demand() if lane.never_fits is not None else self._demand(lane),
         )
+
+    def _through_host(self, weights_bytes: int) -> int:
+        """Main memory for weights on their way to a card; of large ones the kernel takes back pages meanwhile."""
+        limit = next((one.limit_bytes for one in self.ledger.devices() if one.device == HOST), 0)
+        return min(weights_bytes, limit // LARGEST_OF_HOST)
 
     def _large_enough(self, lane: Lane) -> list[str]:
         """Names or kinds of devices on which it may be loaded, the preferred first."""
@@ -356,7 +363,9 @@ class Placing(Heads):
             replica=replica.number,
             device=replica.device or "",
             state=replica.state.value,
-            bytes={} if grant is None else {device: self.ledger.held_bytes(grant, device) for device in grant.needs},
+            bytes={}
+            if grant is None
+            else {device: self.ledger.comes_back_bytes(grant, device) for device in grant.needs},
             ready_at=None if replica.ready_at == float("inf") else replica.ready_at,
             last_used_at=None if replica.last_used == never else replica.last_used,
             running=len(replica.holders),
@@ -370,20 +379,21 @@ class Placing(Heads):
 
     def _lane_facts(self, work: Work) -> LaneFacts:
         lane = self.lane(work.lane)
-        need_bytes, device = None, None
-        own = (want for want in lane.run_wants.values() if want.work is work)
-        if (want := self.starter.memory.heads.get(work) or next(own, None)) is not None:
-            need_bytes, device = want.need_bytes, want.replica.device
+        need_bytes, device, ready = None, None, bool(lane.ready)
+        if ready:
+            own = (want for want in lane.run_wants.values() if want.work is work)
+            if (want := self.starter.memory.heads.get(work) or next(own, None)) is not None:
+                need_bytes, device = want.need_bytes, want.device
         elif lane.short and lane.needs is not None:
             need_bytes = self._booked(lane)
             devices = sorted(self._candidate_devices(lane), key=lambda one: -self.ledger.free_bytes(one.device))
             device = devices[: lane.spec.count][-1].device if devices else None  # the one that is shortest of those
         return LaneFacts(
-            ready=bool(lane.ready),
+            ready=ready,
             slots=sum(one.slots for one in lane.ready),
             busy=sum(len(one.holders) for one in lane.ready),
             paused=lane.paused or work.klass in self.scheduler.paused,
-            memory_short=need_bytes is not None or work.blocked_at is not None,
+            memory_short=need_bytes is not None or (ready and work.blocked_at is not None),
             loading_since=lane.load_span[0] if lane.loading else None,
             need_bytes=need_bytes,
             free_bytes=None if device is None else self.ledger.free_bytes(device),

@@ -45,7 +45,7 @@ def head_owner(work: Work) -> str:
 
 
 def run_bytes(replica: Replica, work: Work) -> int:
-    """What its run takes of the device beyond what the replica holds; the request's own requirements are a floor."""
+    """What its run takes of each device beyond what the replica holds; the request's own requirements are a floor."""
     if replica.device is None:
         return 0
     need = max(replica.run_bytes, work.memory_bytes)
@@ -57,7 +57,7 @@ def run_bytes(replica: Replica, work: Work) -> int:
 
 
 def held_by_runs(replica: Replica) -> int:
-    """What the runs on a replica are granted of its device."""
+    """What the runs on a replica are granted of each of its devices."""
     grants = [work.run.grant for work in replica.holders if work.run is not None and work.run.grant is not None]
     return sum(grant.bytes for grant in grants)
 
@@ -77,28 +77,36 @@ class RunMemory:
         self._seen.clear()
 
     def is_free(self, replica: Replica, work: Work, now: float) -> bool:
-        """Whether what its run takes of the replica's device is free for it now."""
+        """Whether what its run takes of each of the replica's devices is free for it now."""
+        return self.short_device(replica, work, now) is None
+
+    def short_device(self, replica: Replica, work: Work, now: float) -> str | None:
+        """The first of the replica's devices that has not what its run takes; None when all have it."""
         need = run_bytes(replica, work)
         if not need or replica.device is None:
-            return True
-        return self._ledger.free_bytes(replica.device, self._claimant(replica, work), now) >= need
+            return None
+        free_bytes, claimant = self._ledger.free_bytes, self._claimant(replica, work)
+        for device in replica.devices:
+            if free_bytes(device, claimant, now) < need:
+                return device
+        return None
 
     def fits_ever(self, replica: Replica, work: Work) -> bool:
-        """Whether the replica's device could hold its run beside the replica, if nothing else were there."""
+        """Whether the replica's devices could hold its run beside the replica, if nothing else were there."""
         need = run_bytes(replica, work)
         if not need or replica.device is None:
             return True
         own_bytes = replica.least_bytes if replica.holders else max(replica.least_bytes, replica.measured_bytes or 0)
-        return own_bytes + need <= self._ledger.limit_bytes(replica.device)
+        return all(own_bytes + need <= self._ledger.limit_bytes(device) for device in replica.devices)
 
     def is_lacking(self, lane: Lane, replica: Replica, work: Work, now: float) -> bool:
         """Whether it could start but for memory; the first of a device is noted on its lane."""
-        if self.is_free(replica, work, now):
+        device = self.short_device(replica, work, now)
+        if device is None:
             return False
-        device = replica.device
-        if device is not None and device not in self._seen:
+        if device not in self._seen:
             self._seen.add(device)
-            lane.run_wants[device] = RunWant(work, replica, run_bytes(replica, work))
+            lane.run_wants[device] = RunWant(work, replica, device, run_bytes(replica, work))
         return True
 
     def grant(self, replica: Replica, work: Work, now: float) -> Grant | None:
@@ -107,7 +115,7 @@ class RunMemory:
         if not need or replica.device is None:
             return None
         claimant, owner = self._claimant(replica, work), run_owner(replica.model)
-        grant = self._ledger.grant(owner, {replica.device: need}, now, reserved_as=claimant)
+        grant = self._ledger.grant(owner, dict.fromkeys(replica.devices, need), now, reserved_as=claimant)
         assert grant is not None, "it was free a moment ago"
         return grant
 
@@ -124,4 +132,4 @@ class RunMemory:
 
     def _claimant(self, replica: Replica, work: Work) -> str:
         head = self.heads.get(work)
-        return run_owner(replica.model) if head is None or head.device != replica.device else head.owner
+        return run_owner(replica.model) if head is None or head.device not in replica.devices else head.owner

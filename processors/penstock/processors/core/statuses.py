@@ -14,6 +14,8 @@ from penstock.processors.core.explaining import Explainer
 from penstock.processors.core.work import Work
 
 WAITING = frozenset({"queued", "waiting_for_memory", "loading_model"})
+STATUS_OF = {"memory": "waiting_for_memory", "model_loading": "loading_model"}
+"""Of one that waits for its model or for memory, by what it waits for as it is said."""
 
 
 class Statuses:
@@ -73,6 +75,8 @@ class Statuses:
         waiting = None
         if status in WAITING and self._explainer is not None:
             waiting = self._explainer.explain(work, now, ahead)
+            if status in STATUS_OF.values():  # it lasted for the linger: meanwhile it may wait for the other
+                status = work.pending_status = work.published_status = STATUS_OF.get(waiting.reason, status)
             work.told_waiting = (waiting.reason, waiting.position)
             work.told_start_at = self._explainer.to_clock(waiting.estimated_start_at)
         self._emit(Status(work, status, work.attempt, work.epoch, waiting=waiting))

@@ -192,8 +192,7 @@ class Desk:
         return True
 
     async def _prepare_long(self, number: int, spec: RunSpec) -> None:
-        result = await asyncio.get_running_loop().run_in_executor(self._thread, self._prepared, spec)
-        self._answer(number, spec, result)
+        self._answer(number, spec, await self._prepared_aside(spec))
 
     def _answer(self, number: int, spec: RunSpec, result: tuple[Prepared, Any] | PenstockError) -> None:
         if isinstance(result, PenstockError):
@@ -205,14 +204,21 @@ class Desk:
         self._emit(("prepared", number, prepared))
 
     async def _run_anew(self, spec: RunSpec) -> None:
-        result = await asyncio.get_running_loop().run_in_executor(self._thread, self._prepared, spec)
+        result = await self._prepared_aside(spec)
         if spec.run_id not in self._starting:
             return  # cancelled
         self._starting.discard(spec.run_id)
         if isinstance(result, PenstockError):
-            self._failed(spec.run_id, result, again=result.retryable)
+            self._failed(spec.run_id, result, again=result.retryable or isinstance(result, OutOfMemory))
         else:
             self._run(spec, result[1])
+
+    async def _prepared_aside(self, spec: RunSpec) -> tuple[Prepared, Any] | PenstockError:
+        """In the thread, which is started with the first: where memory is short the system may refuse that."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._prepared, spec)
+        except RuntimeError as error:
+            return OutOfMemory(f"the prompt was not built: {error}")
 
     def _prepared(self, spec: RunSpec) -> tuple[Prepared, Any] | PenstockError:
         try:
@@ -222,6 +228,8 @@ class Desk:
         except UnicodeEncodeError:
             return InvalidRequest("the text holds half of a surrogate pair, which is no character", param="payload")
         except Exception as error:
+            if is_out_of_memory(error):
+                return OutOfMemory(f"the prompt was not built: {type(error).__name__}")
             logger.exception("engine.prepare_failed")
             return InternalError(f"{type(error).__name__} while the prompt was built")
 

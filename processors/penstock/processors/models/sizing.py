@@ -38,6 +38,8 @@ class ModelSize:
 
     source: str
     need_bytes: int = 0
+    host_bytes: int = 0
+    """Of main memory, while its weights pass through that on their way to a card."""
     adapters: tuple[str, ...] = ()
     """Where its LoRA adapters really lie."""
     parts: tuple[Part, ...] = ()
@@ -132,6 +134,7 @@ async def size_of_files(config: ModelConfig, on_progress: OnProgress) -> ModelSi
     return ModelSize(
         source=str(path),
         need_bytes=config.vram_bytes or need,
+        host_bytes=next((part.bytes for part in parts if part.name == "weights"), need),
         adapters=tuple(adapters),
         parts=parts,
         shape=shape_of(config.engine, config.options),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from flow_driver import World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.ledger import DeviceCapacity
 from penstock.processors.core.residents import ModelSpec, Needs
 from penstock.schemas.errors import InsufficientCapacity
+from penstock.schemas.records import Requirements
 
 GB = 1 << 30
 
@@ -91,6 +94,70 @@ def test_an_engine_on_two_devices_has_a_grant_on_each_and_gives_both_back() -> N
     world.flow.desire("tp", False, None)
     world.pass_steps(0.5)
     assert sorted(world.free_gb()) == [40, 80, 80]
+
+
+def test_a_run_on_two_devices_is_granted_its_memory_on_each() -> None:
+    world = Fleet(2, tp=(50, 2), small=(25, 1))
+    large = Requirements(vram_bytes=75 * GB)
+    world.submit("t", model="tp", requirements=large)
+    world.pass_steps(0.5)
+    assert set(world.running) == {"t"}
+    assert world.free_gb() == [5, 5]
+    measured = {("tp", 0): {"sim0": 70 * GB, "sim1": 70 * GB}}
+    world.flow.devices_observed({}, world.now, measured)
+    assert world.free_gb() == [5, 5], "what its run takes is granted already"
+    world.finish("t")
+    assert world.free_gb() == [30, 30]
+    world.submit("s", model="small")
+    world.pass_steps(0.5)
+    assert sorted(world.free_gb()) == [5, 30]
+    work = world.submit("again", model="tp", requirements=large)
+    assert work is not None
+    world.pass_steps(0.5)
+    assert set(world.running) == {"s"}, "the device that is short may be the second one"
+    explained = world.flow.waiting_for(work, world.now)
+    assert (explained.reason, explained.need_bytes, explained.free_bytes) == ("memory", 25 * GB, 5 * GB)
+    world.finish("s")
+    world.pass_steps(30.0)
+    assert set(world.running) == {"again"}, "the other model was given up for it"
+    world.finish("again")
+    assert world.free_gb() == [30, 30]
+
+
+class ThroughHost(World):
+    """A card of 80 GB and main memory of 20 GB; loads are answered by hand."""
+
+    def __init__(self, host_gb: int) -> None:
+        self.needs = Needs(load_bytes=60 * GB, host_bytes=host_gb * GB, exact=True)
+        super().__init__("m")
+        self.flow.configure({"m": ModelSpec(model="m", devices=("simulated",))}, self.now)
+        self.flow.devices_observed({"sim": (0, 0), "cpu": (4 * GB, 0)}, self.now)
+        self.settle()
+
+    def make_flow(self, *args: Any) -> Flow:
+        card = DeviceCapacity(device="sim", kind="simulated", total_bytes=80 * GB)
+        return Flow(*args, devices=[card, DeviceCapacity(device="cpu", kind="cpu", total_bytes=20 * GB)])
+
+    def answer(self, effect: Any) -> None:
+        super().answer(effect)
+        if isinstance(effect, ask.Size):
+            self.flow.sized("m", self.needs, self.now)
+
+    @property
+    def free_of_host_gb(self) -> int:
+        return self.flow.ledger.free_bytes("cpu") // GB
+
+
+@pytest.mark.parametrize(("weights_gb", "booked_gb"), [(8, 8), (40, 10)])
+def test_main_memory_is_booked_while_weights_pass_through_it(weights_gb: int, booked_gb: int) -> None:
+    """Of weights that are larger than half of it that half: their file's pages come and go."""
+    world = ThroughHost(weights_gb)
+    world.submit("r")
+    assert world.loads == ["m"]
+    assert world.free_of_host_gb == 16 - booked_gb
+    world.up(inline=True)
+    assert set(world.running) == {"r"}
+    assert world.free_of_host_gb == 16
 
 
 def test_all_or_nothing_it_waits_until_enough_devices_have_room() -> None:

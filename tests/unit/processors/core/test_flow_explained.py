@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from card_driver import Card, gb
 from flow_driver import HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.forecast import Forecast
@@ -123,3 +124,30 @@ def test_a_time_to_live_is_chosen_from_the_waits_of_its_class() -> None:
     assert longer is not None
     assert longer.ttl_ms is not None
     assert longer.ttl_ms > 50_000, "the wait of what expired counts"
+
+
+def test_the_status_and_the_reason_of_a_wait_say_the_same() -> None:
+    """It is said after a moment: by then it may wait for memory, and not for a load any more."""
+    world = Card(80, {"a": gb(50), "b": gb(50)}, status_linger_s=0.05)
+    world.slow_loads = []
+    world.configure()
+    world.observe(foreign_gb=40)
+    world.submit("r", model="a")
+    world.pass_steps(1.0)
+    world.observe(foreign_gb=0)
+    world.pass_steps(0.3)
+    assert world.slow_loads == [("a", 0)]
+    world.loaded("a", 0)
+    world.settle()
+    world.submit("other", model="b")
+    world.submit("behind", model="a")
+    world.pass_steps(1.0)
+    world.flow.replica_down("a", 0, world.now)
+    world.pass_steps(1.0)
+    said = [
+        (one.status, one.waiting.reason)
+        for one in world.seen
+        if isinstance(one, ask.Status) and one.waiting is not None and one.status != "queued"
+    ]
+    assert set(said) == {("waiting_for_memory", "memory"), ("loading_model", "model_loading")}
+    assert len(said) < 12, "it is not said again and again"

@@ -276,6 +276,49 @@ def test_a_conversation_prefers_the_replica_that_has_its_beginning() -> None:
         world.finish(f"turn{number}")
 
 
+def test_a_model_that_takes_more_than_it_was_granted_is_given_up_for_what_comes_back() -> None:
+    """Found by the simulator: with what it was granted alone there was not enough, and a run waited for ever."""
+    world = card(100, a=gb(40), b=gb(30))
+    world.submit("b1", model="b")
+    world.finish("b1")
+    world.submit("a1", model="a")
+    world.finish("a1")
+    # Its grant cannot grow to what it takes, which others have.
+    world.flow.ledger.measure(next(one for one in world.flow.ledger.grants() if one.owner == "b"), "sim", 50 * GB)
+    assert world.free_gb == 10
+    world.submit("large", model="a", requirements=Requirements(vram_bytes=85 * GB))
+    for _ in range(30):
+        world.pass_steps(1.0)
+        world.observe()
+    assert world.unloads == [("b", 0, "idle")]
+    assert "large" in world.running
+
+
+def test_placement_is_not_asked_for_each_run_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads all models and replicas: while nobody waits for memory the next tick is soon enough."""
+    world = card(80, slots=2, a=gb(10, run=2), b=gb(60))
+    for number in range(40):
+        world.submit(f"r{number}", model="a")
+    plans: list[float] = []
+    plan = world.flow._plan
+
+    def counted(now: float) -> None:
+        plans.append(now)
+        plan(now)
+
+    monkeypatch.setattr(world.flow, "_plan", counted)
+    for _ in range(20):
+        world.finish(next(iter(world.running)))
+    assert len(plans) <= 1
+    world.submit("other", model="b")
+    world.pass_time(0.1)
+    before = len(plans)
+    world.submit("large", model="a", requirements=Requirements(vram_bytes=78 * GB))
+    world.finish(next(iter(world.running)))
+    world.pass_time(0.1)
+    assert len(plans) > before, "somebody waits"
+
+
 def test_what_could_start_now_goes_where_a_slot_is_free_not_where_fewer_are_prepared() -> None:
     """Found by the simulator: an urgent one stood behind a slot that was kept, and a low one took the free slot."""
     world = Card(80, {"a": gb(30)}, affinity_s=60.0)

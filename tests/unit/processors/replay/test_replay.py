@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.processors.core.ledger import DeviceCapacity
+from penstock.processors.hardware.entries import DeviceSection
 from penstock.processors.replay import builtin, figures
+from penstock.processors.replay.fleet import on_devices
 from penstock.processors.replay.policies import POLICIES
 from penstock.processors.replay.trace import Request, Trace, TraceModel, checked, read, written
 from penstock.processors.replay.world import World
@@ -110,3 +112,48 @@ def test_the_command_writes_traces_and_replays_them(tmp_path: Path) -> None:
     assert set(figures.COLUMNS) == set(rows[0])
     table = runner.invoke(app, ["bench", "schedule", "--trace", str(tmp_path / "turns.jsonl")])
     assert "p95 wait of high" in table.stdout
+
+
+CONFIG = """
+[[devices]]
+kind = "simulated"
+name = "card"
+total_bytes = 64_000_000_000
+reserve_bytes = 4_000_000_000
+foreign = [{ after_s = 5, bytes = 1_000_000_000 }]
+"""
+
+
+def test_a_trace_is_replayed_on_the_devices_of_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_CONFIG", raising=False)
+    config, file = tmp_path / "penstock.toml", tmp_path / "mine.jsonl"
+    config.write_text(CONFIG)
+    models = [{"model": name, "bytes": 40_000_000_000, "load_s": 10, "slots": 1} for name in "ab"]
+    lines: list[dict[str, object]] = [
+        {"trace": "mine", "devices": [{"device": "cuda:0", "kind": "cuda", "total_bytes": 100 << 30}], "models": models}
+    ]
+    lines += [{"at_s": float(n), "model": "ab"[n % 2], "priority": 5, "run_s": 1.0} for n in range(8)]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def switches(*more: str) -> dict[str, int]:
+        result = CliRunner().invoke(app, ["bench", "schedule", "--trace", str(file), "--json", *more])
+        assert result.exit_code == 0, result.output
+        return {row["policy"]: row["switches"] for row in json.loads(result.stdout)}
+
+    assert switches()["fifo"] == 2, "both fit the trace's own card"
+    assert switches("--fleet", str(config))["fifo"] == 8, "one fits the card of the configuration"
+    config.write_text(CONFIG.replace("64_000_000_000", "40_000_000_000"))
+    result = CliRunner().invoke(app, ["bench", "schedule", "--trace", str(file), "--fleet", str(config)])
+    assert result.exit_code == 1
+    assert "no device could ever hold a" in result.stderr
+
+
+def test_simulated_devices_stand_for_cards_and_bring_what_others_use_of_them() -> None:
+    card = DeviceCapacity(device="card", kind="simulated", total_bytes=80 << 30, reserve_bytes=1 << 30)
+    host = DeviceCapacity(device="cpu", kind="cpu", total_bytes=16 << 30)
+    entry = DeviceSection.model_validate(
+        {"kind": "simulated", "name": "card", "total_bytes": 80 << 30, "foreign": [{"after_s": 60, "bytes": 5}]}
+    )
+    trace = on_devices(builtin.TRACES["chat"](scale=SCALE), [host, card], [entry])
+    assert [(one.device, one.kind) for one in trace.devices] == [("card", "cuda"), ("cpu", "cpu")]
+    assert [(one.device, one.at_s, one.foreign_bytes) for one in trace.foreign] == [("card", 60, 5)]
