@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,8 +155,8 @@ class Entry:
             frames: list[Frame] = []
             if step.restarted:
                 frames.append(self.restarted_frame())
-            if step.text:
-                frames.append(self.chunk_frame(step.text, step.text_offset))
+            if step.text or step.calls:
+                frames.append(self.chunk_frame(step.text, step.text_offset, step.calls))
             return frames
         if isinstance(step, Previewed):
             return [*([self.restarted_frame()] if step.restarted else []), *self._preview()]
@@ -279,9 +279,9 @@ class Entry:
         )
         return [frame]
 
-    def chunk_frame(self, text: str, offset: int) -> ChunkFrame:
+    def chunk_frame(self, text: str, offset: int, calls: Sequence[dict[str, Any]] = ()) -> ChunkFrame:
         cursor = self._cursor(offset + len(text))
-        return ChunkFrame(request_id=self.request_id, cursor=cursor, text=text, offset=offset)
+        return ChunkFrame(request_id=self.request_id, cursor=cursor, text=text, offset=offset, calls=[*calls])
 
     def restarted_frame(self) -> RestartedFrame:
         return RestartedFrame(request_id=self.request_id, cursor=self._cursor(0), attempt=max(1, self.fold.attempt))
