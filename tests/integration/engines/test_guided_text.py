@@ -21,7 +21,7 @@ from support import wait_until_async
 from .conftest import Run, Runner, StartEngine
 
 STORY = "Tell me a story about a dog."
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "add",
@@ -231,25 +231,25 @@ async def test_a_strict_call_fits_its_schema_though_the_model_may_say_anything(
     """The model is pushed to begin calls; what it would write in them itself is no JSON."""
     from transformers import AutoTokenizer
 
-    runner = await start_engine("text", tiny_lm)
-    marker = AutoTokenizer.from_pretrained(str(tiny_lm))("<tool_call>", add_special_tokens=False)["input_ids"]
-    extra = {"logit_bias": json.dumps(dict.fromkeys(map(str, marker), 6))}
+    runner = await start_engine("text", tiny_lm, tool_parser="json")
+    (brace,) = AutoTokenizer.from_pretrained(str(tiny_lm))("{", add_special_tokens=False)["input_ids"]
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
 
-    async def said(number: int, tool: dict[str, Any]) -> Any:
-        params = {"temperature": 1.2, "seed": number, "max_tokens": 120, "tools": [tool]}
+    async def said(number: int, tool: dict[str, Any], bias: int) -> Any:
+        params = {"temperature": 1.2, "seed": number, "max_tokens": 80, "tools": [tool]}
         asked = [{"role": "user", "content": f"Add {number}."}]
+        extra = {"logit_bias": json.dumps({str(brace): bias})}
         return await (await runner.begin(messages=asked, params=params, extra=extra)).finished()
 
-    found = await asyncio.gather(*(said(number, strict) for number in range(24)))
-    begun = [one for one in found if one.output.get("tool_calls")]
-    for one in begun:
-        calls = one.output["tool_calls"]
-        for call in calls if one.finish_reason == "tool_calls" else calls[:-1]:
-            assert set(json.loads(call["function"]["arguments"])) == {"a"}
-    print(len(begun), "of 24 made calls")
-    assert begun
-    assert any(not one.output.get("tool_calls") for one in found), "text is allowed as well"
+    pushed = await asyncio.gather(*(said(number, strict, 100) for number in range(12)))
+    for one in pushed:
+        (call,) = one.output["tool_calls"]
+        assert (one.finish_reason, one.output["text"]) == ("tool_calls", "")
+        assert set(json.loads(call["function"]["arguments"])) == {"a"}
+    free = await asyncio.gather(*(said(number, strict, 0) for number in range(6)))
+    assert any(one.output["text"] for one in free), "text is allowed as well"
+    loose = await said(0, TOOL, 100)
+    assert "tool_calls" not in loose.output, "else this would show nothing"
 
 
 async def test_the_beginning_of_a_prompt_is_not_computed_again(start_engine: StartEngine, tiny_lm: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_token_that_the_grammar_forbids_fails_the_run() -> None:
     assert error.param == PARAM
 
 
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "add",
