@@ -315,7 +315,7 @@ class Execution:
         now, run = self._clock(), work.run
         if run is not None and run.first_token_at is None:
             self._metrics.first_token.observe(now - work.arrived_at)
-        self._flow.delta(work, run_id, delta.text, delta.token_ids, now)
+        self._flow.delta(work, run_id, delta.text, delta.token_ids, now, delta.calls)
         self._changed()
 
     def progress(self, work: Work, run_id: str, progress: Progress) -> None:

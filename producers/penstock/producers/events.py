@@ -6,7 +6,8 @@ Law: after the last Restarted (or from the start) the texts of the chunks, joine
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.producers.reader import RawMessage
@@ -60,11 +61,15 @@ class Preview:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """New text; `text_offset` characters came before it in this attempt."""
+    """New text; `text_offset` characters came before it in this attempt.
+
+    `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; id and name with the first piece.
+    """
 
     text: str
     text_offset: int
     attempt: int
+    tool_calls: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +161,11 @@ class EventFold:
             case Ignored():
                 return []
             case FoldedChunk() as chunk:
-                return _chunk(chunk.text, chunk.text_offset, chunk.attempt, restarted=chunk.restarted)
+                begun = [Restarted(attempt=chunk.attempt)] if chunk.restarted else []
+                if not (chunk.text or chunk.calls):
+                    return [*begun]
+                told = Chunk(text=chunk.text, text_offset=chunk.text_offset, attempt=chunk.attempt)
+                return [*begun, replace(told, tool_calls=chunk.calls) if chunk.calls else told]
             case Previewed(restarted=restarted):
                 return [*([Restarted(attempt=event.attempt)] if restarted else []), *_preview(event)]
             case Terminal():

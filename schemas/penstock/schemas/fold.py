@@ -6,7 +6,9 @@ ignores what is below the highest (epoch, attempt) seen, epoch first, and everyt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.schemas.records import Origin, ResultEvent, StatusEvent
 
@@ -18,13 +20,17 @@ class Ignored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """New text. `restarted`: what was seen before is void, the text begins anew (text_offset 0)."""
+    """New text. `restarted`: what was seen before is void, the text begins anew (text_offset 0).
+
+    `calls`: new pieces of calls of tools, each as the record's ToolCallPiece.
+    """
 
     text: str
     text_offset: int
     attempt: int
     epoch: int
     restarted: bool
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class ResultFold:
     """One request's result events folded so far. `text` is that of the current (epoch, attempt)."""
 
     __slots__ = (
+        "_calls",
         "_length",
         "_parts",
         "attempt",
@@ -84,6 +91,7 @@ class ResultFold:
         self.terminal: ResultEvent | None = None
         self._parts: list[str] = []
         self._length = 0
+        self._calls: list[int] | None = None
 
     @property
     def text(self) -> str:
@@ -99,6 +107,7 @@ class ResultFold:
         """Set the state that another fold of the same request had (a gateway's view after its restart)."""
         self.origin, self.epoch, self.attempt = origin, epoch, attempt
         self._parts, self._length, self.token_count = ([text] if text else []), len(text), token_count
+        self._calls = None
 
     def apply(self, event: ResultEvent, offset: int | None = None) -> FoldStep:
         """Take the next event of the log. Events of other requests are ignored."""
@@ -128,10 +137,10 @@ class ResultFold:
         # Whatever is no chunk brings no text, but of a newer place it voids the text of the older one all the same:
         # what a zombie writes after it must not be heard.
         text, at = (event.text or "", event.text_offset or 0) if event.kind == "chunk" else ("", 0)
-        restarted = newer and self._length > 0
+        restarted = newer and (self._length > 0 or bool(self._calls))
         if newer:
             self.epoch, self.attempt = event.epoch, event.attempt
-            self._parts, self._length, self.token_count = [], 0, 0
+            self._parts, self._length, self.token_count, self._calls = [], 0, 0, None
         if restarted:
             self.restarts += 1
         # A repeat brings nothing new, an overlap only its tail. A gap cannot be shown without breaking the sequence:
@@ -143,7 +152,8 @@ class ResultFold:
                 else IGNORED
             )
         new = text[self._length - at :]
-        if not new and not restarted:
+        calls = [] if event.tool_call_pieces is None else self._new_pieces(event.tool_call_pieces)
+        if not new and not calls and not restarted:
             return IGNORED
         start = self._length
         if new:
@@ -151,7 +161,24 @@ class ResultFold:
             self._length += len(new)
         self.token_count = (event.first_token_index or 0) + len(event.token_ids or ())
         self.offset = offset
-        return Chunk(text=new, text_offset=start, attempt=self.attempt, epoch=self.epoch, restarted=restarted)
+        return Chunk(
+            text=new, text_offset=start, attempt=self.attempt, epoch=self.epoch, restarted=restarted, calls=calls
+        )
+
+    def _new_pieces(self, pieces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Pieces of calls without gap and repeat, as of text: what is missing comes with the terminal event."""
+        known = self._calls = [] if self._calls is None else self._calls
+        new: list[dict[str, Any]] = []
+        for piece in pieces:
+            index, at, arguments = piece["index"], piece["offset"], piece["arguments"]
+            if index == len(known) and at == 0:
+                known.append(len(arguments))
+                new.append(piece)
+            elif 0 <= index < len(known) and at <= known[index] < at + len(arguments):
+                rest = arguments[known[index] - at :]
+                new.append({"index": index, "id": None, "name": None, "arguments": rest, "offset": known[index]})
+                known[index] += len(rest)
+        return new
 
 
 class StatusFold:

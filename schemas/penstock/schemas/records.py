@@ -315,6 +315,8 @@ class ResultEvent(Record):
     error: ErrorInfo | None = None
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     preview: Preview | None = None
+    tool_call_pieces: list[dict[str, Any]] | None = None
+    cached_tokens: int | None = None
 
     @property
     def output(self) -> dict[str, Any] | None:

@@ -196,3 +196,28 @@ def test_statuses_only_rise_and_end_once(log: list[StatusEvent]) -> None:
     assert not any(found.done for found in shown[:-1])
     assert {found.origin for found in shown} == {log[0].origin}
     assert fold.latest is shown[-1]
+
+
+def piece(index: int, arguments: str, offset: int) -> dict[str, object]:
+    named = {"id": f"c{index}", "name": "f"} if offset == 0 else {"id": None, "name": None}
+    return {"index": index, **named, "arguments": arguments, "offset": offset}
+
+
+def test_pieces_of_calls_come_once_each_and_behind_no_gap() -> None:
+    fold = ResultFold("r", "default")
+
+    def told(attempt: int, *pieces: dict[str, object]) -> list[tuple[object, object, object]]:
+        step = fold.apply(event("chunk", ORIGIN, 1, attempt, text="", text_offset=0, tool_call_pieces=[*pieces]))
+        calls = step.calls if isinstance(step, Chunk) else []
+        return [(one["index"], one["arguments"], one["offset"]) for one in calls]
+
+    assert told(1, piece(0, "", 0), piece(0, "{a", 0)) == [(0, "", 0), (0, "{a", 0)]
+    assert told(1, piece(0, "{a", 0)) == []
+    assert told(1, piece(0, "a:1", 1), piece(1, "{}", 0)) == [(0, ":1", 2), (1, "{}", 0)]
+    assert told(1, piece(0, "x", 9), piece(3, "{}", 0)) == []
+    # Another attempt begins them anew, and says so although no text was there.
+    step = fold.apply(event("chunk", ORIGIN, 1, 2, text="", text_offset=0, tool_call_pieces=[piece(0, "{", 0)]))
+    assert isinstance(step, Chunk)
+    assert step.restarted
+    assert [one["arguments"] for one in step.calls] == ["{"]
+    assert told(1, piece(0, "{b", 0)) == []

@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Message
 
 from penstock.gateway.edge.errors import FinalFailure
-from penstock.gateway.openai.chat_answers import ChunkWriter, Json
+from penstock.gateway.openai.chat_answers import ChunkWriter, Json, text_usage
 from penstock.gateway.openai.exchange import AnswerStream, ClientGone, stream_events, unless_gone
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
@@ -206,3 +206,54 @@ async def test_a_large_output_is_fetched_and_completes_the_stream() -> None:
     large.result = {"artifact": {"artifact_id": "a"}, "finish_reason": "stop", "usage": None}
     text = b"".join(await events_of(chunk("ab", 0), large, whole=whole))
     assert text.count(b'"content":"ab"') == text.count(b'"content":"cd"') == 1
+
+
+def deltas_of(events: list[bytes]) -> list[dict[str, Any]]:
+    data = [line[6:] for event in events for line in event.decode().split("\n\n") if line.startswith("data: {")]
+    return [choice for one in data for choice in json.loads(one)["choices"]]
+
+
+async def test_calls_come_in_pieces_and_what_no_frame_brought_with_the_outcome() -> None:
+    begun = {"index": 0, "id": "c", "name": "f", "arguments": "", "offset": 0}
+    more = {"index": 0, "id": None, "name": None, "arguments": '{"a"', "offset": 0}
+    told = ChunkFrame(request_id="r1", text="", offset=0, calls=[begun, more], cursor="c")
+    other = {"id": "d", "type": "function", "function": {"name": "g", "arguments": "{}"}}
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}, other]
+    ended = result("")
+    ended.result = {**(ended.result or {}), "tool_calls": calls, "finish_reason": "tool_calls"}
+    choices = deltas_of(await events_of(told, ended))
+    assert choices[0]["delta"]["role"] == "assistant"
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    assert [one for choice in choices for one in choice["delta"].get("tool_calls", ())] == [
+        {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"a"'}},
+        {"index": 0, "function": {"arguments": ": 1}"}},
+        {"index": 1, "id": "d", "type": "function", "function": {"name": "g", "arguments": ""}},
+        {"index": 1, "function": {"arguments": "{}"}},
+    ]
+
+
+def test_a_frame_shows_pieces_of_calls_only_where_there_are_some() -> None:
+    piece = {"index": 0, "id": None, "name": None, "arguments": "x", "offset": 3}
+    frame = ChunkFrame(request_id="r1", text="", offset=0, calls=[piece], cursor="c")
+    assert frame.to_json()["tool_calls"] == [{"index": 0, "arguments": "x", "offset": 3}]
+    assert "tool_calls" not in chunk("a", 0).to_json()
+
+
+async def test_further_answers_bring_their_calls_whole() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    ended = result("a")
+    other = {"index": 1, "text": "", "tool_calls": [call], "finish_reason": "tool_calls"}
+    ended.result = {**(ended.result or {}), "choices": [{"index": 0, "text": "a", "finish_reason": "stop"}, other]}
+    choices = deltas_of(await events_of(ended))
+    assert [choice["delta"]["tool_calls"][0]["index"] for choice in choices if "tool_calls" in choice["delta"]] == [
+        0,
+        0,
+    ]
+    assert all(choice["index"] == 1 for choice in choices if "tool_calls" in choice["delta"])
+
+
+def test_reused_tokens_stand_in_the_usage() -> None:
+    told = text_usage({"usage": {"prompt_tokens": 9, "completion_tokens": 1, "cached_tokens": 8}})
+    assert told["prompt_tokens_details"] == {"cached_tokens": 8}
+    assert "prompt_tokens_details" not in text_usage({"usage": {"prompt_tokens": 9}})

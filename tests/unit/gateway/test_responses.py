@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
 from penstock.gateway.openai.responses_bodies import ResponsesBody
+from penstock.gateway.openai.splice import CallSplice
 from penstock.schemas.errors import EngineFailed
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -40,11 +41,33 @@ def test_an_answer_that_was_cut_is_incomplete() -> None:
 def test_text_and_calls_have_places_of_their_own() -> None:
     result = {"text": "abc", "tool_calls": [CALL, {**CALL, "id": "c2"}], "finish_reason": "tool_calls"}
     writer = ResponseWriter(asked())
-    told = events(writer.encoded([*writer.opening(), *writer.text("abc"), *writer.ending(result)]))
+    begun = CallSplice().finish([CALL, {**CALL, "id": "c2"}])
+    told = events(
+        writer.encoded([*writer.opening(), *writer.text("abc"), *writer.calls(begun), *writer.ending(result)])
+    )
     added = [(event["output_index"], event["item"]["type"]) for event in told if event["type"].endswith("item.added")]
     assert added == [(0, "message"), (1, "function_call"), (2, "function_call")]
     assert [item["type"] for item in told[-1]["response"]["output"]] == ["message", "function_call", "function_call"]
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
+
+
+def test_a_call_comes_in_pieces_and_items_stand_in_the_order_in_which_they_began() -> None:
+    writer = ResponseWriter(asked())
+    first = {"index": 0, "id": "c1", "name": "f", "arguments": "", "offset": 0}
+    more = {"index": 0, "id": None, "name": None, "arguments": '{"a"', "offset": 0}
+    rest = {**more, "arguments": ": 1}", "offset": 4}
+    call = {**CALL, "function": {"name": "f", "arguments": '{"a": 1}'}}
+    said = [*writer.opening(), *writer.calls([first]), *writer.calls([more, rest]), *writer.text("so")]
+    told = events(writer.encoded([*said, *writer.ending({"text": "so", "tool_calls": [call]})]))
+    deltas = [event["delta"] for event in told if event["type"] == "response.function_call_arguments.delta"]
+    assert deltas == ['{"a"', ": 1}"]
+    output = told[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["function_call", "message"]
+    for event in told:
+        if event["type"] == "response.output_item.done":
+            assert output[event["output_index"]] == event["item"]
+        if event["type"] == "response.function_call_arguments.done":
+            assert event["arguments"] == '{"a": 1}'
 
 
 def test_an_answer_of_calls_alone_has_no_message() -> None:

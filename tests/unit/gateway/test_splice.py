@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.openai.splice import StreamSplice
+from penstock.gateway.openai.splice import CallSplice, StreamSplice
 from penstock.schemas.errors import StreamRestarted
 
 TEXT = st.text(alphabet="abé🙂", max_size=20)
@@ -80,3 +82,47 @@ def test_a_snapshot_stands_for_the_text_so_far() -> None:
     assert splice.chunk("de", 3) == "e"
     with pytest.raises(StreamRestarted):
         splice.snapshot("xbcd")
+
+
+CALLS: list[dict[str, Any]] = [
+    {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": "é🙂"}'}},
+    {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+]
+
+
+def call_pieces(data: st.DataObject) -> list[dict[str, Any]]:
+    pieces: list[dict[str, Any]] = []
+    for index, call in enumerate(CALLS):
+        function = call["function"]
+        pieces.append({"index": index, "id": call["id"], "name": function["name"], "arguments": "", "offset": 0})
+        for offset, part in cut(data, function["arguments"]):
+            pieces.append({"index": index, "id": None, "name": None, "arguments": part, "offset": offset})
+    return pieces
+
+
+@given(st.data(), st.lists(st.integers(0, 12), max_size=3))
+def test_calls_are_told_once_over_attempts_that_agree(data: st.DataObject, deaths: list[int]) -> None:
+    splice, told = CallSplice(), list[dict[str, Any]]()
+    for count in deaths:
+        told += splice.pieces(call_pieces(data)[:count])
+        splice.restart()
+    told += splice.pieces(call_pieces(data)[: data.draw(st.integers(0, 12))])
+    told += splice.finish(CALLS)
+    arguments = ["", ""]
+    for one in told:
+        assert one["offset"] == len(arguments[one["index"]])
+        arguments[one["index"]] += one["arguments"]
+    assert arguments == [call["function"]["arguments"] for call in CALLS]
+    assert [one["id"] for one in told if one["id"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [[], [{**CALLS[0], "id": "z"}], [{**CALLS[0], "function": {"name": "f", "arguments": "[]"}}]],
+    ids=["none", "another", "other arguments"],
+)
+def test_other_calls_than_were_sent_are_a_restart(other: list[dict[str, Any]]) -> None:
+    splice = CallSplice()
+    splice.pieces([{"index": 0, "id": "a", "name": "f", "arguments": '{"x"', "offset": 0}])
+    with pytest.raises(StreamRestarted):
+        splice.finish(other)

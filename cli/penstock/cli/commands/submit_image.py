@@ -173,8 +173,8 @@ def process(
     with Gateway(url, key) as gateway:
         for one in operations:
             if isinstance(one.get("image"), str):
-                one["image"] = imageimage_input(gateway, one["image"])
-        payload = {"image": imageimage_input(gateway, source), "operations": operations}
+                one["image"] = image_input(gateway, one["image"])
+        payload = {"image": image_input(gateway, source), "operations": operations}
         _run(gateway, _body("image_processing", payload, model, priority, image_format), out, timeout, as_json=as_json)
 
 

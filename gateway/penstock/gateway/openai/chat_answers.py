@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+from penstock.gateway.openai.splice import CallSplice
 from penstock.schemas.errors import PenstockError, error_body
 
 Json = dict[str, Any]
@@ -80,7 +81,7 @@ def _answer(
 class ChunkWriter:
     """Makes the chunk objects of one stream, chat or completion.
 
-    Text of the first answer comes as it is made. Calls of tools, log probabilities and further answers come with the
+    Text and calls of the first answer come as they are made. Log probabilities and further answers come with the
     outcome, in OpenAI's deltas.
     """
 
@@ -117,6 +118,12 @@ class ChunkWriter:
     def text(self, text: str) -> list[Json]:
         return [self._chunk(self._delta(text), None)]
 
+    def calls(self, pieces: list[Json], index: int = 0) -> list[Json]:
+        """Pieces of calls of one answer: id and name first, then parts of the arguments."""
+        if not self._chat:
+            return []
+        return [self._chunk({"tool_calls": [delta]}, None, index) for piece in pieces for delta in _call_deltas(piece)]
+
     def ending(self, result: Json) -> list[Json]:
         """What the outcome adds, the finish reasons, then the usage if it was asked for."""
         first, *others = _choices(result)
@@ -127,6 +134,7 @@ class ChunkWriter:
                 chunks.append(self._opening(index))
             if choice.get("text"):
                 chunks.append(self._chunk(self._delta(choice["text"]), None, index))
+            chunks += self.calls(CallSplice().finish(choice.get("tool_calls") or []), index)
             chunks += self._end_of(choice)
         if self._includes_usage:
             chunks.append({**self._head, "choices": [], "usage": text_usage(result)})
@@ -134,18 +142,10 @@ class ChunkWriter:
 
     def _end_of(self, choice: Json) -> Iterator[Json]:
         index = choice["index"]
-        if self._chat:
-            for number, call in enumerate(choice.get("tool_calls") or ()):
-                function = call["function"]
-                named: Json = {"index": number, "id": call["id"], "type": "function"}
-                named["function"] = {"name": function["name"], "arguments": ""}
-                yield self._chunk({"tool_calls": [named]}, None, index)
-                arguments = {"index": number, "function": {"arguments": function["arguments"]}}
-                yield self._chunk({"tool_calls": [arguments]}, None, index)
-            if (logprobs := _logprobs(choice)) is not None:
-                chunk = self._chunk({"content": ""}, None, index)
-                chunk["choices"][0]["logprobs"] = logprobs
-                yield chunk
+        if self._chat and (logprobs := _logprobs(choice)) is not None:
+            chunk = self._chunk({"content": ""}, None, index)
+            chunk["choices"][0]["logprobs"] = logprobs
+            yield chunk
         yield self._chunk({} if self._chat else "", finish_reason(choice), index)
 
     def _opening(self, index: int) -> Json:
@@ -161,6 +161,15 @@ class ChunkWriter:
         if self._includes_usage:
             chunk["usage"] = None
         return chunk
+
+
+def _call_deltas(piece: Json) -> Iterator[Json]:
+    """A call begins with a delta without arguments, as OpenAI's do."""
+    if piece["id"] is not None:
+        named = {"name": piece["name"], "arguments": ""}
+        yield {"index": piece["index"], "id": piece["id"], "type": "function", "function": named}
+    if piece["arguments"]:
+        yield {"index": piece["index"], "function": {"arguments": piece["arguments"]}}
 
 
 def embedding_list(model: str, result: Json, encoding_format: str | None) -> Json:
@@ -185,7 +194,10 @@ def finish_reason(choice: Json) -> str:
 def text_usage(result: Json) -> Json:
     usage: Json = result.get("usage") or {}
     prompt, produced = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-    return {"prompt_tokens": prompt, "completion_tokens": produced, "total_tokens": prompt + produced}
+    counts: Json = {"prompt_tokens": prompt, "completion_tokens": produced, "total_tokens": prompt + produced}
+    if usage.get("cached_tokens") is not None:
+        counts["prompt_tokens_details"] = {"cached_tokens": int(usage["cached_tokens"])}
+    return counts
 
 
 def sse_data(body: Json, dumps: Callable[[Json], str] = compact_json) -> bytes:

@@ -16,7 +16,7 @@ from penstock.gateway.edge.errors import FinalFailure, error_response, log_unexp
 from penstock.gateway.openai.chat_answers import Json
 from penstock.gateway.openai.chat_bodies import in_openai_words
 from penstock.gateway.openai.large_answers import beside_the_loop
-from penstock.gateway.openai.splice import StreamSplice
+from penstock.gateway.openai.splice import CallSplice, StreamSplice
 from penstock.gateway.service.subscriptions import SlowConsumer, Subscription
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
 from penstock.gateway.view.outputs import encode_json
@@ -42,7 +42,10 @@ class EventWriter(Protocol):
     def failure(self, error: PenstockError) -> bytes: ...
     def opening(self) -> list[Json]: ...
     def text(self, text: str) -> list[Json]: ...
-    def ending(self, result: Json) -> list[Json]: ...
+    def calls(self, pieces: list[Json]) -> list[Json]: ...
+    def ending(self, result: Json) -> list[Json]:
+        """After all text and all pieces of the first answer."""
+        ...
 
 
 class Canceller(Protocol):
@@ -139,6 +142,7 @@ class _StreamTurn:
         self._writer = writer
         self._whole = whole
         self._splice = StreamSplice()
+        self._calls = CallSplice()
         self._opened = False
 
     async def on_frames(self, frames: Iterable[Frame]) -> tuple[list[Json], PenstockError | FinalFailure | None]:
@@ -156,24 +160,30 @@ class _StreamTurn:
     async def _on_frame(self, frame: Frame) -> list[Json]:
         match frame:
             case ChunkFrame():
-                return self._text(self._splice.chunk(frame.text, frame.offset))
+                text = self._text(self._splice.chunk(frame.text, frame.offset))
+                return [*text, *self._pieces(self._calls.pieces(frame.calls))] if frame.calls else text
             case SnapshotFrame():
                 return self._text(self._splice.snapshot(frame.text))
             case RestartedFrame():
                 self._splice.restart()
+                self._calls.restart()
             case ResultFrame():
                 result = completed(frame)
                 if "artifact" in result and self._whole is not None:
                     result = await self._whole(result)
-                rest = self._text(self._splice.finish(result.get("text") or ""))
+                text = self._text(self._splice.finish(result.get("text") or ""))
+                calls = self._pieces(self._calls.finish(result.get("tool_calls") or []))
                 self.result = result
-                return [*rest, *self._open()]
+                return [*text, *calls, *self._open()]
             case _:
                 pass
         return []
 
     def _text(self, text: str) -> list[Json]:
         return [*self._open(), *self._writer.text(text)] if text else []
+
+    def _pieces(self, pieces: list[Json]) -> list[Json]:
+        return [*self._open(), *self._writer.calls(pieces)] if pieces else []
 
     def _open(self) -> list[Json]:
         opening = [] if self._opened else self._writer.opening()

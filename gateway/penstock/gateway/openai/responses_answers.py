@@ -63,7 +63,7 @@ def _ended(asked: Asked, result: Json, output: list[Json]) -> Json:
         "model": result.get("model") or asked.model,
         "usage": {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": usage.get("prompt_tokens_details") or {"cached_tokens": 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
@@ -78,14 +78,9 @@ def _ended(asked: Asked, result: Json, output: list[Json]) -> Json:
 def _items(request_id: str, result: Json) -> list[Json]:
     """A message if there is text, or nothing else; then the calls."""
     calls = [
-        {
-            "type": "function_call",
-            "id": f"fc_{request_id}_{number}",
-            "call_id": call["id"],
-            "name": call["function"]["name"],
-            "arguments": call["function"]["arguments"],
-            "status": "completed",
-        }
+        _call_item(
+            _call_item_id(request_id, number), call["id"], call["function"]["name"], call["function"]["arguments"]
+        )
         for number, call in enumerate(result.get("tool_calls") or ())
     ]
     text = result.get("text") or ""
@@ -94,6 +89,15 @@ def _items(request_id: str, result: Json) -> list[Json]:
 
 def _message(request_id: str, status: str, content: list[Json]) -> Json:
     return {"type": "message", "id": f"msg_{request_id}", "role": "assistant", "status": status, "content": content}
+
+
+def _call_item_id(request_id: str, number: int) -> str:
+    return f"fc_{request_id}_{number}"
+
+
+def _call_item(item_id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> Json:
+    item = {"type": "function_call", "id": item_id, "call_id": call_id, "name": name}
+    return {**item, "arguments": arguments, "status": status}
 
 
 def _part(text: str, logprobs: list[Json]) -> Json:
@@ -108,7 +112,7 @@ def _logprobs(result: Json) -> list[Json]:
 
 
 class ResponseWriter:
-    """Makes the events of one stream. Text comes as it is made; calls of tools come with the outcome."""
+    """Makes the events of one stream. Text and calls of tools come as they are made."""
 
     last = b""
 
@@ -116,6 +120,7 @@ class ResponseWriter:
         self._asked = asked
         self._number = 0
         self._texts: list[str] = []
+        self._places: list[str] = []
 
     def encoded(self, events: list[Json], dumps: Callable[[Json], str] = compact_json) -> bytes:
         """Server-sent events, numbered in the order in which they are sent."""
@@ -144,16 +149,37 @@ class ResponseWriter:
     def _begin_message(self) -> list[Json]:
         item = _message(self._asked.request_id, "in_progress", [])
         return [
-            {"type": "response.output_item.added", "output_index": 0, "item": item},
+            {"type": "response.output_item.added", "output_index": self._place_of("message"), "item": item},
             self._of_text("response.content_part.added", part=_part("", [])),
         ]
+
+    def calls(self, pieces: list[Json]) -> list[Json]:
+        """Pieces of calls: each begins with its id and name."""
+        return [event for piece in pieces for event in self._call_piece(piece)]
+
+    def _call_piece(self, piece: Json) -> Iterator[Json]:
+        item_id = _call_item_id(self._asked.request_id, piece["index"])
+        place = self._place_of(item_id)
+        if piece["id"] is not None:
+            begun = _call_item(item_id, piece["id"], piece["name"], "", "in_progress")
+            yield {"type": "response.output_item.added", "output_index": place, "item": begun}
+        if piece["arguments"]:
+            delta = {"item_id": item_id, "output_index": place, "delta": piece["arguments"]}
+            yield {"type": "response.function_call_arguments.delta", **delta}
+
+    def _place_of(self, item: str) -> int:
+        """Items stand in the order in which they began."""
+        if item not in self._places:
+            self._places.append(item)
+        return self._places.index(item)
 
     def ending(self, result: Json) -> list[Json]:
         result = {**result, "text": "".join(self._texts)}
         items = _items(self._asked.request_id, result)
         events: list[Json] = []
-        for number, item in enumerate(items):
-            events += self._end_message(item) if item["type"] == "message" else _call(number, item)
+        for item in items:
+            events += self._end_message(item) if item["type"] == "message" else self._end_call(item)
+        items.sort(key=lambda item: self._place_of("message" if item["type"] == "message" else item["id"]))
         ended = _ended(self._asked, result, items)
         return [*events, {"type": f"response.{ended['status']}", "response": ended}]
 
@@ -163,22 +189,14 @@ class ResponseWriter:
         (part,) = item["content"]
         yield self._of_text("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
         yield self._of_text("response.content_part.done", part=part)
-        yield {"type": "response.output_item.done", "output_index": 0, "item": item}
+        yield {"type": "response.output_item.done", "output_index": self._place_of("message"), "item": item}
+
+    def _end_call(self, item: Json) -> Iterator[Json]:
+        place = self._place_of(item["id"])
+        said = {"item_id": item["id"], "output_index": place, "arguments": item["arguments"], "name": item["name"]}
+        yield {"type": "response.function_call_arguments.done", **said}
+        yield {"type": "response.output_item.done", "output_index": place, "item": item}
 
     def _of_text(self, kind: str, **more: Any) -> Json:
-        place = {"item_id": f"msg_{self._asked.request_id}", "output_index": 0, "content_index": 0}
-        return {"type": kind, **place, **more}
-
-
-def _call(number: int, item: Json) -> Iterator[Json]:
-    place: Json = {"output_index": number, "item_id": item["id"]}
-    begun = {**item, "arguments": "", "status": "in_progress"}
-    yield {"type": "response.output_item.added", "output_index": number, "item": begun}
-    yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
-    yield {
-        "type": "response.function_call_arguments.done",
-        **place,
-        "arguments": item["arguments"],
-        "name": item["name"],
-    }
-    yield {"type": "response.output_item.done", "output_index": number, "item": item}
+        place = {"item_id": f"msg_{self._asked.request_id}", "output_index": self._place_of("message")}
+        return {"type": kind, **place, "content_index": 0, **more}

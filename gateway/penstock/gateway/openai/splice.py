@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 from penstock.schemas.errors import StreamRestarted
+
+Json = dict[str, Any]
 
 
 class StreamSplice:
@@ -62,3 +67,70 @@ class StreamSplice:
             self._sent_length += len(text)
             self._joined = None
         return text
+
+
+class CallSplice:
+    """The calls of tools of one stream, over any number of attempts, as `StreamSplice` does it for the text.
+
+    Pieces in and out are {index, id, name, arguments, offset}; of a call that was begun anew only what goes beyond what
+    was sent comes out. What is missing behind a gap is brought by `finish`.
+    """
+
+    def __init__(self) -> None:
+        self._sent: list[tuple[str, str, StreamSplice]] = []
+        """(id, name, arguments) of each call."""
+
+    def restart(self) -> None:
+        """A new attempt begins: its calls start again."""
+        for _, _, arguments in self._sent:
+            arguments.restart()
+
+    def pieces(self, pieces: Iterable[Json]) -> list[Json]:
+        """What of them is to be sent now. Raises StreamRestarted if they contradict what was sent."""
+        told: list[Json] = []
+        for piece in pieces:
+            told += self._piece(piece)
+        return told
+
+    def finish(self, calls: Sequence[Json]) -> list[Json]:
+        """The rest of the outcome's calls. Raises StreamRestarted if they are others than were sent."""
+        if len(calls) < len(self._sent):
+            raise StreamRestarted("the final answer has fewer calls than were sent")
+        told: list[Json] = []
+        for index, call in enumerate(calls):
+            function = call["function"]
+            known = index < len(self._sent)
+            arguments = self._begin(index, call["id"], function["name"])
+            place = len(arguments.sent)
+            rest = arguments.finish(function["arguments"])
+            if not known:
+                told.append(_piece(index, rest, 0, call["id"], function["name"]))
+            elif rest:
+                told.append(_piece(index, rest, place))
+        return told
+
+    def _piece(self, piece: Json) -> list[Json]:
+        index, offset = piece["index"], piece["offset"]
+        named = piece["id"] is not None
+        if index > len(self._sent) or (index == len(self._sent) and not named):
+            return []
+        fresh = index == len(self._sent)
+        arguments = self._begin(index, piece["id"], piece["name"]) if named else self._sent[index][2]
+        place = len(arguments.sent)
+        text = arguments.chunk(piece["arguments"], offset)
+        if fresh:
+            return [_piece(index, text, 0, piece["id"], piece["name"])]
+        return [_piece(index, text, place)] if text else []
+
+    def _begin(self, index: int, call_id: str, name: str) -> StreamSplice:
+        """The arguments of a call, as far as they were sent. Raises StreamRestarted if another call was."""
+        if index == len(self._sent):
+            self._sent.append((call_id, name, StreamSplice()))
+        known_id, known_name, arguments = self._sent[index]
+        if (known_id, known_name) != (call_id, name):
+            raise StreamRestarted("the answer was begun anew with other calls than were sent")
+        return arguments
+
+
+def _piece(index: int, arguments: str, offset: int, call_id: str | None = None, name: str | None = None) -> Json:
+    return {"index": index, "id": call_id, "name": name, "arguments": arguments, "offset": offset}

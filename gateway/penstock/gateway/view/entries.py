@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from penstock.gateway.view.frames import (
@@ -69,8 +69,8 @@ class Entry(RequestState):
             frames: list[Frame] = []
             if step.restarted:
                 frames.append(self.restarted_frame())
-            if step.text:
-                frames.append(self.chunk_frame(step.text, step.text_offset))
+            if step.text or step.calls:
+                frames.append(self.chunk_frame(step.text, step.text_offset, step.calls))
             return frames
         if isinstance(step, Previewed):
             return [*([self.restarted_frame()] if step.restarted else []), *self._preview()]
@@ -194,9 +194,9 @@ class Entry(RequestState):
         )
         return [frame]
 
-    def chunk_frame(self, text: str, offset: int) -> ChunkFrame:
+    def chunk_frame(self, text: str, offset: int, calls: Sequence[dict[str, Any]] = ()) -> ChunkFrame:
         cursor = self._cursor(offset + len(text))
-        return ChunkFrame(request_id=self.request_id, cursor=cursor, text=text, offset=offset)
+        return ChunkFrame(request_id=self.request_id, cursor=cursor, text=text, offset=offset, calls=[*calls])
 
     def restarted_frame(self) -> RestartedFrame:
         return RestartedFrame(request_id=self.request_id, cursor=self._cursor(0), attempt=max(1, self.fold.attempt))

@@ -65,15 +65,22 @@ class StatusFrame(Frame):
 
 @dataclass(kw_only=True, slots=True)
 class ChunkFrame(Frame):
-    """New text; `offset` counts the characters before it."""
+    """New text; `offset` counts the characters before it.
+
+    `calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; id and name with a call's first piece.
+    """
 
     type: ClassVar[str] = "chunk"
 
     text: str
     offset: int
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def body(self) -> dict[str, Any]:
-        return {"text": self.text, "offset": self.offset}
+        told: dict[str, Any] = {"text": self.text, "offset": self.offset}
+        if self.calls:
+            told["tool_calls"] = [{k: v for k, v in piece.items() if v is not None} for piece in self.calls]
+        return told
 
 
 @dataclass(kw_only=True, slots=True)

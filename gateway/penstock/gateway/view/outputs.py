@@ -86,6 +86,8 @@ def result_json(event: ResultEvent) -> dict[str, Any] | None:
     if event.status != "completed":
         return None
     usage = None if event.usage is None else {k: v for k, v in event.usage.to_dict().items() if v is not None}
+    if usage is not None and event.cached_tokens is not None:
+        usage["cached_tokens"] = event.cached_tokens
     shown: dict[str, Any] = dict(event.output or {})
     if "images" in shown:
         shown["images"] = [image_json(image) for image in shown["images"]]

@@ -5,7 +5,7 @@ Each says which event of the flow answers it. A work that was dropped or ended m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.processors.core.work import Work, WorkKey
@@ -112,6 +112,8 @@ class Chunk:
     token_ids: list[int]
     first_token_index: int
     text_offset: int
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Pieces of calls of tools."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.processors.core.effects import Ended, Retried, ShowPreview
@@ -87,10 +88,19 @@ class Runs(Endings):
         if self._current(work, run_id, Stage.BEGINNING) is not None:
             self._requeue(work, "log_moved", now)
 
-    def delta(self, work: Work, run_id: str, text: str, token_ids: list[int], now: float) -> None:
+    def delta(
+        self,
+        work: Work,
+        run_id: str,
+        text: str,
+        token_ids: list[int],
+        now: float,
+        calls: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """New text of a run, with its tokens; or pieces of the calls that it makes."""
         run = work.run
         if run is not None and run.run_id == run_id and work.stage is Stage.RUNNING:
-            self.streams.delta(work, run, text, token_ids, now)
+            self.streams.delta(work, run, text, token_ids, now, calls)
 
     def stepped(self, work: Work, run_id: str, step: int, steps: int, now: float) -> None:
         """So many steps of a run are done."""

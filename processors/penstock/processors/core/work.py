@@ -52,6 +52,8 @@ class Run:
     timeout_at: float | None = None
     text: list[str] = field(default_factory=list[str])
     tokens: list[int] = field(default_factory=list[int])
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Pieces of calls of tools that are still to be sent."""
     step: int = 0
     """Steps done, of `steps`."""
     steps: int = 0

@@ -7,7 +7,7 @@ knows, and `on_died` is told once for all runs that the engine had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -84,12 +84,17 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delta:
-    """New text with its tokens; `first_token_index` counts the tokens of the run before it."""
+    """New text with its tokens; `first_token_index` counts the tokens of the run before it.
+
+    `calls`: pieces of calls of tools, each {index, id, name, arguments, offset}: id and name come with the first piece
+    of a call, `offset` counts the characters of its arguments before this piece.
+    """
 
     run_id: str
     text: str
     token_ids: list[int]
     first_token_index: int
+    calls: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,6 +43,8 @@ class BatchingLoop(ContinuousBatchingManager):
         self.current_batch = 0
         self.controls: dict[str, Control] = {}
         """By run: what is asked of its logits beyond the loop's own sampling."""
+        self._reused: dict[str, int] = {}
+        """By run: tokens of its prompt whose blocks were in the cache already."""
         self._outputs: deque[Any] = deque()
         self.output_router = _Router(self._outputs, self._tell)
 
@@ -63,7 +65,26 @@ class BatchingLoop(ContinuousBatchingManager):
             processor.model_runner = ControlledRunner(
                 processor.model_runner, self.controls, self._fail_run, threads=torch.get_num_threads()
             )
+        self._count_reused(processor.cache)
         return processor
+
+    def _count_reused(self, cache: Any) -> None:
+        """Blocks of prompts stay in the cache until their room is needed; the loop tells nobody whose were found."""
+        search: Callable[[str, list[int]], int] = cache.search_prefix_match
+
+        def search_and_count(request_id: str, prompt_ids: list[int]) -> int:
+            found = search(request_id, prompt_ids)
+            self._reused[request_id] = min(found, len(prompt_ids) - 1)  # the last one is always computed
+            return found
+
+        cache.search_prefix_match = search_and_count
+
+    def reused_tokens(self, run_id: str) -> int | None:
+        """Of its prompt, not computed again; None when the cache of this model cannot be shared."""
+        processor: Any = self.batch_processor
+        if processor is None or not processor.cache.use_prefix_sharing:
+            return None
+        return self._reused.get(run_id, 0)
 
     def _fail_run(self, run_id: str, error: PenstockError) -> None:
         """End one run of many, in the loop's thread."""
@@ -119,7 +140,7 @@ class BatchingLoop(ContinuousBatchingManager):
         end_ids: list[int],
         control: Control | None = None,
     ) -> bool:
-        """Whether the loop took it; it takes nothing once it has died. When a run with a control is over: `forget`."""
+        """Whether the loop took it; it takes nothing once it has died. When the run is over: `forget`."""
         if control is not None:
             self.controls[run_id] = control
         added = self.add_request(
@@ -136,6 +157,7 @@ class BatchingLoop(ContinuousBatchingManager):
 
     def forget(self, run_id: str) -> None:
         self.controls.pop(run_id, None)
+        self._reused.pop(run_id, None)
 
     def generated(self, run_id: str) -> list[int] | None:
         """The tokens of a run so far, not to be changed; None when it has not begun or is over."""

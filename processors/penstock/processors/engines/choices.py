@@ -49,6 +49,8 @@ class Choices:
             "completion_tokens": made,
             "total_tokens": first.prompt_tokens + made,
         }
+        if first.usage is not None and "cached_tokens" in first.usage:
+            usage["cached_tokens"] = first.usage["cached_tokens"]
         return replace(
             first,
             run_id=self.run_id,

@@ -21,7 +21,7 @@ class Dialect:
     """Calls begin at `marker` ("": only an answer that is JSON as a whole is one) and end at `end` ("": with the text).
 
     A call that is forced is written behind `prefix`, which the prompt ends with then; `separator` stands between two
-    calls ("": it writes only one), `suffix` after the last.
+    calls ("": it writes only one), `suffix` after the last. `bare`: models are taught calls without the marker.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Dialect:
     separator: str = ""
     suffix: str = ""
     arguments: str = "arguments"
+    bare: bool = False
 
 
 HERMES = Dialect(
@@ -42,8 +43,8 @@ HERMES = Dialect(
     suffix="\n</tool_call>",
 )
 MISTRAL = Dialect(name="mistral", marker="[TOOL_CALLS]", prefix="[TOOL_CALLS][", separator=", ", suffix="]")
-LLAMA = Dialect(name="llama", marker="<|python_tag|>", separator="; ", arguments="parameters")
-JSON = Dialect(name="json")
+LLAMA = Dialect(name="llama", marker="<|python_tag|>", separator="; ", arguments="parameters", bare=True)
+JSON = Dialect(name="json", bare=True)
 DIALECTS = {dialect.name: dialect for dialect in (HERMES, MISTRAL, LLAMA, JSON)}
 
 

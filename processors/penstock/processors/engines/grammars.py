@@ -79,6 +79,14 @@ class Grammars:
             return None
         return tokenizer.decode_bytes([token])
 
+    def special_token(self, text: str) -> int | None:
+        """The token that a text is, when no other text can be it; grammars must name such a token by its id."""
+        tokenizer = self._llguidance()
+        token = self._source.convert_tokens_to_ids(text)
+        if tokenizer is None or token is None or self._source.convert_ids_to_tokens(token) != text:
+            return None
+        return int(token) if tokenizer.is_special_token(token) else None
+
     def _keep(self, grammar: str, compiled: LLMatcher) -> None:
         size = LEAST_BYTES + BYTES_PER_CHARACTER * len(grammar)
         if grammar in self._compiled or size > self._cache_bytes:

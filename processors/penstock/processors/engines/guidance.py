@@ -37,6 +37,11 @@ class ToolUse:
     parallel: bool = True
 
     @property
+    def strict(self) -> bool:
+        """Whether a call that the model begins by itself must fit the schema of its tool."""
+        return not self.forced and any(tool["function"].get("strict") is True for tool in self.tools)
+
+    @property
     def names(self) -> frozenset[str]:
         return frozenset(tool["function"]["name"] for tool in self.tools)
 
@@ -68,7 +73,14 @@ class Plan:
         """What reads calls out of one answer; None when there are no tools."""
         if not self.use.tools:
             return None
-        return CallReader(self.dialect, self.use.names, run_id, forced=self.use.forced, parallel=self.use.parallel)
+        return CallReader(
+            self.dialect,
+            self.use.names,
+            run_id,
+            forced=self.use.forced,
+            parallel=self.use.parallel,
+            bare=self.dialect.bare or not self.use.strict,  # else the grammar would not have seen its beginning
+        )
 
 
 class Guidance:
@@ -95,7 +107,8 @@ class Guidance:
         rule = self._rule(spec.params, use)
         if rule is None and wishes == NONE and answers == 1 and not use.tools:
             return None
-        param = "payload.tools" if use.forced else "payload.response_format"
+        shaped = (spec.params.get("response_format") or {}).get("type", "text") != "text"
+        param = "payload.response_format" if shaped and not use.forced else "payload.tools"
         prefix = self._dialect.prefix if use.forced else ""
         return Plan(
             wishes=wishes,
@@ -113,12 +126,25 @@ class Guidance:
             return "\n".join(["start: calls", *_call_rules(use, self._dialect)])
         answer = response_rule(params.get("response_format"))
         if answer is None:
-            return None
+            return self._strict_calls(use) if use.strict else None
         if not use.tools:
             return f"start: {answer}"
         rules = _call_rules(use, self._dialect)
         prefix, suffix = (json.dumps(text) if text else "" for text in (self._dialect.prefix, self._dialect.suffix))
         return "\n".join(["start: answer | asked", f"asked: {prefix} calls {suffix}", f"answer: {answer}", *rules])
+
+    def _strict_calls(self, use: ToolUse) -> str:
+        """Any text, but from where the model begins a call on nothing but a call of one of the tools."""
+        dialect, rules = self._dialect, _call_rules(use, self._dialect)
+        if dialect.bare:
+            # What begins as JSON is a call: there is nothing else that a call could be known by.
+            return "\n".join(["start: calls | FREE |", r"FREE: /[ \n\t]*[^{\[ \n\t](.|\n)*/", *rules])
+        special = self._grammars.special_token(dialect.marker)
+        begun = "begun[lazy]: TEXT " + json.dumps(dialect.marker) if special is None else f"begun: TEXT <[{special}]>"
+        opening, suffix = dialect.prefix.removeprefix(dialect.marker), dialect.suffix
+        around = [json.dumps(text) if text else "" for text in (opening, suffix)]
+        asked = f"asked: begun {around[0]} calls {around[1]}"
+        return "\n".join(["start: asked* TEXT", asked, begun, r"TEXT: /(.|\n)*/", *rules])
 
     def render(self, messages: Sequence[Json], plan: Plan | None) -> list[int]:
         """The tokens of a chat, as the model's template has it. Raises what the template raises."""

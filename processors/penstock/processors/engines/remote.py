@@ -17,7 +17,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -235,7 +235,7 @@ class RemoteEngine:
         answer = Answer(chat=prepared.messages is not None)
         shown = _Shown(spec.run_id, sink)
         async for event in self._events(path, body):
-            shown.show(answer.feed(event))
+            shown.show(answer.feed(event), answer.take_pieces())
         if answer.reason is None:  # the connection ended without saying so; what came is no answer
             raise EngineFailed(f"the server of {self.model} ended its stream without a finish_reason")
         shown.show(answer.flush())
@@ -324,10 +324,10 @@ class _Shown:
         self._run_id, self._sink = run_id, sink
         self._pieces = 0
 
-    def show(self, text: str) -> None:
-        if not text:
+    def show(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> None:
+        if not text and not calls:
             return
-        delta = Delta(run_id=self._run_id, text=text, token_ids=[], first_token_index=self._pieces)
+        delta = Delta(run_id=self._run_id, text=text, token_ids=[], first_token_index=self._pieces, calls=calls)
         self._pieces += 1
         if not self._sink.delta(delta):
             raise InternalError("what the engine gave could not be taken")  # the sink knows; this closes the stream

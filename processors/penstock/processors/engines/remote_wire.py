@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,6 +106,8 @@ class _Choice:
     texts: list[str] = field(default_factory=list[str])
     reason: str | None = None
     calls: dict[int, Json] = field(default_factory=dict[int, Json])
+    told: dict[int, int] = field(default_factory=dict[int, int])
+    """Of the calls that have begun, how many characters of their arguments were told."""
     logprobs: list[Json] | None = None
 
     def add(self, text: str) -> str:
@@ -115,7 +118,7 @@ class _Choice:
     def output(self) -> Json:
         made: Json = {"text": "".join(self.texts)}
         if self.calls:
-            made["tool_calls"] = [self.calls[number] for number in sorted(self.calls)]
+            made["tool_calls"] = [_with_id(call) for call in self.calls.values()]
         if self.logprobs is not None:
             made["logprobs"] = self.logprobs
         return made
@@ -147,6 +150,23 @@ class Answer:
             if content is not None:
                 choice.logprobs = [*(choice.logprobs or []), *map(_logprob, content)]
         return text
+
+    def take_pieces(self) -> list[Json]:
+        """What is new of the first answer's calls: {index, id, name, arguments, offset}, in the order of `output`."""
+        choice = self._choices[0]
+        pieces: list[Json] = []
+        for index, (number, call) in enumerate(choice.calls.items()):
+            function = call["function"]
+            begun, arguments = number in choice.told, function["arguments"]
+            if not begun and not function["name"]:
+                break  # those behind it have their places only when it has begun
+            place = choice.told.get(number, 0)
+            if begun and place == len(arguments):
+                continue
+            named = {"id": None, "name": None} if begun else {"id": _with_id(call)["id"], "name": function["name"]}
+            pieces.append({"index": index, **named, "arguments": arguments[place:], "offset": place})
+            choice.told[number] = len(arguments)
+        return pieces
 
     def flush(self) -> str:
         """The text that waited for the rest of a character."""
@@ -194,11 +214,18 @@ def _number_of(calls: Mapping[int, Json], piece: Json, *, unnamed: int) -> int:
     return number
 
 
+def _with_id(call: Json) -> Json:
+    """Some servers give calls no id; clients need one to answer."""
+    call["id"] = call["id"] or f"call_{uuid.uuid4().hex[:24]}"
+    return call
+
+
 def _add_call(calls: dict[int, Json], number: int, said: Json) -> None:
+    """The first id and name that come are its own: they may have been told already."""
     call = calls.setdefault(number, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
     function, new = call["function"], said.get("function") or {}
-    call["id"] = encodable(said.get("id") or call["id"])
-    function["name"] = encodable(new.get("name") or function["name"])
+    call["id"] = call["id"] or encodable(said.get("id") or "")
+    function["name"] = function["name"] or encodable(new.get("name") or "")
     function["arguments"] += encodable(new.get("arguments") or "")
 
 
@@ -227,6 +254,8 @@ def as_event(body: Json) -> Json:
 def counts(usage: Any) -> dict[str, int]:
     """The numbers of a usage that are counts; some servers tell more, in nested objects."""
     given: Mapping[Any, Any] = usage if isinstance(usage, dict) else {}
+    details: Any = given.get("prompt_tokens_details")
+    told = {**given, **({"cached_tokens": details.get("cached_tokens")} if isinstance(details, dict) else {})}
     return {
-        str(name): int(value) for name, value in given.items() if isinstance(value, int) and 0 <= value < MOST_TOKENS
+        str(name): int(value) for name, value in told.items() if isinstance(value, int) and 0 <= value < MOST_TOKENS
     }

@@ -455,6 +455,7 @@ class TextBackend:
             run.take(ids, final=final)
             if final or run.stopped:
                 del self._runs[run.run_id]
+                run.reused_tokens = self._batching.reused_tokens(run.run_id)
                 run.finish()
                 self._forget_choices(run.run_id)
                 self._take_out(run.run_id, over=final)

@@ -36,6 +36,8 @@ class TextRun:
         self.end_ids: list[int] = []
         self.control: Control | None = None
         """What the loop was given: a run that memory ran out under is given to it again, with what it has said."""
+        self.reused_tokens: int | None = None
+        """Of the prompt, found in the cache; None when it cannot be known."""
         self.before: Sequence[int] = ()
         """Tokens from before it was given to the loop again."""
         self.streams = spec.stream
@@ -84,11 +86,13 @@ class TextRun:
         self._tell(text if self._calls is None else self._calls.feed(text))
 
     def _tell(self, text: str) -> None:
-        if not text:
+        pieces = () if self._calls is None else self._calls.take_pieces()
+        if not text and not pieces:
             return
-        self._text.append(text)
+        if text:
+            self._text.append(text)
         if self.streams:
-            self._emit(("delta", self.run_id, text, list(self._ids[self._told :]), self._told))
+            self._emit(("delta", self.run_id, text, list(self._ids[self._told :]), self._told, *pieces))
         self._told = len(self._ids)
 
     def finish(self) -> None:
@@ -102,6 +106,8 @@ class TextRun:
             "completion_tokens": made,
             "total_tokens": self._prompt_tokens + made,
         }
+        if self.reused_tokens is not None:
+            usage["cached_tokens"] = min(self.reused_tokens, self._prompt_tokens)
         output: dict[str, Any] = {"text": "".join(self._text)}
         reason = "stop" if at_end else "length"
         if self._calls is not None and self._calls.calls:

@@ -14,8 +14,6 @@ from penstock.schemas.image_operations import FORMATS
 
 DEFAULT_QUALITY = 90
 """Of JPEG and WebP."""
-JPEG_EXIF_BYTES = 65_533
-"""More does not go into its one segment."""
 _OPAQUE = {"RGBA": "RGB", "LA": "L"}
 
 Upscale = Callable[[Image.Image, int], Image.Image]
@@ -24,12 +22,14 @@ Upscale = Callable[[Image.Image, int], Image.Image]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """An image in sRGB with what belongs to it. `format`: a name of FORMATS. `quality` None: the default."""
+    """An image in sRGB. `format`: a name of FORMATS. `quality` None: the default.
+
+    No metadata: what an image came with stayed with its decoder, once its orientation and profile were applied.
+    """
 
     image: Image.Image
     format: str = "png"
     quality: int | None = None
-    exif: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ def apply(picture: Picture, step: Step, images: Mapping[str, Image.Image], upsca
         case "convert":
             return replace(picture, format=values["format"], quality=values.get("quality"))
         case "strip_metadata":
-            return replace(picture, exif=b"")
+            return picture  # it never has any: docs/decisions/0034 tells why
         case "resize" if values["fit"] == "cover":
             made = image.resize(step.size, Image.Resampling.LANCZOS, box=covering_box(image.size, step.size))
         case "resize" | "thumbnail":
@@ -101,15 +101,13 @@ def _composite(image: Image.Image, overlay: Image.Image, left: int, top: int, op
 
 
 def encode(picture: Picture) -> Encoded:
-    """The picture as bytes of its format, with the metadata that the format can carry. No alpha in JPEG: on white."""
+    """The picture as bytes of its format, without metadata. No alpha in JPEG: on white."""
     image, name = picture.image, picture.format
     options: dict[str, Any] = {}
     if name != "png":
         options["quality"] = DEFAULT_QUALITY if picture.quality is None else picture.quality
     if name == "jpeg":
         image = flattened(image)
-    if picture.exif and (name != "jpeg" or len(picture.exif) <= JPEG_EXIF_BYTES):
-        options["exif"] = picture.exif
     buffer = io.BytesIO()
     image.save(buffer, name, **options)
     return Encoded(data=buffer.getvalue(), media_type=FORMATS[name], width=image.width, height=image.height)

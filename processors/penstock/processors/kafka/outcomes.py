@@ -110,6 +110,7 @@ class Outcomes:
             token_ids=effect.token_ids,
             first_token_index=effect.first_token_index,
             text_offset=effect.text_offset,
+            tool_call_pieces=effect.calls or None,
         )
         try:
             self._publisher.chunk(event, acknowledged, headers=trace_of(work))
@@ -150,6 +151,7 @@ class Outcomes:
             output_artifact=effect.artifact,
             finish_reason=None if finished is None else finished.finish_reason,
             usage=None if finished is None else usage_of(finished),
+            cached_tokens=None if finished is None else (finished.usage or {}).get("cached_tokens"),
             timings=work.timings(effect.at),
             model=work.lane or None,
             device=device,

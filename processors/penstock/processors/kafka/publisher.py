@@ -336,6 +336,8 @@ def small_failure(event: ResultEvent, error: PenstockError) -> ResultEvent:
         token_ids=None,
         first_token_index=None,
         text_offset=None,
+        tool_call_pieces=None,
+        cached_tokens=None,
         **dict.fromkeys(PAYLOAD_FIELDS),
         output_artifact=None,
         finish_reason=None,

@@ -38,7 +38,10 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", "<tool_call>no JSON</tool_call> so", "<tool_call>no JSON</tool_call> so", []),
     ("hermes", OTHER, OTHER, []),
     ("hermes", '{"a": 1}', '{"a": 1}', []),
-    ("hermes", '{"name": "add", "arguments": {"a": NaN}}', '{"name": "add", "arguments": {"a": NaN}}', []),
+    ("hermes", f"{ADD} adds.", "adds.", BOTH[:1]),
+    ("hermes", '{"arguments": {"a": 1, "b": [2, "ü"]}, "name": "add"}', "", BOTH[:1]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": "{}"}</tool_call> so', "so", [("add", {})]),
+    ("hermes", '{"name": "other", "arguments": {"a": NaN}}', '{"name": "other", "arguments": {"a": NaN}}', []),
     ("mistral", f"[TOOL_CALLS][{ADD}, {LOOK}]", "", BOTH),
     ("mistral", f"[{ADD}]", "", BOTH[:1]),
     ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, "b": [2, "ü"]}', "", BOTH[:1]),
@@ -74,6 +77,49 @@ def test_forced_calls_stand_between_prefix_and_suffix(dialect: str) -> None:
         # What was cut by length: the calls that are whole count.
         assert read(dialect, [ADD + separator + LOOK[:9]], forced=True) == ("", BOTH[:1])
     assert read(dialect, [ADD[:20]], forced=True) == (ADD[:20], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "shown"),
+    [
+        (ADD[: ADD.index(": [")], '{"a": 1, "b"', ""),
+        ('{"name": "add", "arguments": {"a": NaN}}', '{"a": NaN}', ""),
+        ('<tool_call>{"name": "add", "arguments": {"a": "no end\n}}</tool_call>text', '{"a": "no end', "text"),
+    ],
+)
+def test_a_call_that_has_begun_is_one_even_if_it_is_cut_or_no_json(text: str, arguments: str, shown: str) -> None:
+    for pieces in ([text], list(text)):
+        reader = CallReader(HERMES, NAMES, "run")
+        assert "".join(map(reader.feed, pieces)) + reader.flush() == shown
+        (call,) = reader.calls
+        assert call["function"] == {"name": "add", "arguments": arguments}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[3]])
+def test_arguments_come_in_pieces_as_they_are_written(case: tuple[str, str, str, Any]) -> None:
+    dialect, text, _, _ = case
+    reader = CallReader(DIALECTS[dialect], NAMES, "run")
+    told: list[dict[str, Any]] = []
+    for char in text:
+        reader.feed(char)
+        told += reader.take_pieces()
+    reader.flush()
+    told += reader.take_pieces()
+    arguments = ["" for _ in reader.calls]
+    for piece in told:
+        index = piece["index"]
+        assert piece["offset"] == len(arguments[index])
+        assert (piece["id"] is None) == (piece["name"] is None) == (piece["offset"] > 0)
+        arguments[index] += piece["arguments"]
+    assert arguments == [call["function"]["arguments"] for call in reader.calls]
+    if text.startswith(f"I look. <tool_call>{ADD}"):
+        assert len(told) > 20
+    assert {piece["id"] for piece in told} - {None} == {call["id"] for call in reader.calls}
+
+
+def test_without_bare_calls_only_the_marker_begins_one() -> None:
+    assert read("hermes", [ADD], bare=False) == (ADD, [])
+    assert read("hermes", [f"<tool_call>{ADD}</tool_call>"], bare=False) == ("", BOTH[:1])
 
 
 def test_one_call_when_calls_shall_not_be_parallel() -> None:

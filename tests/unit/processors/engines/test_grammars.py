@@ -7,9 +7,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.controls import Control
+from penstock.processors.engines.dialects import DIALECTS
 from penstock.processors.engines.forms import json_rule
 from penstock.processors.engines.grammars import LEAST_BYTES, MOST_COMPILING, Grammars
+from penstock.processors.engines.guidance import Guidance
 from penstock.processors.engines.wishes import Wishes
 from penstock.schemas.errors import InvalidRequest, Overloaded, UnsupportedParameter
 
@@ -150,3 +153,74 @@ def test_a_token_that_the_grammar_forbids_fails_the_run() -> None:
     error = control.take(TOKENIZER("x")["input_ids"][0])
     assert isinstance(error, InvalidRequest)
     assert error.param == PARAM
+
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "strict": True,
+        "parameters": '{"type":"object","properties":{"a":{"type":"integer","maximum":99}},"required":["a"],'
+        '"additionalProperties":false}',
+    },
+}
+
+
+def strict_plan(parser: str, source: Any = None, **params: Any) -> Any:
+    source = source or TOKENIZER
+    made = Grammars(source, vocabulary=260, end_ids=[END])
+    guidance = Guidance(source, made, vocabulary=260, slots=4, options={"tool_parser": parser})
+    asked: list[Any] = [{"role": "user", "content": "x"}]
+    params = {"tools": [TOOL], **params}
+    return guidance.plan(RunSpec(run_id="r", task="t", model="m", messages=asked, params=params), greedy=True)
+
+
+@pytest.mark.parametrize("parser", DIALECTS)
+def test_strict_tools_leave_text_free_and_hold_what_begins_as_a_call(parser: str) -> None:
+    dialect, plan = DIALECTS[parser], strict_plan(parser)
+
+    def said(arguments: str) -> str:
+        call = f'{{"name": "add", "{dialect.arguments}": {arguments}}}'
+        return dialect.prefix + call + dialect.suffix
+
+    def allowed(text: str) -> bool:
+        return accepts(plan.matcher.deep_copy(), text)
+
+    assert allowed("")
+    assert allowed("Hello <tool> [there]\n")
+    assert allowed(said('{"a": 5}'))
+    assert not allowed(said('{"a": "x"}'))
+    assert not allowed(said('{"b": 5}'))
+    reader = plan.reader("r")
+    reader.feed(said('{"a": 5}'))
+    assert reader.flush() == ""
+    assert [call["function"]["arguments"] for call in reader.calls] == ['{"a": 5}']
+    if dialect.marker and not dialect.bare:
+        assert allowed("I add. " + said('{"a": 5}') + said('{"a": 6}') + " So.")
+        assert not allowed("I add. " + said('{"a": "x"}'))
+        assert allowed('{"name": "add", "arguments": {"a": "x"}}')  # which is text: the reader takes no bare call then
+        assert plan.reader("r").feed('{"name": "add", ') != ""
+
+
+def test_a_marker_that_is_a_special_token_begins_a_strict_call() -> None:
+    source = tokenizer()
+    source.add_special_tokens({"additional_special_tokens": ["<tool_call>"]})
+    plan = strict_plan("hermes", source)
+    ids = source('so <tool_call>\n{"name": "add", "arguments": {"a": 5}}\n</tool_call>')["input_ids"]
+    assert source.convert_tokens_to_ids("<tool_call>") in ids
+    assert plan.matcher.deep_copy().try_consume_tokens(ids) == len(ids)
+    bad = source('<tool_call>\n{"name": "add", "arguments": {"a": "x')["input_ids"]
+    assert plan.matcher.deep_copy().try_consume_tokens(bad) < len(bad)
+
+
+def test_tools_that_are_not_strict_cost_no_grammar() -> None:
+    loose = {**TOOL, "function": {**TOOL["function"], "strict": None}}
+    assert strict_plan("hermes", tools=[loose]).matcher is None
+    assert strict_plan("hermes", tool_choice="none") is None
+
+
+def test_a_strict_tool_that_cannot_be_enforced_is_refused_by_name() -> None:
+    bad = {**TOOL, "function": {**TOOL["function"], "parameters": '{"properties":{"a":{"not":{}}}}'}}
+    with pytest.raises(InvalidRequest) as caught:
+        strict_plan("hermes", tools=[bad])
+    assert (caught.value.param or "").startswith("payload.tools")

@@ -152,7 +152,13 @@ async def test_tools_are_passed_on_and_their_calls_come_back() -> None:
     async with serving(handler) as engine:
         sink, found = await run(engine, spec(messages=messages, params=params, extra={"parallel_tool_calls": "false"}))
     assert isinstance(found, Finished)
-    assert sink.deltas == []
+    pieces = [piece for delta in sink.deltas for piece in delta.calls]
+    assert [(piece["index"], piece["id"], piece["arguments"], piece["offset"]) for piece in pieces] == [
+        (0, "c1", "", 0),
+        (0, None, '{"a"', 0),
+        (1, "c2", "{}", 0),
+        (0, None, ":1}", 4),
+    ]
     assert (found.finish_reason, found.output["text"]) == ("tool_calls", "")
     assert found.output["tool_calls"] == [
         {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
@@ -216,6 +222,19 @@ async def test_calls_without_an_index_are_told_apart_by_their_ids(pieces: list[l
         {"id": "a", "type": "function", "function": {"name": "f", "arguments": "1"}},
         {"id": "b", "type": "function", "function": {"name": "g", "arguments": "2"}},
     ]
+
+
+async def test_a_call_without_an_id_gets_one_and_reused_tokens_are_told() -> None:
+    """Ollama's older releases send none; a client has nothing to answer to then."""
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 8}}
+    said = [tool_chunk(index=0, function={"name": "f", "arguments": "{}"}), ending("tool_calls")]
+    async with serving(lambda _: sse(*said, {"choices": [], "usage": usage})) as engine:
+        sink, finished = await run(engine, spec())
+    assert isinstance(finished, Finished)
+    (piece,) = sink.deltas[0].calls
+    (call,) = finished.output["tool_calls"]
+    assert piece["id"] == call["id"] != ""
+    assert (finished.usage or {})["cached_tokens"] == 8
 
 
 async def test_several_answers_and_their_logprobs() -> None:
