@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 from backlog import Outcomes, encoded_requests, produce
-from common import Figures, Row, broker, interleave, save, system
+from common import Figures, Row, broker, interleave, markdown, save, system
 
 from penstock.producers.artifacts import ArtifactStore
 from system import Process, System
@@ -282,7 +282,8 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         for name in arguments.parts:
-            rows += measured(PARTS[name](Path(folder), arguments.threads, arguments.quick), rounds)
+            rows += (part := measured(PARTS[name](Path(folder), arguments.threads, arguments.quick), rounds))
+            print(markdown(part), file=sys.stderr, flush=True)
     save("images", rows)
 
 
