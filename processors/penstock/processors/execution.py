@@ -42,7 +42,8 @@ logger = logging.getLogger(__name__)
 
 _AS_FIELDS = frozenset({"text_generation", "embedding"})
 """Tasks whose payload a run's spec has as fields of its own."""
-_PARAMS = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "dimensions", *NEUTRAL)
+_NONE = frozenset[str]()
+_PARAMS = frozenset({"max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "dimensions", *NEUTRAL})
 
 
 class _Sink:
@@ -361,11 +362,11 @@ class Execution:
         payload = request.payload
         self._outputs.check(request.output)
         inputs = payload.get("input")
-        params = {name: payload[name] for name in _PARAMS if payload.get(name) is not None}
-        defaults = self._defaults(work.lane)
-        known = default_fields(request.task)
-        defaulted = frozenset(name for name in defaults if name not in params and name in known)
-        filled = {name: defaults[name] for name in defaulted}
+        params = {name: value for name, value in payload.items() if value is not None and name in _PARAMS}
+        filled: dict[str, Any] = {}
+        if defaults := self._defaults(work.lane):
+            known = default_fields(request.task)
+            filled = {name: value for name, value in defaults.items() if name in known and name not in params}
         return RunSpec(
             run_id=run.run_id,
             task=request.task,
@@ -374,11 +375,11 @@ class Execution:
             history=images.history,
             prompt=payload.get("prompt"),
             inputs=[inputs] if isinstance(inputs, str) else inputs,
-            params={**params, **filled},
+            params={**params, **filled} if filled else params,
             payload={} if request.task in _AS_FIELDS else _payload(payload, {**filled, **images.payload}),
             images=images.images,
             output=request.output,
-            defaulted=defaulted,
+            defaulted=frozenset(filled) if filled else _NONE,
             context=request.context,
             stream=request.stream,
             extra=request.extra,

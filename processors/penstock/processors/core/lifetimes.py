@@ -42,7 +42,6 @@ class Lifetimes:
     def choose_ms(self, klass: str) -> int | None:
         """Milliseconds that a request may live from its append time on; None leaves it at the default."""
         settings, waits = self._settings, self._waits[klass]
-        p95 = waits.quantile(0.95)
-        if settings is None or p95 is None or waits.observations < ENOUGH:
+        if settings is None or waits.observations < ENOUGH or (p95 := waits.quantile(0.95)) is None:
             return None
         return round(1000 * min(settings.longest_s, max(settings.floor_s, settings.factor * p95)))
