@@ -216,7 +216,7 @@ def deltas_of(events: list[bytes]) -> list[dict[str, Any]]:
 async def test_calls_come_in_pieces_and_what_no_frame_brought_with_the_outcome() -> None:
     begun = {"index": 0, "id": "c", "name": "f", "arguments": "", "offset": 0}
     more = {"index": 0, "id": None, "name": None, "arguments": '{"a"', "offset": 0}
-    told = ChunkFrame(request_id="r1", text="", offset=0, calls=[begun, more], cursor="c")
+    told = ChunkFrame(request_id="r1", text="", offset=0, tool_calls=[begun, more], cursor="c")
     other = {"id": "d", "type": "function", "function": {"name": "g", "arguments": "{}"}}
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}, other]
     ended = result("")
@@ -235,7 +235,7 @@ async def test_calls_come_in_pieces_and_what_no_frame_brought_with_the_outcome()
 
 def test_a_frame_shows_pieces_of_calls_only_where_there_are_some() -> None:
     piece = {"index": 0, "id": None, "name": None, "arguments": "x", "offset": 3}
-    frame = ChunkFrame(request_id="r1", text="", offset=0, calls=[piece], cursor="c")
+    frame = ChunkFrame(request_id="r1", text="", offset=0, tool_calls=[piece], cursor="c")
     assert frame.to_json()["tool_calls"] == [{"index": 0, "arguments": "x", "offset": 3}]
     assert "tool_calls" not in chunk("a", 0).to_json()
 

@@ -161,7 +161,7 @@ class _StreamTurn:
         match frame:
             case ChunkFrame():
                 text = self._text(self._splice.chunk(frame.text, frame.offset))
-                return [*text, *self._pieces(self._calls.pieces(frame.calls))] if frame.calls else text
+                return [*text, *self._pieces(self._calls.pieces(frame.tool_calls))] if frame.tool_calls else text
             case SnapshotFrame():
                 return self._text(self._splice.snapshot(frame.text))
             case RestartedFrame():

@@ -196,7 +196,7 @@ class Entry(RequestState):
 
     def chunk_frame(self, text: str, offset: int, calls: Sequence[dict[str, Any]] = ()) -> ChunkFrame:
         cursor = self._cursor(offset + len(text))
-        return ChunkFrame(request_id=self.request_id, cursor=cursor, text=text, offset=offset, calls=[*calls])
+        return ChunkFrame(request_id=self.request_id, cursor=cursor, text=text, offset=offset, tool_calls=[*calls])
 
     def restarted_frame(self) -> RestartedFrame:
         return RestartedFrame(request_id=self.request_id, cursor=self._cursor(0), attempt=max(1, self.fold.attempt))

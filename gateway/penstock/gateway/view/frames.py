@@ -67,19 +67,19 @@ class StatusFrame(Frame):
 class ChunkFrame(Frame):
     """New text; `offset` counts the characters before it.
 
-    `calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; id and name with a call's first piece.
+    `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; id and name with a call's first piece.
     """
 
     type: ClassVar[str] = "chunk"
 
     text: str
     offset: int
-    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def body(self) -> dict[str, Any]:
         told: dict[str, Any] = {"text": self.text, "offset": self.offset}
-        if self.calls:
-            told["tool_calls"] = [{k: v for k, v in piece.items() if v is not None} for piece in self.calls]
+        if self.tool_calls:
+            told["tool_calls"] = [{k: v for k, v in piece.items() if v is not None} for piece in self.tool_calls]
         return told
 
 
