@@ -25,6 +25,8 @@ class Network:
         self._heard_until: dict[str, float] = {}
         self._unsent: list[tuple[str, str, Callable[[], Any], Reply | None]] = []
         self._unheard: list[tuple[str, str, Reply, tuple[Any, ...]]] = []
+        self._held: dict[str, list[tuple[str, Callable[[], Any], Reply | None]]] = {}
+        """By channel, what has come to a broker that is down."""
         self.cut = False
         self.flushes_until = 0.0
         """What a killed or stopped process has handed to its socket still arrives until then."""
@@ -65,13 +67,25 @@ class Network:
                 self._world.note("is lost with its process")
             else:
                 self._unsent.append((channel, label, at_broker, reply))
-        elif self._world.now < down_until:
-            again = f"{self._life.name} {label} arrives at last"
-            self._world.on(down_until, None, again, self._arrive, channel, label, at_broker, reply)
+        elif self._world.now < down_until or self._held.get(channel):
+            held = self._held.setdefault(channel, [])
+            held.append((label, at_broker, reply))
+            if len(held) == 1:
+                self._world.on(down_until, None, f"{self._life.name} {channel} goes on", self._go_on, channel)
         else:
             value = at_broker()
             if reply is not None:
                 self.hear(channel, label, reply, value)
+
+    def _go_on(self, channel: str) -> None:
+        """The broker may be back: what waited for it on a channel arrives in the order of sending."""
+        down_until = self._cluster.broker_down_until
+        if self._world.now < down_until:
+            self._world.on(down_until, None, f"{self._life.name} {channel} goes on", self._go_on, channel)
+            return
+        for label, at_broker, reply in self._held.pop(channel):
+            self._world.note(f"{self._life.name} {label} arrives at last")
+            self._arrive(channel, label, at_broker, reply)
 
     def hear(self, channel: str, label: str, reply: Reply, *values: Any) -> None:
         """Something comes from the broker."""

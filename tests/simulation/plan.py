@@ -97,6 +97,9 @@ THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("cut", "pause", "engine_slow", "late_ack"), ("stream", "burst")),
     (("cut", "join", "pause", "restart", "slow_broker"), ("burst", "heavy", "misplaced", "line")),
     (("engine_slow", "cut", "short_pause", "restart"), ("heavy", "short_ttl", "embedding", "cancel")),
+    (("prepare_refused", "engine_failure", "engine_slow"), ("line", "cross_class_line", "burst", "short_ttl")),
+    (("load_hopeless", "engine_death", "engine_failure", "unload"), ("burst", "stream", "killer")),
+    (("crash", "restart", "slow_broker", "pause"), ("line", "short_ttl", "cancel", "burst")),
     (("foreign_memory", "sizes_lie", "engine_death"), ("own_memory", "hungry", "stream", "line", "cancel")),
     (("foreign_memory", "load_failure", "crash"), ("hungry", "pause_and_desire", "killer", "line")),
 )

@@ -137,26 +137,27 @@ class _Device:
 
     def set_held(self, number: int, need_bytes: int) -> None:
         """What is given back was measured too, most likely: it is no overrun of others until it is measured again."""
-        self.overruns_bytes -= self._overrun(number)
-        more = need_bytes - self.held.pop(number, 0)
-        self.reserved_bytes += more
-        self.by_holders_bytes = max(0, self.by_holders_bytes + min(0, more))
+        before = self.held.pop(number, 0)
+        used = self.measured.get(number)
+        if used is not None:
+            self.overruns_bytes += max(0, used - need_bytes) - max(0, used - before)
+        self.reserved_bytes += need_bytes - before
         if need_bytes:
             self.held[number] = need_bytes
-        self.overruns_bytes += self._overrun(number)
+        if need_bytes < before:
+            self.by_holders_bytes = max(0, self.by_holders_bytes + need_bytes - before)
 
     def set_measured(self, number: int, used_bytes: int) -> None:
-        self.overruns_bytes -= self._overrun(number)
+        held = self.held.get(number, 0)
+        self.overruns_bytes += max(0, used_bytes - held) - max(0, self.measured.get(number, 0) - held)
         self.measured[number] = used_bytes
-        self.overruns_bytes += self._overrun(number)
 
     def forget(self, number: int) -> None:
-        self.set_measured(number, 0)
-        self.set_held(number, 0)
-        del self.measured[number]
-
-    def _overrun(self, number: int) -> int:
-        return max(0, self.measured.get(number, 0) - self.held.get(number, 0))
+        if number in self.measured:
+            self.set_measured(number, 0)
+            del self.measured[number]
+        if number in self.held:
+            self.set_held(number, 0)
 
 
 class Ledger:
