@@ -41,7 +41,10 @@ class GatewayMetrics:
     def __init__(self, read_gauges: Callable[[], Gauges] = Gauges) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter("penstock_requests", "Outcomes seen.", ["task", "outcome"], registry=self.registry)
-        self._tokens = Counter("penstock_tokens", "Tokens of outcomes seen.", ["kind"], registry=self.registry)
+        self._by_outcome: dict[tuple[str, str], Counter] = {}
+        """What `labels` gives, which looks it up in four steps each time."""
+        tokens = Counter("penstock_tokens", "Tokens of outcomes seen.", ["kind"], registry=self.registry)
+        self._prompt_tokens, self._completion_tokens = tokens.labels(kind="prompt"), tokens.labels(kind="completion")
         self._retries = Counter("penstock_retries", "Attempts after the first, seen.", registry=self.registry)
         # Counted by each worker for itself; here so that every name is known on every port.
         for name, text in (("loads", "Models loaded, counted by workers."), ("unloads", "Models ended, likewise.")):
@@ -65,12 +68,15 @@ class GatewayMetrics:
 
     def on_outcome(self, event: ResultEvent) -> None:
         """Count the terminal event that became a request's outcome; call it once per request."""
-        self._requests.labels(task=event.task, outcome=event.status or "unknown").inc()
+        of = (event.task, event.status or "unknown")
+        if (counted := self._by_outcome.get(of)) is None:
+            counted = self._by_outcome[of] = self._requests.labels(task=of[0], outcome=of[1])
+        counted.inc()
         if event.status == "dead_lettered":
             self._dead.inc()
         if event.usage is not None:
-            self._tokens.labels(kind="prompt").inc(event.usage.prompt_tokens)
-            self._tokens.labels(kind="completion").inc(event.usage.completion_tokens)
+            self._prompt_tokens.inc(event.usage.prompt_tokens)
+            self._completion_tokens.inc(event.usage.completion_tokens)
         if event.timings is not None:
             times = event.timings
             self._wait.observe((times.queued_ms + times.admission_ms + times.load_ms) / 1000)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import re
-import secrets
 from dataclasses import dataclass
 
 from penstock.schemas.codec import Codec
@@ -32,7 +32,8 @@ def valid_traceparent(given: str | None) -> str:
     match = None if given is None or len(given) > 256 else _TRACEPARENT.fullmatch(given)
     if match is not None and (match[1] is None or not match[0].startswith("00")):
         return match[0]
-    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+    # Ids must differ, not be secret; the bit that is always set keeps them from being 0, which is no id.
+    return f"00-{random.getrandbits(128) | 1:032x}-{random.getrandbits(64) | 1:016x}-01"
 
 
 def request_record(

@@ -170,6 +170,9 @@ class FakeService:
         self.open_subscriptions += 1
         return Script(self._play(request), self._closed)
 
+    def await_outcome(self, tenant: str, request_id: str) -> Script:
+        return self.subscribe(tenant, request_id)
+
     def followed(self, tenant: str, request_id: str) -> bool:
         return self.followed_elsewhere
 

@@ -74,7 +74,7 @@ class Parts:
     def plan(self, request: InferenceRequest) -> dict[str, Any]:
         return {"object": "plan"}
 
-    def subscribe(self, tenant: str, request_id: str) -> Any:
+    def await_outcome(self, tenant: str, request_id: str) -> Any:
         made = self.made
         image = {"artifact_id": made.artifact_id, "sha256": made.sha256, "url": made.url, "media_type": "image/png"}
         result = {"images": [{**image, "width": 1, "height": 1, "seed": 7}], "usage": {"pixels": 1}}

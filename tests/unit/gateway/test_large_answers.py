@@ -79,7 +79,7 @@ def subscribed(result: Json) -> Subscription:
 
 
 def exchange_of(result: Json, stored: Json) -> Exchange:
-    subscriptions = SimpleNamespace(subscribe=lambda *_: subscribed(result))  # type: ignore[reportUnknownLambdaType]
+    subscriptions = SimpleNamespace(await_outcome=lambda *_: subscribed(result))  # type: ignore[reportUnknownLambdaType]
     service = SimpleNamespace(subscriptions=subscriptions, artifacts=Store(stored))
 
     async def receive() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import resource
 from typing import Any
@@ -12,9 +13,12 @@ import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
+from websockets.client import ClientProtocol
+from websockets.uri import parse_uri
 
 from penstock.gateway.edge.open_files import raise_open_files
-from penstock.gateway.edge.protocols import Pace, Patience, protocols
+from penstock.gateway.edge.protocols import SEND_NOW, Pace, Patience, SharedText, protocols
+from support import wait_until_async
 
 PATIENCE = Patience(head_s=30, write_s=30)
 
@@ -100,3 +104,42 @@ def test_the_open_files_limit_is_raised_as_far_as_it_may_and_said(caplog: pytest
         assert raise_open_files(10) == 1_624, "never lowered"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def open_socket(transport: Mock) -> Any:
+    """A socket after its handshake, as the server has it."""
+    _, socket_type = protocols(PATIENCE)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+        await asyncio.Event().wait()
+
+    config = uvicorn.Config(app, log_config=None, ws_per_message_deflate=False)
+    config.load()
+    socket = socket_type(config, ServerState(), {})
+    socket.connection_made(transport)
+    client = ClientProtocol(parse_uri("ws://localhost/v1/ws"))
+    client.send_request(client.connect())
+    socket.data_received(b"".join(client.data_to_send()))
+    return socket
+
+
+async def test_a_text_for_many_sockets_goes_out_as_any_text_does() -> None:
+    transport = Mock()
+    transport.is_closing.return_value = False
+    transport.get_extra_info.return_value = None
+    socket = open_socket(transport)
+    await wait_until_async(lambda: socket.handshake_complete)
+    for text in ("", "word ", "ä" * 100, "long " * 20_000):
+        transport.write.reset_mock()
+        assert socket.scope["extensions"][SEND_NOW](SharedText(text))
+        await socket.send({"type": "websocket.send", "text": text})
+        (at_once,), (in_turn,) = (call.args for call in transport.write.call_args_list)
+        assert at_once == in_turn
+    socket.pause_writing()
+    assert not socket.send_now(SharedText("nobody reads")), "it would be kept in memory for a client that does not read"
+    socket.resume_writing()
+    assert socket.send_now(SharedText("word"))
+    await socket.send({"type": "websocket.close", "code": 1000})
+    assert not socket.send_now(SharedText("too late"))
+    socket.connection_lost(None)

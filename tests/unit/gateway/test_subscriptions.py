@@ -3,11 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.gateway.service.subscriptions import Stopping, Subscription
+from penstock.gateway.service.subscriptions import Stopping, Subscription, Subscriptions
+from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Gone, Hub
+from penstock.gateway.view.store import Store
+from penstock.gateway.view.view import View
+from penstock.producers.reader import RawMessage
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import NotFound
+from penstock.schemas.records import InferenceRequest, Origin, Record, ResultEvent, StatusEvent
+from penstock.schemas.topics import TopicNames
+
+NAMES = TopicNames()
+REQUEST = InferenceRequest(request_id="r", task="text_generation", text_generation={"prompt": "x"}, created_at=1)
+BASE: dict[str, Any] = {
+    "request_id": "r",
+    "tenant": "default",
+    "origin": Origin(topic="t", partition=0, offset=0, append_time_ms=1),
+    "attempt": 1,
+    "epoch": 1,
+    "created_at": 1,
+    "worker_id": "w",
+}
+RUNNING = StatusEvent(status="running", done=False, rank=4, **BASE)
+DONE = ResultEvent(
+    kind="terminal", status="completed", task="text_generation", text_generation={"text": "word"}, **BASE
+)
+
+
+class Followed:
+    """A view with one request, and what subscribes to it."""
+
+    def __init__(self, store: Store) -> None:
+        follower: Any = None
+        self.hub = Hub()
+        self.view = View(store, self.hub, NAMES, 1)
+        self.subscriptions = Subscriptions(self.view, follower, self.hub, NAMES)
+        self.view.accepted(REQUEST)
+        self._offset = 0
+
+    def read(self, topic: str, record: Record) -> None:
+        self.view.apply([RawMessage(topic, 0, self._offset, 1, b"r", default_codec().encode(record))])
+        self._offset += 1
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Iterator[Followed]:
+    store = Store(tmp_path / "view.sqlite", "cluster")
+    yield Followed(store)
+    store.close()
 
 
 async def test_who_comes_while_the_gateway_stops_is_told_so() -> None:
@@ -20,3 +70,37 @@ async def test_who_comes_while_the_gateway_stops_is_told_so() -> None:
         await asyncio.wait_for(late.next_frame(), 5)
     late.close()
     assert hub.connected == 0
+
+
+async def test_who_waits_for_the_outcome_hears_of_that_alone(followed: Followed) -> None:
+    early = followed.subscriptions.await_outcome("default", "r")
+    follower = followed.subscriptions.subscribe("default", "r")
+    followed.read(NAMES.status, RUNNING)
+    assert early.take_nowait() == []
+    followed.read(NAMES.result, DONE)
+    late = followed.subscriptions.await_outcome("default", "r")
+    assert [frame.type for frame in follower.take_nowait()] == ["status", "status", "result"]
+    for waits in (early, late):
+        frame = await asyncio.wait_for(waits.next_frame(), 5)
+        assert isinstance(frame, ResultFrame)
+        assert frame.result is not None
+        assert frame.result["text"] == "word"
+        assert await asyncio.wait_for(waits.next_frame(), 5) is None
+    assert followed.hub.subjects() == 1, "the follower's own, which was not asked for its last frame"
+
+
+def test_nobody_waits_for_what_is_not_known(followed: Followed) -> None:
+    with pytest.raises(NotFound):
+        followed.subscriptions.await_outcome("default", "unknown")
+    assert followed.hub.connected == 0
+
+
+def test_a_request_is_followed_while_anybody_reads_it(followed: Followed) -> None:
+    """It was said of none, so that a client that left ended the request under those who still read it."""
+    subscriptions = followed.subscriptions
+    for subscribe in (subscriptions.subscribe, subscriptions.await_outcome):
+        assert not subscriptions.followed("default", "r")
+        reader = subscribe("default", "r")
+        assert subscriptions.followed("default", "r")
+        reader.close()
+    assert not subscriptions.followed("default", "r")

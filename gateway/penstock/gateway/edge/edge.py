@@ -163,7 +163,8 @@ class Edge:
                 return
             open_while.callback(self._allowances.open_stream(caller))
             revoked = open_while.enter_context(self._parts.connections.of(caller))
-            await self._serve_long(scope, body, answer, revoked)
+            # Without keys there is none that could be taken back.
+            await self._serve_long(scope, body, answer, None if caller.key_id is None else revoked)
 
     async def _body(self, scope: Scope, receive: Receive, answer: Answer, *, public: bool = False) -> Receive:
         """The app's `receive`. Raises TooLarge for a length that was declared."""
@@ -180,11 +181,13 @@ class Edge:
         answer.body = Body(receive, limit, timeout_s, bytes_per_s(scope))
         return answer.body
 
-    async def _serve_long(self, scope: Scope, receive: Receive, answer: Answer, revoked: asyncio.Event) -> None:
+    async def _serve_long(self, scope: Scope, receive: Receive, answer: Answer, revoked: asyncio.Event | None) -> None:
         """An exchange that may last: it ends with its client, and when its key is taken back."""
 
         async def until_gone() -> Message:
             if isinstance(receive, Body) and not receive.whole:
+                return await receive()
+            if revoked is None:
                 return await receive()
             return await unless_set(revoked, receive, {"type": "http.disconnect"})
 
@@ -197,9 +200,9 @@ class Edge:
             else:
                 await self._app(scope, until_gone, answer)
         except ClientGone:
-            if not revoked.is_set():
+            if revoked is None or not revoked.is_set():
                 raise
-        if revoked.is_set() and not answer.ended:
+        if revoked is not None and revoked.is_set() and not answer.ended:
             await answer.end_revoked(scope, receive)
 
     async def _hold_back(self, scope: Scope) -> None:

@@ -11,7 +11,10 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame as WireFrame
+from websockets.frames import Opcode
 from websockets.http11 import Request
+from websockets.protocol import State
 
 from penstock.schemas.errors import InvalidRequest, error_body
 
@@ -90,6 +93,20 @@ class Warden:
         self._timer = loop.call_later(self._look_s, self._look) if self._paces else None
 
 
+SEND_NOW = "penstock.send_now"
+"""In a socket's `scope["extensions"]`: the function that sends a `SharedText` at once, or says that it cannot now."""
+
+
+class SharedText:
+    """A text for many sockets: what goes over the wire is made once. A server's frames are the same for all clients."""
+
+    __slots__ = ("text", "wire")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.wire = WireFrame(Opcode.TEXT, text.encode()).serialize(mask=False)
+
+
 def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSocketsSansIOProtocol]]:
     """(HTTP, WebSocket) for `uvicorn.Config`, both looked after by one warden."""
     warden = Warden(patience)
@@ -139,6 +156,18 @@ def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSock
         def handle_connect(self, event: Request) -> None:
             self._pace.head_since = None
             super().handle_connect(event)
+            if self.conn.state is not State.CLOSED and hasattr(self, "scope"):
+                self.scope.setdefault("extensions", {})[SEND_NOW] = self.send_now
+
+        def send_now(self, shared: SharedText) -> bool:
+            """Send without waiting; False for a client that does not read, a closing one, or one with extensions."""
+            conn = self.conn
+            if not self.writable.is_set() or self.disconnected or self.close_sent:
+                return False
+            if conn.state is not State.OPEN or conn.extensions:
+                return False
+            self.transport.write(shared.wire)
+            return True
 
         def shutdown(self) -> None:
             """Whatever state it is in: an exception here would end the server before its lifespan has shut down."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from pydantic_core import to_json
+from starlette.responses import Response
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
@@ -30,7 +31,7 @@ from penstock.gateway.service.brought_images import BroughtImage, keep_images
 from penstock.gateway.service.model_states import find_one
 from penstock.gateway.service.models import check_abilities, find_model
 from penstock.gateway.service.service import GatewayService
-from penstock.gateway.service.subscriptions import Stopping, Subscription
+from penstock.gateway.service.subscriptions import Stopping
 from penstock.gateway.view.outputs import encode_json, on_output_thread
 from penstock.producers.clock import now_ms
 from penstock.schemas.errors import InvalidRequest
@@ -154,13 +155,13 @@ class Exchange:
         result = await self.result()
         headers = {"x-request-id": self.request_id}
         if not is_large(result):
-            return JSONResponse(shape(result), headers=headers)
+            return Response(to_json(shape(result)), media_type="application/json", headers=headers)
         content = await on_output_thread(lambda: encode_json(shape(result)).encode())
         return Response(content, media_type="application/json", headers=headers)
 
     async def result(self) -> answers.Json:
         """The whole result. Raises FinalFailure; a client that went away leaves a cancelled request."""
-        frames = self._subscribe()
+        frames = self._service.subscriptions.await_outcome(self._tenant, self.request_id)
         try:
             result = await unless_gone(self._request.receive, outcome(frames))
             return await self._whole(result)
@@ -180,7 +181,7 @@ class Exchange:
         return await whole_result(self._service.artifacts, self._tenant, result)
 
     def stream(self, writer: EventWriter) -> Response:
-        frames = self._subscribe()
+        frames = self._service.subscriptions.subscribe(self._tenant, self.request_id)
         events = stream_events(frames, writer, whole=self._whole)
 
         def abandoned() -> None:
@@ -188,9 +189,6 @@ class Exchange:
             self._abandoned()
 
         return AnswerStream(events, self.request_id, failure=writer.failure, abandoned=abandoned, close=frames.close)
-
-    def _subscribe(self) -> Subscription:
-        return self._service.subscriptions.subscribe(self._tenant, self.request_id)
 
     def _abandoned(self) -> None:
         """Cancel what nobody can ask for any more; docs/decisions/0020 tells why not what has a key."""

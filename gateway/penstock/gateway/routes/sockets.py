@@ -13,6 +13,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.errors import CLOSE_INTERNAL, CLOSE_UNAUTHENTICATED, log_unexpected
+from penstock.gateway.edge.protocols import SEND_NOW, SharedText
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.native import native_request
@@ -20,7 +21,7 @@ from penstock.gateway.routes.own_news import NewsOfOwn, Reply, Told
 from penstock.gateway.service.brought_images import keep_images, take_images
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import SlowConsumer, Stopping
-from penstock.gateway.view.frames import ResultFrame
+from penstock.gateway.view.frames import Frame, ResultFrame
 from penstock.gateway.view.hub import Gone
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, error_body
@@ -69,6 +70,7 @@ class Session:
         self._sent = asyncio.Event()
         self._close_code = 1000
         self._news = NewsOfOwn()
+        self._send_now: Callable[[SharedText], bool] | None = socket.scope.get("extensions", {}).get(SEND_NOW)
 
     async def run(self) -> None:
         # A send that does not end (nobody reads) must not hide that this client was let go: hence the third.
@@ -109,7 +111,9 @@ class Session:
         """Frames in their order. A client that does not read fills its queue and is let go."""
         while (news := await self._subscription.next_frame()) is not None:
             for frame in self._news.in_order(news):
-                await self._socket.send_text(frame.encoded())
+                shared = _shared(frame)
+                if self._send_now is None or not self._send_now(shared):
+                    await self._socket.send_text(shared.text)
                 self._sent.set()
                 if isinstance(frame, ResultFrame):
                     self._followed.discard(frame.request_id)
@@ -255,6 +259,13 @@ class Session:
 
     async def _ping(self, frame: dict[str, Any]) -> None:
         self._reply({"type": "pong", **({"id": frame["id"]} if "id" in frame else {})})
+
+
+def _shared(frame: Frame) -> SharedText:
+    """The frame for the wire, made for its first reader."""
+    if not isinstance(frame.for_sockets, SharedText):
+        frame.for_sockets = SharedText(frame.encoded())
+    return frame.for_sockets
 
 
 def _refused(constant: str) -> None:

@@ -137,14 +137,27 @@ class Subscriptions:
 
     def follow(self, subscription: Subscription, tenant: str, request_id: str, after: Cursor | None = None) -> None:
         """Add a known request to a subscription. Raises NotFound, Gone."""
+        entry = self._known(tenant, request_id)
+        entry.check_cursor(after)
+        self.hub.subscribe(subscription.client, ("request", tenant, request_id))
+        subscription.push(self._opening(entry, after))
+
+    def await_outcome(self, tenant: str, request_id: str) -> Subscription:
+        """Only the outcome of a request that the view knows: no other frame is made for it. Raises NotFound, Gone."""
+        entry = self._known(tenant, request_id)
+        subscription = Subscription(self.hub, single=True)
+        self.hub.subscribe(subscription.client, ("outcome", tenant, request_id))
+        if entry.done:
+            subscription.push([entry.result_frame()])
+        return subscription
+
+    def _known(self, tenant: str, request_id: str) -> Entry:
         entry = self._view.find((tenant, request_id))
         if entry is None:
             raise NotFound("there is no such request")
         if entry.erased:
             raise GoneError("this request was erased")
-        entry.check_cursor(after)
-        self.hub.subscribe(subscription.client, ("request", tenant, request_id))
-        subscription.push(self._opening(entry, after))
+        return entry
 
     def _opening(self, entry: Entry, after: Cursor | None = None) -> list[Frame]:
         """What a new subscriber is told first, with what only the gateway can know: that nobody is there to run it."""
@@ -176,7 +189,7 @@ class Subscriptions:
 
     def followed(self, tenant: str, request_id: str) -> bool:
         """Whether somebody follows this request here, or waits for its outcome."""
-        return any(self.hub.listened((kind, tenant, request_id)) for kind in ("request", "outcome"))
+        return any(self.hub.listens((kind, tenant, request_id)) for kind in ("request", "outcome"))
 
     async def reach(self, after: Cursor | None) -> None:
         """Wait until this gateway's view is as far as the one that gave a cursor out (2 s at most)."""
