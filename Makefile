@@ -47,12 +47,16 @@ endif
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install $(QUIET) --python $(BIN)/python --no-deps --editable .
 	@rm -f $(VENV)/.installed-* && touch $@
 
-# What needs no broker and no engine runs on all cores; the rest one by one, for it measures, waits and kills.
+# What needs no broker and no engine runs on all cores. The rest mostly waits, so more of it runs at once than there are
+# cores, each process with a broker of its own; what compares times or memory runs alone.
+TEST_PROCESSES ?= 3
+WITH_PARTS = --ignore tests/unit --ignore tests/property tests
 test: $(STAMP) ## Run all tests: make test, or some: make test ARGS="tests/unit -x"
 ifeq ($(strip $(ARGS)),)
 	@status=0; \
 	  $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile tests/unit tests/property || status=1; \
-	  $(BIN)/python -m pytest --ignore tests/unit --ignore tests/property --durations=25 tests || status=1; exit $$status
+	  $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not alone" --durations=25 $(WITH_PARTS) || status=1; \
+	  $(BIN)/python -m pytest -m alone $(WITH_PARTS) || status=1; exit $$status
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif

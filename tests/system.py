@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import httpx
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from penstock.cli.paths import free_port
 from penstock.schemas.codec import default_codec
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import DeadLetter, ResultEvent
@@ -25,12 +25,6 @@ from penstock.schemas.topics import TopicNames
 from support import create_topics, wait_until
 
 NOOP = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"tokens": 4}}
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @dataclass

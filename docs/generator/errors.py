@@ -51,7 +51,7 @@ WHEN: dict[str, str] = {
     "unsupported_task": "A task of the schemas that is not built yet.",
     "context_length_exceeded": "The prompt does not fit the model's window, or an embedding's text its encoder's.",
     "invalid_cursor": "A cursor that no gateway gave out.",
-    "model_not_found": "No worker offers a model of this name, or the one that has it does not do this task.",
+    "model_not_found": "No worker offers a model of this name, or it does not do this task, or none does.",
     "unauthenticated": "No key or ticket where one is asked for, or one that is unknown, revoked, expired or used.",
     "forbidden": "The key lacks the scope or the urgency; or the Host or Origin is not allowed.",
     "not_found": "There is no such request, conversation or artifact among the caller's own.",

@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 import httpx
 import psutil
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.producers import Client, KafkaSettings
 from system import Process, System, eventually
+
+pytestmark = pytest.mark.alone
 
 FLOOD = 2_000
 CAP = 128

@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import random
 import shutil
 import socket
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock.cli.failures import CliFailure
 
+SERVERS_PORTS = (20_000, 32_000)
+"""Ports for servers that were given none: below those that Linux and IANA use for outgoing connections."""
 Progress = Callable[[str], None]
 """Called with one line for a person whenever a long step begins or moves on."""
 
@@ -65,7 +68,15 @@ def require_space(folder: Path, need_bytes: int, what: str) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that was free a moment ago."""
+    """A TCP port that was free a moment ago, and that no outgoing connection takes.
+
+    A port that the system chooses by itself lies among those that it gives to outgoing connections: one of them can
+    take it before the server binds it, or while a broker on it restarts. Those are left to them.
+    """
+    for port in random.sample(range(*SERVERS_PORTS), 50):
+        with suppress(OSError), socket.socket() as sock:
+            sock.bind((host, port))
+            return port
     with socket.socket() as sock:
         sock.bind((host, 0))
         return int(sock.getsockname()[1])

@@ -96,6 +96,7 @@ class Connecting:
                 names,
                 counts[names.result],
                 on_outcome=on_outcome,
+                on_request=run_times.on_request,
                 on_status=self._context.metrics.on_status,
                 codec=codecs.prompt,
                 blocking=codecs.blocking,

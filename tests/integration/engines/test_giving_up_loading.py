@@ -17,6 +17,8 @@ from penstock.processors.engines.host import ChildEngine
 from penstock.schemas.errors import EngineFailed
 from support import wait_until
 
+pytestmark = pytest.mark.alone
+
 ENDS_WITHIN_S = 5.0
 
 WORKER = """

@@ -20,6 +20,8 @@ from load import percentile
 from penstock.gateway.edge.keys import create_key
 from system import NOOP, Process, System, running
 
+pytestmark = pytest.mark.alone
+
 OTHERS = int(os.environ.get("PENSTOCK_TEST_TENANTS", "10"))
 """Tenants that work beside the flood; the issue's figure is 50."""
 LOAD_S = float(os.environ.get("PENSTOCK_TEST_LOAD_S", "8"))

@@ -22,6 +22,8 @@ from penstock.schemas.records import WorkerState
 from system import Process, System, eventually
 from worker_requests import outcome, send
 
+pytestmark = pytest.mark.alone
+
 LONG = bool(os.environ.get("PENSTOCK_TEST_LONG"))
 REQUESTS = 300 if LONG else 45
 RATE = 10.0
@@ -102,13 +104,15 @@ def test_three_models_of_which_two_fit(make_system: Callable[..., System], tiny_
     seen = json.loads(told.read_text())
     assert seen["samples"] > 20
     assert seen["most"] <= limit, f"{seen['most'] / MIB:.0f} MiB"
+    eventually(lambda: _books_are_right(system, worker), 60, worker.tail)
+    evictions = state(system).evictions_total
+    assert worker.stop() == 0, worker.tail()
     kept = json.loads(next(system.folder.rglob("memory.json")).read_text())
+    assert kept["learned"], "the engine that lived to the end has taught what it took"
     print(
         f"{REQUESTS} requests at {RATE:g}/s: engines held {seen['most'] / MIB:.0f} of {limit / MIB:.0f} MiB at most, "
-        f"{seen['samples']} samples; evictions {state(system).evictions_total}; learned of {len(kept['learned'])}"
+        f"{seen['samples']} samples; evictions {evictions}; learned of {len(kept['learned'])}"
     )
-    eventually(lambda: _books_are_right(system, worker), 60, worker.tail)
-    assert worker.stop() == 0, worker.tail()
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ from load import Follower, Trickle, metric, percentile, produce_all, taken_in
 from system import NOOP, System, eventually
 from worker_requests import engine
 
+pytestmark = pytest.mark.alone
+
 Make = Callable[..., System]
 
 LOAD_S = float(os.environ.get("PENSTOCK_TEST_LOAD_S", "15"))

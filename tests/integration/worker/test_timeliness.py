@@ -22,6 +22,8 @@ from support import wait_until
 from system import NOOP, Process, System, eventually
 from worker_requests import engine, outcome, send, statuses
 
+pytestmark = pytest.mark.alone
+
 Make = Callable[..., System]
 
 POISON = 50_000

@@ -77,6 +77,24 @@ def test_names_that_are_not(task: str, name: str, pool: str | None, why: str) ->
 
 def test_before_any_worker_told_its_models_every_name_waits() -> None:
     assert find_model([], "text_generation", "anything", None) is None
+    assert find_model([], "image_generation", None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("task", "pool", "words"),
+    [
+        ("image_generation", None, "no model does image_generation; tasks that are served: embedding, text_generation"),
+        ("embedding", "p", "no model of the pool p does embedding; tasks that are served: text_generation"),
+    ],
+)
+def test_a_task_that_no_model_does_is_refused_at_once(task: str, pool: str | None, words: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        find_model(MODELS, task, None, pool)
+    assert (str(caught.value), caught.value.http_status, caught.value.param) == (words, 404, "model")
+
+
+def test_a_pool_whose_models_nobody_told_of_is_a_queue() -> None:
+    assert find_model(MODELS, "image_generation", None, "not-told-yet") is None
 
 
 def test_of_two_models_for_a_task_the_workers_choose() -> None:

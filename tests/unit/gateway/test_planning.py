@@ -36,7 +36,7 @@ def model(name: str, **fields: Any) -> ModelInfo:
 
 
 def card(name: str = "cuda:0", **fields: Any) -> DeviceState:
-    sizes = {"limit_bytes": 70 * GIB, "reserved_bytes": 10 * GIB, "foreign_bytes": 5 * GIB, **fields}
+    sizes: dict[str, Any] = {"limit_bytes": 70 * GIB, "reserved_bytes": 10 * GIB, "foreign_bytes": 5 * GIB, **fields}
     return DeviceState(device=name, kind="cuda", total_bytes=80 * GIB, used_bytes=0, **sizes)
 
 
@@ -117,29 +117,65 @@ def test_what_can_never_fit_and_what_does_not_exist_is_refused() -> None:
         planned(worker(state), models=[model("a")], request=replace(REQUEST, model="b"))
 
 
+ORIGIN = Origin(topic="t", partition=0, offset=0, append_time_ms=1)
+DONE = ResultEvent(
+    request_id="r",
+    tenant="default",
+    kind="terminal",
+    origin=ORIGIN,
+    attempt=1,
+    epoch=1,
+    task="text_generation",
+    created_at=1,
+    worker_id="w",
+    status="completed",
+    model="a",
+    usage=Usage(prompt_tokens=5, completion_tokens=100, total_tokens=105),
+    timings=Timings(queued_ms=0, run_ms=2_000),
+    metadata={},
+)
+
+
 def test_run_times_are_means_of_what_completed() -> None:
     times = RunTimes()
-    origin = Origin(topic="t", partition=0, offset=0, append_time_ms=1)
-    done = ResultEvent(
-        request_id="r",
-        tenant="default",
-        kind="terminal",
-        origin=origin,
-        attempt=1,
-        epoch=1,
-        task="text_generation",
-        created_at=1,
-        worker_id="w",
-        status="completed",
-        model="a",
-        usage=Usage(prompt_tokens=5, completion_tokens=100, total_tokens=105),
-        timings=Timings(queued_ms=0, run_ms=2_000),
-        metadata={},
-    )
-    times.on_outcome(replace(done, status="failed"))
+    times.on_outcome(replace(DONE, status="failed"))
     assert times.run_ms("a") is None
-    times.on_outcome(done)
-    times.on_outcome(replace(done, timings=Timings(queued_ms=0, run_ms=3_000)))
+    times.on_outcome(DONE)
+    times.on_outcome(replace(DONE, timings=Timings(queued_ms=0, run_ms=3_000)))
     assert times.run_ms("a") == pytest.approx(2_100)
-    assert times.run_ms("a", 50) == pytest.approx(1_050)
-    assert times.run_ms("a", 500) == pytest.approx(2_100)
+    assert times.run_ms("a", asking(50)) == pytest.approx(1_050)
+    assert times.run_ms("a", asking(500)) == pytest.approx(2_100)
+    assert times.run_ms("a", asking(None)) == pytest.approx(2_100)
+
+
+def asking(max_tokens: int | None) -> InferenceRequest:
+    return replace(REQUEST, text_generation={"prompt": "x", "max_tokens": max_tokens})
+
+
+def test_what_is_drawn_takes_time_in_proportion_to_its_pixels_and_steps() -> None:
+    times = RunTimes()
+
+    def drawing(request_id: str, **payload: Any) -> InferenceRequest:
+        given = {"prompt": "a cat", "width": 64, "height": 64, "inference_steps": 99, "n": 1, **payload}
+        return InferenceRequest(request_id=request_id, task="image_generation", created_at=1, image_generation=given)
+
+    def ran(request: InferenceRequest, run_ms: int, status: str = "completed") -> None:
+        event = replace(DONE, request_id=request.request_id, task=request.task, status=status)
+        times.on_outcome(replace(event, model="painter", timings=Timings(queued_ms=0, run_ms=run_ms)))
+
+    small, large = drawing("small", width=640, height=640), drawing("large", width=1280, height=1280, n=4)
+    assert times.run_ms("painter", small) is None
+    ran(drawing("unheard"), 500)
+    assert times.run_ms("painter", large) == 500, "of a request that nobody heard of only the time is known"
+    times.on_request(small)
+    ran(small, 1_000)
+    assert times.run_ms("painter", small) == pytest.approx(1_000)
+    assert times.run_ms("painter", large) == pytest.approx(16_000, rel=0.01)
+    assert times.run_ms("painter", drawing("fewer", width=640, height=640, inference_steps=49)) == pytest.approx(
+        500, rel=0.01
+    )
+    times.on_request(large)
+    ran(large, 32_000, "failed")
+    assert times.run_ms("painter", small) == pytest.approx(1_000), "only completed runs count"
+    times.on_request(REQUEST)
+    assert not times._costs, "what has ended is forgotten, and text is not remembered"  # pyright: ignore[reportPrivateUsage]

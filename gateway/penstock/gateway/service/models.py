@@ -23,6 +23,10 @@ def find_model(models: Iterable[ModelInfo], task: str, name: str | None, pool: s
     """
     known = [model for model in models if model.pool == pool]
     fitting = [model for model in known if task in model.tasks]
+    if name is None and known and not fitting:
+        served = ", ".join(sorted({one for model in known for one in model.tasks})) or "none"
+        where = "" if pool is None else f" of the pool {pool}"
+        raise ModelNotFound(f"no model{where} does {task}; tasks that are served: {served}", param="model")
     if name is None:
         return fitting[0].model if len({model.model for model in fitting}) == 1 else None
     for model in fitting:

@@ -17,8 +17,8 @@ READY, LOADING = "ready", "loading"
 _SOONEST = (READY, LOADING, "absent", "unloading", "draining", "failed")
 """States of a model, the one that runs a request soonest first."""
 
-RunMs = Callable[[str, int | None], float | None]
-"""(model, most tokens) → milliseconds of a run, if that is known."""
+RunMs = Callable[[str, InferenceRequest | None], float | None]
+"""(model, the request; None: any) → milliseconds of a run, if that is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ def plan(
         free_bytes=free_bytes,
         waiting_for=_waiting_for(place, name, klass, wait_ms, need_bytes, free_bytes, now_ms),
         estimated_wait_ms=None if wait_ms is None else round(wait_ms),
-        estimated_run_ms=_rounded(run_ms(name, request.payload.get("max_tokens"))),
+        estimated_run_ms=_rounded(run_ms(name, request)),
     )
 
 

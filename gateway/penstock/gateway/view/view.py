@@ -47,7 +47,7 @@ CONVERSATION_POOLS = 100_000
 
 
 class View:
-    """Folds raw messages; `on_outcome` and `on_status` are called once per piece of news.
+    """Folds raw messages; `on_request`, `on_outcome` and `on_status` are called once per piece of news.
 
     `codec` never waits: it raises RegistryUnavailable, and `blocking`, for threads, then asks for the schema.
     """
@@ -60,6 +60,7 @@ class View:
         result_partitions: int,
         *,
         on_outcome: Callable[[ResultEvent], None] = lambda _: None,
+        on_request: Callable[[InferenceRequest], None] = lambda _: None,
         on_status: Callable[[StatusEvent], None] = lambda _: None,
         codec: Codec | None = None,
         blocking: Codec | None = None,
@@ -75,6 +76,7 @@ class View:
         self._names = names
         self._partitions = result_partitions
         self._on_outcome = on_outcome
+        self._tell_request = on_request
         self._on_status = on_status
         self._codec = codec or default_codec()
         self._blocking = blocking or self._codec
@@ -245,6 +247,7 @@ class View:
             self._note_pool((entry.tenant, entry.conversation_id), entry.pool)
         if not known:
             self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms)
+            self._tell_request(request)
         self._touch(entry)
         if before != entry.conversation_id and entry.conversation_id is not None:
             # Results may be read before the request that says whose they are.

@@ -94,16 +94,38 @@ class Heads(Loads):
             since = max(
                 now if work.blocked_at is None else work.blocked_at, self._head_ended.get(device, float("-inf"))
             )
-        oldest = min((one.arrived_at for one in self.scheduler.ahead(work.lane, work.klass, FRONT)), default=now)
-        oldest = min(oldest, work.arrived_at)
-        return Head(work, want.replica, device, want.need_bytes, head_owner(work), oldest, since)
+        klass, oldest = self._stands_for(work)
+        return Head(work, want.replica, device, want.need_bytes, head_owner(work), klass, oldest, since)
+
+    def _stands_for(self, work: Work) -> tuple[str, float]:
+        """The most urgent class that waits for its model, and when the oldest of that came.
+
+        Not its own class: while it is the run with which the model waits (it is the turn of what has waited long, the
+        others lack a prompt), nobody else speaks for the others, and models that wait to be loaded take turns for ever.
+        """
+        demand = self._demand(self.lane(work.lane))
+        for klass in CLASSES[: CLASSES.index(work.klass)]:
+            if klass in demand.oldest:
+                return klass, demand.oldest[klass]
+        return work.klass, min(work.arrived_at, demand.oldest.get(work.klass, work.arrived_at))
+
+    def _demand(self, lane: Lane) -> plan.Demand:
+        """The classes that wait for a model, and when the oldest near the front of each came."""
+        counts: dict[str, int] = {}
+        oldest: dict[str, float] = {}
+        for klass in CLASSES:
+            heads = [] if klass in self.scheduler.paused else self.scheduler.ahead(lane.name, klass, FRONT)
+            if heads:
+                counts[klass] = self.scheduler.depth(lane.name, klass)
+                oldest[klass] = min(work.arrived_at for work in heads)
+        return plan.Demand(counts=counts, oldest=oldest)
 
     def _head_order(self, head: Head, known: Head | None, now: float) -> tuple[bool, int, bool, float]:
         """Who lets others pass comes last; then by class, but for what has waited very long; then who is it already."""
-        work, settings = head.work, self._placement
+        settings = self._placement
         starved = now - head.oldest > settings.aging_s * settings.aged_share
-        rank = 0 if starved else CLASSES.index(work.klass)
-        others = known is None or known.work is not work
+        rank = 0 if starved else CLASSES.index(head.klass)
+        others = known is None or known.work is not head.work
         return settings.lets_pass(now - head.since), rank, others, head.oldest
 
     def _head_goes(self, head: Head, now: float) -> None:
@@ -123,7 +145,7 @@ class Heads(Loads):
                 model=head.owner,
                 needs={head.device: plan.Need(bytes=head.need_bytes)},
                 load_seconds=0.0,
-                demand=plan.Demand(counts={head.work.klass: 1}, oldest={head.work.klass: head.oldest}),
+                demand=plan.Demand(counts={head.klass: 1}, oldest={head.klass: head.oldest}),
                 at=(head.replica.model, head.replica.number),
                 waits_since=head.since,
             )

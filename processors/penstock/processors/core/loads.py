@@ -92,11 +92,21 @@ class Loads(Memory):
             self._requeue(work, "replica_down", now)
         self._removed(lane, replica)
 
+    def lives_end(self) -> None:
+        """The worker stops in order: what its engines have held teaches as if each had been unloaded."""
+        for lane in self.lanes.values():
+            for replica in lane.replicas.values():
+                self._life_ended(lane, replica)
+
+    def _life_ended(self, lane: Lane, replica: Replica, *, died: bool = False) -> None:
+        """On a card its warm-up has taught already."""
+        if replica.device == HOST:
+            self._learn(lane, replica, whole_life=not died and replica.runs_begun >= LIVED)
+
     def _removed(self, lane: Lane, replica: Replica, *, died: bool = False) -> None:
         """Its process has ended."""
         lane.remove(replica)
-        if replica.device == HOST:
-            self._learn(lane, replica, whole_life=not died and replica.runs_begun >= LIVED)
+        self._life_ended(lane, replica, died=died)
         if replica.peak_bytes and replica.grant is not None and self.memory_error is not None:
             self.memory_error(replica.peak_bytes, replica.booked_bytes)
         self._release(replica)

@@ -9,7 +9,7 @@ from penstock.processors.core import fleet as plan
 from penstock.processors.core.effects import Load, Size, Unload
 from penstock.processors.core.explaining import LaneFacts
 from penstock.processors.core.fleet import HOST
-from penstock.processors.core.heads import FRONT, Heads
+from penstock.processors.core.heads import Heads
 from penstock.processors.core.lane import Lane, RunWant
 from penstock.processors.core.ledger import DeviceCapacity
 from penstock.processors.core.placement import decide
@@ -347,16 +347,6 @@ class Placing(Heads):
         return lane.spec.count <= sum(
             need_bytes <= self.ledger.free_bytes(one.device, lane.name, now) for one in devices
         )
-
-    def _demand(self, lane: Lane) -> plan.Demand:
-        counts: dict[str, int] = {}
-        oldest: dict[str, float] = {}
-        for klass in CLASSES:
-            heads = [] if klass in self.scheduler.paused else self.scheduler.ahead(lane.name, klass, FRONT)
-            if heads:
-                counts[klass] = self.scheduler.depth(lane.name, klass)
-                oldest[klass] = min(work.arrived_at for work in heads)
-        return plan.Demand(counts=counts, oldest=oldest)
 
     def _replica_view(self, replica: Replica) -> plan.ReplicaView:
         grant = replica.grant

@@ -19,8 +19,9 @@ from penstock.processors.core.work import Work
 class Head:
     """The run that is first to get memory of a device. `owner`: as whom it is known to placement and reservations.
 
-    `oldest`: when the oldest request of its class and model came, for which it stands in the queue with models that
-    wait to be loaded. `since`: when its wait began to count against others. Seconds of the flow's clock.
+    `klass`, `oldest`: the most urgent class that waits for its model, and when the oldest of that came: for it the run
+    stands in the queue with models that wait to be loaded. `since`: when its wait began to count against others.
+    Seconds of the flow's clock.
     """
 
     work: Work
@@ -28,6 +29,7 @@ class Head:
     device: str
     need_bytes: int
     owner: str
+    klass: str
     oldest: float
     since: float
 

@@ -210,7 +210,7 @@ class Starter:
             free = [room for room in rooms if room.replica is head.replica]
         if not free:
             free = [room for room in rooms if self.memory.fits_ever(room.replica, work)]
-        return max(free or rooms, key=_emptiness)
+        return max(free or rooms, key=lambda room: (room.slots > 0, _emptiness(room)))
 
     def _takes(self, room: _Room, work: Work, now: float) -> bool:
         return room.fits(_need(work)) and self.memory.is_free(room.replica, work, now)

@@ -14,6 +14,7 @@ from typing import Any, cast
 from penstock.processors.core.arrivals import Poison, Taken
 from penstock.processors.core.pools import Pools
 from penstock.schemas.codec import Codec
+from penstock.schemas.costs import estimated_cost
 from penstock.schemas.errors import (
     DecodeError,
     InternalError,
@@ -31,7 +32,6 @@ from penstock.schemas.requests import (
     Limits,
     parse_request_bytes,
     prepare_validation,
-    text_bytes,
     validate_request,
 )
 from penstock.schemas.topics import (
@@ -51,10 +51,6 @@ OPENING_BRACE = 0x7B
 MAX_ATTEMPT = 1_000
 MAX_ORIGIN_BYTES = 320
 """A topic's name has at most 249 bytes; what is longer is no origin of ours, and would stand in every event."""
-OUTPUT_TOKENS = 256
-"""The cost of an answer whose length nobody bounded."""
-IMAGE_TOKENS = 1_000
-"""The cost of a task on images."""
 
 
 class Intake:
@@ -156,25 +152,6 @@ class Intake:
             pool=pool,
             names_deadline=request.ttl_ms is not None,
         )
-
-
-def estimated_cost(request: InferenceRequest) -> int:
-    """Tokens, roughly: four bytes of text are one; for an answer without a bound `OUTPUT_TOKENS`. At least 1."""
-    payload = request.text_generation
-    if payload is not None:
-        prompt, messages = payload.get("prompt"), payload.get("messages")
-        size = 0 if prompt is None else text_bytes(prompt)
-        if messages is not None:
-            for message in messages:
-                size += text_bytes(message["content"])
-        get = payload.get
-        tokens, answers, ids = get("max_tokens"), get("n"), get("prompt_token_ids")
-        answer = OUTPUT_TOKENS if tokens is None else tokens
-        return (size + 3 >> 2) + (0 if ids is None else len(ids)) + (answer if answers is None else answer * answers)
-    if request.embedding is not None:
-        ids = request.embedding.get("input_token_ids") or ()
-        return max(1, (sum(map(text_bytes, request.embedding["input"])) + 3 >> 2) + sum(map(len, ids)))
-    return OUTPUT_TOKENS if request.task == "summarization" else IMAGE_TOKENS
 
 
 def origin_header(origin: Origin) -> tuple[str, bytes]:

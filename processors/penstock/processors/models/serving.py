@@ -79,6 +79,7 @@ class Serving:
 
     async def stop(self) -> None:
         """End all engines and all loading at once; their memory comes back with their processes."""
+        self._flow.lives_end()
         await self.manager.stop()
         await self.remembered.keep()
 

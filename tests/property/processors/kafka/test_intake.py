@@ -10,8 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from avro_values import records_of
-from penstock.processors.kafka.intake import IMAGE_TOKENS, Intake, Poison, Taken, origin_header
+from penstock.processors.kafka.intake import Intake, Poison, Taken, origin_header
 from penstock.schemas.codec import default_codec
+from penstock.schemas.costs import drawing_cost
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.ids import NAMESPACE, derived_request_id
 from penstock.schemas.records import ContextLimits, InferenceRequest, Origin, OutputSpec, Requirements, ResultEvent
@@ -251,5 +252,5 @@ def test_costs() -> None:
     assert cost("text_generation", {"prompt": "", "max_tokens": 1}) == 1
     assert cost("text_generation", {"messages": [{"role": "user", "content": "üüü"}]}) == 2 + 256
     assert cost("embedding", {"input": ["a", "b" * 8]}) == 3
-    assert cost("image_generation", {"prompt": "x"}) == IMAGE_TOKENS
+    assert cost("image_generation", {"prompt": "x"}) == drawing_cost({})
     assert DEFAULT_LIMITS.max_tokens >= 256

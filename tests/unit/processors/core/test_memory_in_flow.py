@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from card_driver import GB, Card, card, gb
+from penstock.processors.core import effects as ask
 from penstock.processors.core.replica import ReplicaState
 from penstock.processors.core.residents import ModelSpec
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity
@@ -273,6 +274,29 @@ def test_a_conversation_prefers_the_replica_that_has_its_beginning() -> None:
         assert work.run is not None
         assert work.run.replica == first.run.replica
         world.finish(f"turn{number}")
+
+
+def test_what_could_start_now_goes_where_a_slot_is_free_not_where_fewer_are_prepared() -> None:
+    """Found by the simulator: an urgent one stood behind a slot that was kept, and a low one took the free slot."""
+    world = Card(80, {"a": gb(30)}, affinity_s=60.0)
+    world.configure(a=ModelSpec(model="a", devices=("simulated",), min_replicas=2, max_replicas=2))
+    world.observe()
+    lane = world.flow.lane("a")
+    world.submit("warm")
+    world.pass_steps(0.5)
+    assert world.ready("a") == [0, 1]
+    world.finish("warm")
+    world.hold_answers.add(ask.Prepare)
+    for number in range(3):
+        lane.remember_prefix(f"c{number}", lane.replicas[1])
+        world.submit(f"turn{number}", "high", line=f"c{number}")
+    world.pass_time(0.3)  # room is kept for a moment only for those whose conversations are being read
+    world.submit("turn", "high", line="new", settle=False)
+    world.submit("urgent", "high", settle=False)
+    world.submit("low", "low", settle=False)
+    world.settle()
+    assert [len(one.ahead) for one in lane.ready] == [1, 3]
+    assert list(world.running) == ["urgent"]
 
 
 def test_an_engine_that_dies_takes_no_more_than_its_own_requests_along() -> None:

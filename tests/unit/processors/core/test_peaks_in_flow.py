@@ -91,6 +91,18 @@ def test_a_life_of_few_runs_teaches_no_lower_peak_but_a_higher_one() -> None:
     assert world.next_grant() == 330
 
 
+def test_an_engine_that_lives_when_the_worker_stops_teaches_too() -> None:
+    """Else a model that is never unloaded, as most are, would be estimated anew at each start."""
+    world = Host(load_mb=100)
+    for number in range(LIVED):
+        world.submit(f"r{number}", model="m")
+        world.finish(f"r{number}")
+    world.observe(30, 60)
+    world.flow.lives_end()
+    (learned,) = world.flow.estimates.to_json()["learned"]
+    assert [peak for _, peak, _ in learned["samples"]] == [60 * MB]
+
+
 def test_a_death_teaches_no_lower_peak() -> None:
     world = Host(load_mb=100)
     for number in range(LIVED):

@@ -1,0 +1,36 @@
+"""Models of which not all fit, whose runs need nearly all of the card: each gets its turn, and all runs end."""
+
+from __future__ import annotations
+
+from card_driver import GB, Card, gb
+from penstock.schemas.records import Requirements
+
+LARGE = Requirements(vram_bytes=70 * GB)
+
+
+def test_the_run_with_which_a_model_waits_stands_for_all_that_wait_for_it() -> None:
+    """Found by the simulator: in the turn of aged low work its run stood in the queue as low, and nobody for the rest.
+
+    Models that waited to be loaded then came before it, in turns, for ever.
+    """
+    world = Card(80, {"a": gb(40), "b": gb(40)}, aged_share=2, aging_s=1.0)
+    world.configure()
+    world.observe()
+    world.submit("b1", model="b")
+    for name in ("a1", "a2"):
+        world.submit(name, model="a")
+        world.finish(name)
+    low = world.submit("low", "low", model="a", requirements=LARGE)
+    world.pass_steps(2.0)
+    medium = world.submit("medium", model="a", requirements=LARGE)
+    world.pass_steps(0.5)
+    assert medium is not None
+    (head,) = world.flow.starter.memory.heads.values()
+    assert head.work is low, "it is the turn of what has waited long"
+    assert (head.klass, head.oldest) == ("medium", medium.arrived_at)
+    world.finish("b1")
+    world.pass_steps(10.0)
+    assert world.started[-1] == "low"
+    world.finish("low")
+    world.pass_steps(10.0)
+    assert world.started[-1] == "medium"
