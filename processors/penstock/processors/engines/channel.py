@@ -18,6 +18,8 @@ from itertools import islice
 from typing import Any
 
 _LENGTH = struct.Struct("!I")
+_APART = 1 << 31
+"""Marks the length of a frame that is no message, but a buffer of the next one: large bytes are not copied into it."""
 _READ_BYTES = 256 * 1024
 _PIECES = 64
 """So many messages at once are given to the kernel."""
@@ -40,6 +42,8 @@ class Channel:
         self._frame: memoryview | None = None
         """A large frame that is being read, and how much of it is there."""
         self._filled = 0
+        self._is_apart = False
+        self._apart: list[memoryview] = []
 
     @classmethod
     async def open(cls, sock: socket.socket, on_message: Callable[[Any], None], on_lost: Callable[[], None]) -> Channel:
@@ -53,17 +57,25 @@ class Channel:
         """Queue a value. Sending to one that is gone does nothing: `on_lost` tells."""
         if self._over:
             return
-        body = pickle.dumps(message, protocol=5)
-        head = _LENGTH.pack(len(body))
+        apart: list[pickle.PickleBuffer] = []
+        body = pickle.dumps(message, protocol=5, buffer_callback=apart.append)
         idle = not self._unsent
-        if len(body) <= _READ_BYTES:
-            self._unsent.append(memoryview(head + body))
-        else:
-            self._unsent += (memoryview(head), memoryview(body))
+        for buffer in apart:
+            self._queue(buffer.raw(), _APART)
+        self._queue(memoryview(body))
         if idle:
             self._write()
             if self._unsent and not self._over:
                 self._loop.add_writer(self._sock, self._writable)
+
+    def _queue(self, body: memoryview, mark: int = 0) -> None:
+        if len(body) >= _APART:
+            raise ValueError(f"a message of {len(body)} bytes is too long")
+        head = _LENGTH.pack(len(body) | mark)
+        if len(body) <= _READ_BYTES:
+            self._unsent.append(memoryview(head + bytes(body)))
+        else:
+            self._unsent += (memoryview(head), body)
 
     @property
     def unsent_bytes(self) -> int:
@@ -137,6 +149,7 @@ class Channel:
         try:
             while len(buffer) - at >= _LENGTH.size and not self._over:
                 (length,) = _LENGTH.unpack_from(buffer, at)
+                self._is_apart, length = bool(length & _APART), length & ~_APART
                 begin, end = at + _LENGTH.size, at + _LENGTH.size + length
                 if len(buffer) < end:
                     if length > _READ_BYTES:
@@ -146,7 +159,7 @@ class Channel:
                         at = len(buffer)
                     return
                 at = end
-                self._take(memoryview(buffer)[begin:end])
+                self._take(memoryview(bytes(buffer[begin:end])))
         finally:
             del buffer[:at]
 
@@ -160,9 +173,11 @@ class Channel:
         return read > 0
 
     def _take(self, frame: memoryview) -> None:
-        message = pickle.loads(frame)
-        frame.release()
-        self._on_message(message)
+        if self._is_apart:
+            self._apart.append(frame)
+            return
+        buffers, self._apart = self._apart, []
+        self._on_message(pickle.loads(frame, buffers=buffers))
 
     # -- the end
 

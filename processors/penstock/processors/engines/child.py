@@ -42,7 +42,6 @@ PR_SET_PDEATHSIG = 1
 CHECK_EVERY_S = 0.25
 BEAT_EVERY, MEASURE_EVERY = 4, 60
 """In checks: a beat every second, memory measured anew every 15 s."""
-GC_THRESHOLDS = 20_000, 10, 20
 INLINE_CHARS = 2000
 """Longer prompts are counted in a thread: tokenizing them takes milliseconds, for which no stream shall wait."""
 REMEMBERED_TOKENS = 1 << 20
@@ -62,6 +61,8 @@ def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, A
         os.environ["CUDA_VISIBLE_DEVICES"] = str(options["address"])
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     log_to_stderr(logging.WARNING)
+    # The collector writes into all that it looks at: pages that the fork server and its children share would be copied.
+    gc.freeze()
     try:
         asyncio.run(serve(sock, backend, source, options))
     except BaseException:
@@ -93,10 +94,7 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
             await asyncio.sleep(0.01)
         leave(1)
     desk = Desk(backend, outbox.emit)
-    # What is loaded lives until the process ends: the collector need not look at it again, between two tokens.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    gc.freeze()  # what is loaded lives until the process ends
     measured = await asyncio.to_thread(backend.measured_memory)
     outbox.emit(("ready", info, measured, _peak(backend, measured)))
     await _beat(backend, outbox.emit, measured)
