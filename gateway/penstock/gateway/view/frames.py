@@ -70,7 +70,8 @@ class StatusFrame(Frame):
 class ChunkFrame(Frame):
     """New text; `offset` counts the characters before it.
 
-    `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; id and name with a call's first piece.
+    `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; the first piece of a call has its id
+    and name.
     """
 
     type: ClassVar[str] = "chunk"
