@@ -70,7 +70,7 @@ class StatusFrame(Frame):
 class ChunkFrame(Frame):
     """New text; `offset` counts the characters before it.
 
-    `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; the first piece of a call has its id
+    `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; a call's first piece has its id
     and name.
     """
 
