@@ -13,21 +13,25 @@ from unittest.mock import Mock
 import pytest
 
 from flow_driver import World
-from penstock.processors.conversations.turns import LostOwnership
+from penstock.processors.conversations.held import HeldImages
+from penstock.processors.conversations.turns import LostOwnership, Turns
 from penstock.processors.core import effects as ask
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Work
 from penstock.processors.engines.base import EngineGone, Preview
 from penstock.processors.execution import Execution
 from penstock.processors.images.decoded import DecodedImage
+from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, reference_to
 from penstock.producers.artifacts import ArtifactStore
-from penstock.schemas.errors import EngineFailed, InvalidRequest, Overloaded, PenstockError
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import Conflict, EngineFailed, InvalidRequest, Overloaded, PenstockError
 from penstock.schemas.records import ArtifactRef
 from penstock.schemas.records import Preview as KeptPreview
-from shell_fakes import MARK, ScriptedEngine, ScriptedTurns, answer_of
+from penstock.schemas.topics import TopicNames
+from shell_fakes import MARK, ListLog, ScriptedEngine, ScriptedTurns, answer_of
 from support import wait_until_async
 
 LARGE = "x" * (INLINE_BYTES + 1)
@@ -711,3 +715,55 @@ async def test_images_that_stand_in_the_conversation_are_the_outcome(shell: Shel
     terminal = await shell.until_ended()
     assert terminal.finished.output == {"images": [{**kept.reference(), "expires_at": None}]}
     assert terminal.status == "completed"
+
+
+class Talking(Shell):
+    """A worker with real turns and a real store, on a topic that outlives it."""
+
+    def __init__(self, artifacts: Path, log: ListLog) -> None:
+        super().__init__(artifacts)
+        self.store = ArtifactStore(artifacts)
+        self.real_turns = Turns(
+            log,
+            default_codec(),
+            TopicNames().conversation,
+            threads=1,
+            cached_bytes=1 << 20,
+            watch=BrokerWatch(lambda _: True),
+            held=HeldImages(lambda: self.store),
+        )
+        self.execution._turns = self.real_turns  # pyright: ignore[reportPrivateUsage]
+        self.up(slots=4)
+
+    async def turn(self, request_id: str, task: str, *pictures: bytes, **payload: Any) -> list[str]:
+        """A turn that draws; the ids of what it made."""
+        self.submit(request_id, task=task, payload=payload, line="trip")
+        if pictures:
+            await self.until_running()
+            self.the_engine().finish(images=[{**MADE, "data": data} for data in pictures])
+        terminal = await self.until_ended(request_id)
+        assert terminal.status == "completed", terminal.error
+        return [image["artifact_id"] for image in terminal.finished.output["images"]]
+
+
+async def test_a_conversation_from_drawing_to_erasure_across_the_death_of_a_worker(tmp_path: Path) -> None:
+    log = ListLog()
+    first = Talking(tmp_path / "artifacts", log)
+    drawn = await first.turn("draw", "image_generation", b"cat 1", b"cat 2", prompt="a cat")
+    # It dies here: what stands in the log is the outcome of whoever reads the request again, and no engine runs.
+    await first.execution.close()
+    second = Talking(tmp_path / "artifacts", log)
+    assert await second.turn("draw", "image_generation", prompt="a cat") == drawn
+    edited = await second.turn("edit", "image_editing", b"blue cat", prompt="make it blue", image={})
+    assert second.pictures.asked[-1][1]["artifact_id"] == drawn[-1], "the newest image"
+    store = second.store
+    assert store.holds.held_by("default", "trip") == sorted([*drawn, *edited])
+    with pytest.raises(Conflict):
+        store.delete("default", drawn[0])
+    assert await second.real_turns.erase("default", "trip", "draw") == 2
+    assert [store.peek("default", one) for one in drawn] == [None, None]
+    assert store.holds.held_by("default", "trip") == edited
+    assert store.get("default", edited[0]) == b"blue cat"
+    store.conversation_gone("default", "trip")
+    assert store.peek("default", edited[0]) is None
+    await second.execution.close()
