@@ -131,7 +131,7 @@ class Clients:
                 script["die"] = death
         if plan.has("own_memory"):
             script["mem"] = self._hunger.choice([0, 2, 5, 5, 10, 10, 30, 38, 55, 75])
-        script["pad"] = "x" * (2_000 if plan.has("heavy") else rng.choice([0, 0, 200, 2_000]))
+        script["pad"] = "x" * rng.choice([0, 0, 200, 2_000])
         return script
 
     def _afterwards(self, request: InferenceRequest, rng: Random) -> None:

@@ -74,7 +74,6 @@ KINDS = (
     "hungry",  # it asks for much memory beyond what its model holds
     "pause_and_desire",  # operators pause and resume, load, unload and pin
     "burst",
-    "heavy",  # prompts so long that many are parked
 )
 
 MEMORY_KINDS = ("own_memory",)
@@ -95,8 +94,8 @@ THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("engine_failure", "prepare_refused", "slow_broker"), ("cancel", "short_ttl", "line", "killer")),
     (("cut", "join", "restart", "late_ack", "slow_broker"), ("poison_bytes", "poison_named", "misplaced", "line")),
     (("cut", "pause", "engine_slow", "late_ack"), ("stream", "burst")),
-    (("cut", "join", "pause", "restart", "slow_broker"), ("burst", "heavy", "misplaced", "line")),
-    (("engine_slow", "cut", "short_pause", "restart"), ("heavy", "short_ttl", "embedding", "cancel")),
+    (("cut", "join", "pause", "restart", "slow_broker"), ("burst", "misplaced", "line")),
+    (("engine_slow", "cut", "short_pause", "restart"), ("burst", "short_ttl", "embedding", "cancel")),
     (("prepare_refused", "engine_failure", "engine_slow"), ("line", "cross_class_line", "burst", "short_ttl")),
     (("load_hopeless", "engine_death", "engine_failure", "unload"), ("burst", "stream", "killer")),
     (("crash", "restart", "slow_broker", "pause"), ("line", "short_ttl", "cancel", "burst")),
