@@ -67,7 +67,7 @@ class StatusFrame(Frame):
 class ChunkFrame(Frame):
     """New text; `offset` counts the characters before it.
 
-    `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; id and name with a call's first piece.
+    `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; id and name with the first one.
     """
 
     type: ClassVar[str] = "chunk"
