@@ -10,7 +10,7 @@ const client = new OpenAI({ baseURL: url, apiKey: "unused", maxRetries: 0 });
 const messages = [{ role: "user", content: "Hello" }];
 const parameters = { type: "object", properties: { city: { type: "string", maxLength: 12 } }, required: ["city"], additionalProperties: false };
 const tools = [{ type: "function", function: { name: "weather", parameters } }];
-const forced = { model, messages, tools, tool_choice: "required", max_tokens: 200, temperature: 0 };
+const forced = { model, messages, tools, tool_choice: { type: "function", function: { name: "weather" } }, max_tokens: 60, temperature: 0 };
 const picture = process.env.PICTURE; // a data: URL
 
 async function collected(stream, textOf) {

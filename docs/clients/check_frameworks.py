@@ -17,7 +17,7 @@ def langchain() -> None:
         return ChatOpenAI(model=text(where), **{"max_tokens": 60, "temperature": 0, "max_retries": 0, **options})
 
     def streamed(where: str) -> Any:
-        bound = model(where, max_tokens=200).bind_tools([TOOL], tool_choice="required")
+        bound = model(where).bind_tools([TOOL], tool_choice="weather")
         whole, pieces = None, 0
         for piece in bound.stream("The weather in Paris?"):
             pieces += bool(piece.tool_call_chunks)
@@ -105,7 +105,7 @@ def litellm() -> None:
         return ask(where, messages=ASKED, tools=[TOOL], tool_choice=FORCED).choices[0].message.tool_calls
 
     def pieces(where: str) -> Any:
-        options = {"tools": [TOOL], "tool_choice": "required", "stream": True, "max_tokens": 200}
+        options = {"tools": [TOOL], "tool_choice": FORCED, "stream": True}
         chunks = list(ask(where, messages=ASKED, **options))
         whole: Any = litellm.stream_chunk_builder(chunks)
         return sum(bool(one.choices[0].delta.tool_calls) for one in chunks) > 2 and whole.choices[0].message.tool_calls

@@ -66,7 +66,7 @@ def _tools(client: Any) -> None:
         return call.function.name == "weather" and chat.create(messages=said, **options).usage.completion_tokens
 
     def streamed(where: str) -> Any:
-        options = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 200, "temperature": 0}
+        options = {"tools": [TOOL], "tool_choice": FORCED, "max_tokens": 60, "temperature": 0}
         pieces = 0
         with chat.stream(model=text(where), messages=ASKED, **options) as stream:
             for event in stream:
@@ -96,7 +96,8 @@ def _other(client: Any) -> None:
 
     def called(where: str) -> Any:
         tool = {"type": "function", **TOOL["function"]}
-        options = {"tools": [tool], "tool_choice": "required", "max_output_tokens": LONG}
+        choice = {"type": "function", "name": "weather"}  # `required` would let a small model call again and again
+        options = {"tools": [tool], "tool_choice": choice, "max_output_tokens": LONG}
         with client.responses.stream(model=text(where), input="The weather in Paris?", **options) as stream:
             kinds = [event.type for event in stream]
             output = stream.get_final_response().output
