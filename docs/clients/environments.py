@@ -11,22 +11,27 @@ from pathlib import Path
 from penstock.cli.paths import cache_dir, exclusive
 
 PYTHON: dict[str, tuple[str, ...]] = {
-    # One environment for those that go together.
-    "python": ("openai", "langchain-openai", "litellm", "instructor", "openai-agents"),
-    "llama-index": ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
+    # One environment for each client: they ask for different releases of openai, and pip would search for hours.
+    "openai (Python)": ("openai",),
+    "LangChain": ("langchain-openai",),
+    "LlamaIndex": ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
+    "LiteLLM": ("litellm",),
+    "Instructor": ("instructor",),
+    "openai-agents": ("openai-agents",),
 }
 NODE = ("openai", "zod")
 
 
 def python_environment(name: str) -> Path:
-    """The Python of an environment with the newest releases of its clients. Raises CalledProcessError."""
+    """The Python of a client's environment with the newest releases of its clients. Raises CalledProcessError."""
 
     def make(folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--upgrade", "pip"], check=True)  # what comes with Python resolves slowly
         subprocess.run([*pip, *PYTHON[name]], check=True)
 
-    return _made(name, PYTHON[name], make) / "bin" / "python"
+    return _made("python", PYTHON[name], make) / "bin" / "python"
 
 
 def node_folder() -> Path:

@@ -6,8 +6,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.gateway.routes.answers import Answer, Json, Logprob, UsageCounts
+from penstock.gateway.routes.answers import Answer, Json, Logprob
 from penstock.schemas.bodies import ToolCall
+
+
+class PromptDetails(Answer):
+    cached_tokens: int
+
+
+class TextUsage(Answer):
+    """OpenAI's counts of tokens; details where the engine tells them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
 
 
 class ChoiceLogprobs(Answer):
@@ -35,7 +48,7 @@ class ChatCompletion(Answer):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: UsageCounts
+    usage: TextUsage
     service_tier: str | None = None
     system_fingerprint: str | None = None
 
@@ -53,7 +66,7 @@ class Completion(Answer):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: UsageCounts
+    usage: TextUsage
 
 
 class Embedding(Answer):

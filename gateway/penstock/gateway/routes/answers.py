@@ -102,6 +102,7 @@ class UsageCounts(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    cached_tokens: Annotated[int | None, Field(description="Of the prompt, not computed again; if it is known.")] = None
 
 
 class LogprobCandidate(Answer):
