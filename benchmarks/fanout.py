@@ -52,7 +52,7 @@ uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", loop="uvloop", http
 
 
 async def watch(url: str, clients: int, hello: Callable[[], str | None], go: Callable[[], Any]) -> dict[str, float]:
-    """Spread of each frame's arrival (the last client's minus the first one's, ms), and what all got together, frames/s."""
+    """Spread of each frame's arrival (the last client's minus the first one's, ms); what all got together, frames/s."""
     arrivals: dict[int, list[float]] = {}
 
     async def one(ready: asyncio.Semaphore) -> None:
