@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -29,6 +30,8 @@ EVERY_S = OTHERS / 20
 """Between calls of one tenant: 20 a second of all, which two cores do beside a worker, a broker and the flood."""
 ROUNDS = 6
 """The processor is stolen in waves: in one of so many rounds the flood must do no harm. A refusal never passes."""
+QUIET = bool(os.environ.get("PENSTOCK_TEST_QUIET"))
+"""Nothing else runs on this machine: the median of all rounds decides."""
 TEXT = {**NOOP, "id": "text", "aliases": ["default"], "options": {"tokens": 1, "delay_ms": 200, "slots": 64}}
 
 
@@ -72,12 +75,15 @@ def test_a_tenant_that_floods_everything_hurts_no_other(kafka: Any, tmp_path: Pa
         gateway.wait_ready()
         asyncio.run(work(gateway, others, 2))
         rounds: list[str] = []
+        ratios: list[float] = []
         for _ in range(ROUNDS):
             before, after, answers = one_round(gateway, flood, others)
             rounds.append(f"p95 {before:.3f} s alone, {after:.3f} s beside the flood, which saw {answers}")
-            if after <= 1.5 * before:
+            ratios.append(after / before)
+            if not QUIET and ratios[-1] <= 1.5:
                 return
-        raise AssertionError("; ".join(rounds))
+        judged = statistics.median(ratios) if QUIET else min(ratios)
+        assert judged <= 1.5, "; ".join(rounds)
 
 
 def one_round(gateway: Process, flood: str, others: list[str]) -> tuple[float, float, dict[str, int]]:

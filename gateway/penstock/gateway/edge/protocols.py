@@ -156,8 +156,9 @@ def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSock
         def handle_connect(self, event: Request) -> None:
             self._pace.head_since = None
             super().handle_connect(event)
-            if self.conn.state is not State.CLOSED and hasattr(self, "scope"):
-                self.scope.setdefault("extensions", {})[SEND_NOW] = self.send_now
+            if not self.close_sent:  # else it was refused, and has no scope
+                extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
+                extensions[SEND_NOW] = self.send_now
 
         def send_now(self, shared: SharedText) -> bool:
             """Send without waiting; False for a client that does not read, a closing one, or one with extensions."""
