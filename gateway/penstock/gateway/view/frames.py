@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from pydantic_core import to_json
 
 from penstock.gateway.view.outputs import LargeOutput, encode_json, on_output_thread
 
@@ -19,6 +20,8 @@ class Frame:
     request_id: str
     cursor: str | None
     _encoded: str | None = field(default=None, repr=False, compare=False)
+    for_sockets: object | None = field(default=None, repr=False, compare=False)
+    """What the sockets' route makes of it, once for all readers."""
 
     def body(self) -> dict[str, Any]:
         """The fields of this kind of frame, without the common ones."""
@@ -31,7 +34,7 @@ class Frame:
     def encoded(self) -> str:
         """The public frame as JSON text, made once for all readers."""
         if self._encoded is None:
-            self._encoded = json.dumps(self.to_json(), ensure_ascii=False, separators=(",", ":"))
+            self._encoded = to_json(self.to_json()).decode()
         return self._encoded
 
 
