@@ -195,6 +195,8 @@ class Placing(Heads):
         need = replica.least_bytes + run_bytes(replica, work)
         others = [one for one in self._candidate_devices(lane) if one.device != replica.device]
         if any(self.starter.memory.fits_ever(one, work) for one in lane.ready):
+            if work.group is not None and replica.exclusive is work.group:
+                replica.exclusive = None  # it would be prepared there again, for ever
             if work.run is not None:
                 self.starter.take_from_its_replica(lane, work)
         elif any(need <= one.limit_bytes for one in others):

@@ -234,7 +234,8 @@ class Starter:
         if work.alone:
             self.alone = work
             return self._alone(lane, [room.replica for room in rooms], work, now)
-        min(rooms, key=lambda room: len(room.replica.holders)).replica.exclusive = work.group
+        able = [room for room in rooms if self.memory.fits_ever(room.replica, work)] or rooms
+        min(able, key=lambda room: len(room.replica.holders)).replica.exclusive = work.group
         return self._next_again(lane, now)
 
     def _next_again(self, lane: Lane, now: float) -> Grant | None:

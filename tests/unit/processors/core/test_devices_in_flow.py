@@ -11,6 +11,7 @@ from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.ledger import DeviceCapacity
 from penstock.processors.core.residents import ModelSpec, Needs
+from penstock.processors.core.suspects import suspect_all
 from penstock.schemas.errors import InsufficientCapacity
 from penstock.schemas.records import Requirements
 
@@ -215,3 +216,35 @@ def test_on_a_device_that_is_not_measured_nothing_is_granted_and_what_runs_goes_
     world.observe()
     world.pass_steps(5.0)
     assert "c" in world.running
+
+
+class Uneven(Fleet):
+    """Two devices of which only the first can hold a large run beside the model; an engine on each."""
+
+    def make_flow(self, *args: Any) -> Flow:
+        sizes = {"sim0": 100, "sim1": 90}
+        return Flow(
+            *args,
+            devices=[DeviceCapacity(device=d, kind="simulated", total_bytes=s * GB) for d, s in sizes.items()],
+        )
+
+
+def test_a_suspect_goes_apart_where_its_run_can_be_held() -> None:
+    """Found by the simulator: a replica was kept for it alone whose device could never hold its run."""
+    world = Uneven(2, m=(45, 1))
+    spec = ModelSpec(model="m", devices=("simulated",), min_replicas=2, max_replicas=2)
+    world.flow.configure({"m": spec}, world.now)
+    world.submit("first")
+    world.pass_steps(1.0)
+    lane = world.flow.lane("m")
+    assert [one.device for one in lane.ready] == ["sim0", "sim1"]
+    world.finish("first")
+    work = world.submit("large", requirements=Requirements(vram_bytes=98 * GB), settle=False)
+    assert work is not None
+    suspect_all([work, work])
+    assert work.group is not None
+    lane.ready[1].exclusive = work.group
+    world.pass_steps(3.0)
+    assert set(world.running) == {"large"}
+    assert work.run is not None
+    assert work.run.replica == 0
