@@ -168,11 +168,14 @@ def test_a_call_of_a_tool_comes_plain_and_streamed_and_its_answer_goes_back(clie
     (call,) = asked.message.tool_calls
     assert (asked.finish_reason, asked.message.content, call.function.name) == ("tool_calls", None, "get_weather")
     assert set(json.loads(call.function.arguments)) == {"city"}
+    pieces: list[str] = []
     with client.chat.completions.stream(model="smollm2-135m", messages=QUESTION, temperature=0, **FORCED) as stream:
-        for _ in stream:
-            pass
+        for event in stream:
+            if event.type == "tool_calls.function.arguments.delta":
+                pieces.append(event.arguments_delta)
         (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or ()
-    assert streamed.function.arguments == call.function.arguments
+    assert streamed.function.arguments == call.function.arguments == "".join(pieces)
+    assert len(pieces) > 1, "they come as they are made"
     said = [*QUESTION, asked.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
     assert ask(client, messages=said, tools=[WEATHER], max_tokens=8).usage.prompt_tokens > 60
 
@@ -186,6 +189,25 @@ def test_a_conversation_keeps_calls_and_what_tools_said(client: openai.OpenAI) -
     # The question, the call and what the tool said; the system block of the tools is not there any more.
     apart = ask(client, messages=[{"role": "user", "content": "It is sunny."}], max_tokens=8)
     assert second.usage.prompt_tokens > apart.usage.prompt_tokens + 20
+
+
+def test_the_next_turn_of_a_chat_reuses_what_was_computed(client: openai.OpenAI) -> None:
+    long = [{"role": "user", "content": "Tell me of the rivers of France. " * 30}]
+    first = ask(client, messages=long, max_tokens=8)
+    said = [
+        *long,
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "So?"},
+    ]
+    usage = ask(client, messages=said, max_tokens=4).usage
+    assert first.usage.prompt_tokens / 2 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
+
+
+def test_a_turn_of_a_conversation_has_one_answer(client: openai.OpenAI) -> None:
+    in_it: Any = {"extra_body": {"penstock": {"conversation_id": "several"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, n=2, **in_it)
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "n")
 
 
 def test_several_answers_with_seeds_and_log_probabilities(client: openai.OpenAI) -> None:

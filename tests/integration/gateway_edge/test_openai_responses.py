@@ -131,7 +131,8 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"input": []}, "invalid", "input"),
     ({"input": [{"role": "user", "content": 5}]}, "invalid", "input[0].content"),
     ({"input": [{"type": "reasoning"}]}, "unsupported_parameter", "input[0]"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "unsupported_parameter", "input[0].content"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "invalid", "input[0].content[0]"),
+    ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "unsupported_parameter", "input[0].content"),
     ({"conversation": "a.b"}, "invalid", "conversation"),
     ({"magic": 1}, "unsupported_parameter", "magic"),
 ]

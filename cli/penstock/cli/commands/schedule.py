@@ -40,11 +40,7 @@ def schedule(
     ] = None,
     fleet: Annotated[
         Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Take the devices of this penstock.toml ([[devices]]) for the traces' own.",
-        ),
+        typer.Option(dir_okay=False, help="Take the devices of this penstock.toml ([[devices]]) for the traces' own."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
