@@ -42,6 +42,7 @@ async def test_a_stream_is_its_text_and_plain_equals_streamed(start_engine: Star
             "prompt_tokens": streamed.prepared.prompt_tokens,
             "completion_tokens": found.completion_tokens,
             "total_tokens": streamed.prepared.prompt_tokens + found.completion_tokens,
+            "cached_tokens": 0,
         }
     )
 

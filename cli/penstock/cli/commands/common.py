@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.schemas.sse import DONE, SseLines, field_value
@@ -175,10 +175,12 @@ def print_json(value: Any, *, indented: bool = False) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
+    """The first column names what each row is about: on a narrow terminal it stays whole, to be copied."""
     if not rows:
         console.print(empty, style="dim", highlight=False)
         return
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    named = Column(columns[0], no_wrap=True, min_width=max(len(str(row[0])) for row in rows))
+    table = Table(named, *columns[1:], box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
     # Piped output must not be wrapped at 80 columns: other programs read it.
