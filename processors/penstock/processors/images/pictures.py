@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from PIL import Image
 
 from penstock.processors.images.decoded import DecodedImage
@@ -9,4 +11,6 @@ from penstock.processors.images.decoded import DecodedImage
 
 def opened(image: DecodedImage) -> Image.Image:
     """The pixels as Pillow has them, not copied."""
-    return Image.frombuffer(image.mode, (image.width, image.height), image.pixels, "raw", image.mode, 0, 1)
+    return Image.frombuffer(
+        image.mode, (image.width, image.height), cast("bytes", image.pixels), "raw", image.mode, 0, 1
+    )
