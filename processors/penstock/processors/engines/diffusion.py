@@ -1,7 +1,8 @@
 """Image generation and editing inside the child: diffusers' pipelines; requests that come together share batches.
 
-A batch is computed in a thread of its own; while it is, further requests gather. Requests share one when model, size,
-steps, guidance, sampler and kind are equal. Options: variant, vae_tiling, vae_slicing, cpu_offload, batch_window_ms
+A batch is computed in a thread of its own; while it is, further requests gather. Its images become files in other
+threads, so that the next batch need not wait for that. Requests share one when model, size, steps, guidance, sampler
+and kind are equal. Options: variant, vae_tiling, vae_slicing, cpu_offload, batch_window_ms
 (20: how long a first request waits for others), max_pixels (4,194,304).
 """
 
@@ -12,6 +13,7 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from penstock.processors.engines.backend import Emit
@@ -47,11 +49,14 @@ class DiffusionBackend:
         self._moves = 0
         self._loop = asyncio.get_running_loop()
         self._pipelines: Pipelines
+        self._encoders: ThreadPoolExecutor
 
     def load(self) -> EngineInfo:
         import torch
 
-        torch.set_num_threads(int(self._options.get("threads", 1)))
+        threads = int(self._options.get("threads", 1))
+        torch.set_num_threads(threads)
+        self._encoders = ThreadPoolExecutor(threads, "encode")
         limit_device_memory(self._options)
         self._pipelines = Pipelines(self._source, self._options)
         self._pipelines.listen(self._bump)
@@ -96,7 +101,7 @@ class DiffusionBackend:
         pass
 
     def progress(self) -> int | None:
-        return self._moves if self._computing else None
+        return self._moves if self._computing or self._running else None
 
     def measured_memory(self) -> int:
         return measured_memory(device_name(self._options))
@@ -116,7 +121,7 @@ class DiffusionBackend:
             rows += len(job.seeds)
         chosen = {job.run_id for job in batch}
         self._waiting = [job for job in self._waiting if job.run_id not in chosen]
-        self._running = {job.run_id: job for job in batch}
+        self._running |= {job.run_id: job for job in batch}
         self._computing = True
         self._batches.put(batch)
 
@@ -135,7 +140,7 @@ class DiffusionBackend:
             made = Batch(batch, self._pipelines, self._tell).run()
             for job in batch:
                 if job.run_id in made:
-                    self._tell(("finished", self._finished(job, made[job.run_id])))
+                    self._encoders.submit(self._encode, job, made[job.run_id])
         except AllCancelled:
             pass
         except Exception as error:
@@ -175,8 +180,18 @@ class DiffusionBackend:
 
     def _end_batch(self) -> None:
         self._computing = False
-        self._running = {}
         self._begin_batch()
+
+    def _encode(self, job: Job, images: list[Any]) -> None:
+        """In a thread of the encoders."""
+        try:
+            event: tuple[Any, ...] = ("finished", self._finished(job, images))
+        except Exception as error:
+            logger.exception("diffusion.encode_failed")
+            failure = EngineFailed(f"{type(error).__name__} while the image was written")
+            event = ("failed", RunFailed(run_id=job.run_id, error=failure, retryable_here=True))
+        self._bump()
+        self._tell(event)
 
     def _finished(self, job: Job, images: list[Any]) -> Finished:
         files: list[dict[str, Any]] = []

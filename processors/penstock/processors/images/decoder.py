@@ -94,7 +94,8 @@ def decode(data: bytes, format_name: str, max_pixels: int, max_side: int) -> Ima
         with Image.open(io.BytesIO(data), formats=[format_name]) as image:
             _check_size(image, max_pixels, max_side)
             image.load()
-            return _plain(ImageOps.exif_transpose(image))
+            ImageOps.exif_transpose(image, in_place=True)
+            return _plain(image)
     except (Refused, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -125,7 +126,7 @@ def _plain(image: Image.Image) -> Image.Image:
     elif image.mode == "CMYK":
         return _in_srgb(image, profile, "RGB") or image.convert("RGB")
     else:
-        plain = image.convert("RGB")
+        plain = image if image.mode == "RGB" else image.convert("RGB")
     if profile and image.mode in ("RGB", "RGBA"):
         plain = _in_srgb(plain, profile, plain.mode) or plain
     return plain

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import logging
@@ -33,6 +35,8 @@ _WALL_FACTOR = 4
 _RENEWED_AFTER = 500
 """Images after which a decoder is replaced: a leak in a library ends with it."""
 _START_S = 60.0
+_PIPE_BYTES = 1 << 20
+"""As much as the kernel gives to everybody."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +240,14 @@ class _Decoder:
                     )
                 except OSError as error:
                     raise _Failed("not_started", type(error).__name__) from error
+                _widen(self._process)
             return self._process
+
+
+def _widen(process: subprocess.Popen[bytes]) -> None:
+    """Pixels go through this pipe, 64 KiB at a time if nothing is said: each time one side waits for the other."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(cast("BinaryIO", process.stdout), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

@@ -5,7 +5,10 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from penstock.processors.engines.channel import Channel
+from penstock.processors.images.decoded import DecodedImage
 
 
 async def pair(
@@ -62,3 +65,31 @@ async def test_only_the_side_that_did_not_close_is_told() -> None:
     assert lost == ["right"]
     right.send("nobody hears this")
     assert right.unsent_bytes == 0
+
+
+@pytest.mark.parametrize("side", [10, 700])
+async def test_pixels_arrive_beside_their_message(side: int) -> None:
+    got: list[Any] = []
+    done = asyncio.Event()
+    left, right = await pair(lambda _: None, lambda value: (got.append(value), value == "end" and done.set()), print)
+    images = [
+        DecodedImage(
+            width=side,
+            height=side,
+            mode="RGB",
+            pixels=bytes([number]) * (3 * side * side),
+            source_format="PNG",
+            source_sha256="0" * 64,
+        )
+        for number in range(3)
+    ]
+    left.send(("prepare", 1, {"image": images[0], "mask": images[1]}))
+    left.send("between")
+    left.send(("prepare", 2, {"image": images[2]}))
+    left.send("end")
+    await asyncio.wait_for(done.wait(), 20)
+    first, between, second, _ = got
+    assert (first[1], between, second[1]) == (1, "between", 2)
+    assert [*first[2].values(), second[2]["image"]] == images
+    left.close()
+    right.close()
