@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import itertools
 import logging
 import os
@@ -61,8 +60,6 @@ def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, A
         os.environ["CUDA_VISIBLE_DEVICES"] = str(options["address"])
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     log_to_stderr(logging.WARNING)
-    # The collector writes into all that it looks at: pages that the fork server and its children share would be copied.
-    gc.freeze()
     try:
         asyncio.run(serve(sock, backend, source, options))
     except BaseException:
@@ -94,7 +91,6 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
             await asyncio.sleep(0.01)
         leave(1)
     desk = Desk(backend, outbox.emit)
-    gc.freeze()  # what is loaded lives until the process ends
     measured = await asyncio.to_thread(backend.measured_memory)
     outbox.emit(("ready", info, measured, _peak(backend, measured)))
     await _beat(backend, outbox.emit, measured)

@@ -55,11 +55,9 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 512
 FIRST_TOKEN_S = 120
-LOOK_EVERY_S = 0.015
-"""Tokens that come faster are taken together: the worker gathers them for longer anyway, and each look takes the
-interpreter from the thread that computes."""
-LOOK_FIRST_S = 0.004
-"""The same while a run waits for its first token. That goes at once when the model was idle, else within this time."""
+LOOK_EVERY_S = 0.004
+"""Tokens that come faster are taken together: the worker gathers them for longer anyway. A run's first goes at once
+when the model was idle, else within this time."""
 
 
 Prompt = tuple[list[int], int, "Plan | None"]
@@ -420,8 +418,7 @@ class TextBackend:
         self._will_look = False  # before looking: what comes from here on is either seen now or told anew
         if self._take_outputs() + self._take_tokens():
             self._will_look = True
-            begins = any(run.seen == 0 and run.wants_steps for run in self._runs.values())
-            self._next_look = self._loop.call_later(LOOK_FIRST_S if begins else LOOK_EVERY_S, self._look)
+            self._next_look = self._loop.call_later(LOOK_EVERY_S, self._look)
 
     def _take_outputs(self) -> int:
         outputs = self._batching.take_outputs()
