@@ -15,7 +15,7 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "openai (Python)": ("openai",),
     "LangChain": ("langchain-openai",),
     "LlamaIndex": ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
-    "LiteLLM": ("litellm",),
+    "LiteLLM": ("litellm", "mcp"),
     "Instructor": ("instructor",),
     "openai-agents": ("openai-agents",),
 }
