@@ -24,6 +24,8 @@ class Clients:
         self._plan = cluster.plan
         self._mood = cluster.world.stream("clients' mood")
         self._hunger = cluster.world.stream("clients' hunger")
+        self._heavy = cluster.world.stream("clients' weight").random() < 0.25
+        """All prompts are long: much is parked, and what ends is read again."""
         self._requests: dict[tuple[str, str], InferenceRequest] = {}
         cluster.clients = self
 
@@ -131,7 +133,8 @@ class Clients:
                 script["die"] = death
         if plan.has("own_memory"):
             script["mem"] = self._hunger.choice([0, 2, 5, 5, 10, 10, 30, 38, 55, 75])
-        script["pad"] = "x" * rng.choice([0, 0, 200, 2_000])
+        pad = rng.choice([0, 0, 200, 2_000])
+        script["pad"] = "x" * (2_000 if self._heavy else pad)
         return script
 
     def _afterwards(self, request: InferenceRequest, rng: Random) -> None:

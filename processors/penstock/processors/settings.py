@@ -39,8 +39,9 @@ class WorkerSection(Section):
     """The port of /healthz, /readyz and /metrics; each worker of a machine needs its own."""
 
     intake_bytes: int = Field(default=256 << 20, ge=1 << 20)
-    """Memory for requests that wait: half for bytes, with a share for each class of each model, half for the facts of
-    those whose bytes are read again when their turn is near."""
+    """Memory for requests that wait: half for bytes (an eighth of it all for those that end while they are parked, the
+    rest with a share for each class of each model), half for the facts of those whose bytes are read again when their
+    turn is near."""
     inflight_cap: int | None = None
     """Not used any more; older configurations may still have it. See intake_bytes."""
     commit_span: int = Field(default=50_000, ge=16)

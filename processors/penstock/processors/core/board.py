@@ -25,6 +25,7 @@ from penstock.processors.core.lane import Lane
 from penstock.processors.core.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.lifetimes import Lifetimes, LifetimeSettings
 from penstock.processors.core.progress import Steps
+from penstock.processors.core.rereads import Rereads
 from penstock.processors.core.run_memory import RunMemory
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.slack import SlackSettings
@@ -128,6 +129,7 @@ class Board:
             run_s=lambda lane: self.forecast.run_s(lane),
         )
         self.budget = Budget(settings.intake_bytes)
+        self.rereads = Rereads(self._emit, self.budget.ends_limit)
         self.streams = Streams(self._emit, settings.chunk_linger_s)
         self.steps = Steps(self._emit)
         self.lifetimes = Lifetimes(settings.lifetimes)

@@ -1,8 +1,9 @@
 """The intake's memory: who may keep how much of what was fetched and has not ended.
 
-One half is for *bodies*, the bytes of records that are near their turn. It is divided evenly among the pairs of class
-and lane, so that a model that is dead fills its own share and no other. A record that finds no room in its share is
-parked: only its *fact* stays, and its bytes are read again when its turn comes.
+Three eighths are for *bodies*, the bytes of records that are near their turn. They are divided evenly among the pairs of
+class and lane, so that a model that is dead fills its own share and no other. A record that finds no room in its share
+is parked: only its *fact* stays, and its bytes are read again when its turn comes. One eighth is for the bytes of those
+that end while they are parked, which are read again for their outcomes.
 
 The other half is for facts. Half of that is guaranteed to the assigned partitions, evenly; the rest is for who comes
 first.
@@ -40,8 +41,10 @@ class Budget:
     def __init__(self, total_bytes: int, fact_bytes: int = FACT_BYTES) -> None:
         self._total = total_bytes
         self._fact_bytes = fact_bytes
-        self._bodies_limit = total_bytes // 2
-        self._facts_limit = (total_bytes - self._bodies_limit) // fact_bytes
+        self.ends_limit = total_bytes // 8
+        """Bytes, of parked requests that end. `Rereads` keeps to it."""
+        self._bodies_limit = total_bytes // 2 - self.ends_limit
+        self._facts_limit = total_bytes // 2 // fact_bytes
         self._lanes: set[str] = set()
         self._pair_share = self._bodies_limit // CLASSES_OF_A_LANE
         self._bodies: dict[Pair, int] = {}
@@ -78,7 +81,7 @@ class Budget:
         return True
 
     def keep_body(self, klass: str, lane: str, size: int) -> None:
-        """Count the bytes of a record that was read again: its turn is near, and it stays also beyond its share."""
+        """Count the bytes of a record that was read again: its turn or its end is near, and it stays also beyond its share."""
         pair = (klass, lane)
         self._bodies[pair] = self._bodies.get(pair, 0) + size
         self._bodies_used += size

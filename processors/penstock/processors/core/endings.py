@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.processors.core.board import Board
-from penstock.processors.core.effects import CancelRun, Ended, Fetch, Keep, Letter, LookUp, Status, Terminal
+from penstock.processors.core.effects import CancelRun, Ended, Keep, Letter, LookUp, Status, Terminal
 from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.suspects import clear_suspicion
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
-from penstock.schemas.topics import CLASSES
 
 
 class Endings(Board):
@@ -136,7 +135,7 @@ class Endings(Board):
             self._unqueue(work)
             self.lane(work.lane).parked[work.klass] -= 1
             self._transition(work, "fetch", Stage.FETCHING)
-            self._emit(Fetch(work.tp, (work.key[2],), len(CLASSES)))
+            self.rereads.add(work)
         elif work.stage is Stage.RETRYING:
             self._settle(work, event, now, error=error)
         else:
@@ -176,6 +175,7 @@ class Endings(Board):
             self.budget.drop_fact(work.tp)
             if work.body is not None:
                 self.budget.drop_body(work.klass, work.lane, work.size_bytes)
+            self.rereads.over(work)
         clear_suspicion(work)
         if work.line is not None and work.holds_line:
             self.scheduler.release_line(work.line)

@@ -12,7 +12,7 @@ from penstock.processors.core.budget import Budget
 TPS = (("high", 0), ("high", 1), ("low", 0), ("low", 1))
 PAIRS = [(klass, lane) for klass in ("high", "medium", "low") for lane in ("a", "b")]
 FACT = 10
-TOTAL = 2_400  # a share of 200 bytes for each of six pairs, and 120 facts
+TOTAL = 3_200  # a share of 200 bytes for each of six pairs, 400 bytes for those that end, and 160 facts
 
 
 class BudgetMachine(RuleBasedStateMachine):
@@ -81,7 +81,7 @@ class BudgetMachine(RuleBasedStateMachine):
         for tp in TPS:
             if tp not in tps:
                 self.drop_fact(tp, self.facts[tp])
-        self.share = 60 // max(len(tps), 1)
+        self.share = 80 // max(len(tps), 1)
 
     @invariant()
     def bounds(self) -> None:
@@ -89,14 +89,14 @@ class BudgetMachine(RuleBasedStateMachine):
         assert stats.bodies_bytes == sum(size for _, size in self.bodies)
         assert stats.facts == sum(self.facts.values())
         assert self.budget.used_bytes == stats.used_bytes == stats.bodies_bytes + FACT * stats.facts
-        assert 0 <= stats.bodies_bytes <= TOTAL // 2 + self.largest
+        assert 0 <= stats.bodies_bytes <= TOTAL * 3 // 8 + self.largest
 
     @invariant()
     def facts_are_shared(self) -> None:
         if not hasattr(self, "assigned"):
             return
         beyond = sum(max(0, count - (self.share if tp in self.assigned else 0)) for tp, count in self.facts.items())
-        common = 120 - self.share * len(self.assigned)
+        common = 160 - self.share * len(self.assigned)
         for tp in TPS:
             share = self.share if tp in self.assigned else 0
             assert self.budget.full(tp) == (self.facts[tp] >= share and beyond >= common)
@@ -111,9 +111,9 @@ def test_one_partition_alone_may_use_all_facts_and_leaves_the_others_theirs() ->
     budget.assign(TPS)
     while not budget.full(TPS[0]):
         budget.count_fact(TPS[0])
-    assert budget.stats().facts == 60 + 15
+    assert budget.stats().facts == 80 + 20
     for tp in TPS[1:]:
-        for _ in range(15):
+        for _ in range(20):
             assert not budget.full(tp)
             budget.count_fact(tp)
         assert budget.full(tp)
@@ -136,7 +136,7 @@ def test_facts_beyond_what_is_full_are_counted() -> None:
     """A batch that was fetched already is taken; nothing more is delivered until it has become less."""
     budget = Budget(TOTAL, fact_bytes=FACT)
     budget.assign(TPS[:1])
-    for _ in range(130):
+    for _ in range(170):
         budget.count_fact(TPS[0])
     assert budget.full(TPS[0])
     for _ in range(11):

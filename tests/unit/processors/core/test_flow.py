@@ -350,6 +350,38 @@ def test_a_parked_request_that_is_cancelled_echoes_its_metadata() -> None:
     assert terminal.work.body is not None, "its bytes were read again for its outcome"
 
 
+def test_many_parked_requests_that_end_at_once_keep_to_the_budget() -> None:
+    """Found by the simulator (seed 336): the bytes of all of them were read again at once."""
+    world = World(intake_bytes=1 << 20)
+    for name in ids("r", 200):
+        world.submit(name, size=20_000, settle=False)
+    names = [w.request_id for w in world.flow.works.values() if w.stage is Stage.PARKED]
+    assert len(names) > 150
+    world.hold_answers = {ask.Terminal}
+    for name in names:
+        world.cancel(name)
+    assert world.flow.budget.used_bytes <= 1 << 20
+    world.release(ask.Terminal)
+    assert sorted(world.ended) == sorted((name, "cancelled") for name in names)
+
+
+def test_parked_requests_that_end_are_read_in_ranges_and_let_go_of_with_their_partition() -> None:
+    world = World(intake_bytes=1 << 20)
+    world.hold_answers = {ask.Fetch}
+    for name in ids("r", 200):
+        world.submit(name, size=20_000, settle=False)
+    world.asked.clear()
+    names = [w.request_id for w in world.flow.works.values() if w.stage is Stage.PARKED]
+    for name in names:
+        world.cancel(name)
+    asked = sum(len(effect.offsets) for effect in world.asked if isinstance(effect, ask.Fetch))
+    assert 0 < asked <= (1 << 20) // 8 // 20_000
+    world.release(ask.Fetch)
+    ranges = [effect.offsets for effect in world.seen if isinstance(effect, ask.Fetch)]
+    assert len(ranges) < len(names) // 2
+    assert sorted(world.ended) == sorted((name, "cancelled") for name in names)
+
+
 def test_a_flood_of_dead_letters_pauses_its_partition_alone() -> None:
     world = World()
     world.hold_answers = {ask.Letter}
