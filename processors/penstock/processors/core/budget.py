@@ -1,9 +1,9 @@
 """The intake's memory: who may keep how much of what was fetched and has not ended.
 
-Three eighths are for *bodies*, the bytes of records that are near their turn. They are divided evenly among the pairs of
-class and lane, so that a model that is dead fills its own share and no other. A record that finds no room in its share
-is parked: only its *fact* stays, and its bytes are read again when its turn comes. One eighth is for the bytes of those
-that end while they are parked, which are read again for their outcomes.
+Three eighths are for *bodies*, the bytes of records that are near their turn. They are divided evenly among the pairs
+of class and lane, so that a model that is dead fills its own share and no other. A record that finds no room in its
+share is parked: only its *fact* stays, and its bytes are read again when its turn comes. One eighth is for the bytes of
+those that end while they are parked, which are read again for their outcomes.
 
 The other half is for facts. Half of that is guaranteed to the assigned partitions, evenly; the rest is for who comes
 first.
@@ -81,7 +81,7 @@ class Budget:
         return True
 
     def keep_body(self, klass: str, lane: str, size: int) -> None:
-        """Count the bytes of a record that was read again: its turn or its end is near, and it stays also beyond its share."""
+        """Count the bytes of a record that was read again: its turn or end is near. It stays beyond its share too."""
         pair = (klass, lane)
         self._bodies[pair] = self._bodies.get(pair, 0) + size
         self._bodies_used += size

@@ -31,6 +31,7 @@ from penstock.processors.engines.backend import Backend, Emit, Event, TellsPeak,
 from penstock.processors.engines.base import EngineInfo, Prepared, RunFailed, RunSpec
 from penstock.processors.engines.channel import Channel
 from penstock.processors.engines.out_of_memory import is_out_of_memory
+from penstock.processors.engines.threads import in_daemon_thread
 from penstock.schemas.errors import EngineFailed, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.texts import shortened
@@ -80,7 +81,7 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
     outbox = Outbox(channel)
     try:
         backend = load_class(backend_name)(source, options, outbox.emit)
-        info = await asyncio.to_thread(_load, backend)
+        info = await in_daemon_thread(_load, backend)
     except BaseException as error:
         # What a folder lacks is said in the message; a traceback tells only of faults.
         told = isinstance(error, PenstockError | OSError | ValueError)
@@ -97,7 +98,12 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
 
 
 def _load(backend: Backend) -> EngineInfo:
-    """In a thread: what it holds after that is what its largest batch takes."""
+    """In a thread that ends: what the process holds after that is what its largest batch takes.
+
+    A thread that stays would keep the OpenMP threads with which it has loaded. libgomp, which counts those of all
+    threads, would then think the processors too few, and have the computing ones sleep at each barrier in place of
+    waiting awake for a moment: two threads were as fast as one.
+    """
     info = backend.load()
     if isinstance(backend, WarmsUp):
         backend.warm_up()

@@ -65,7 +65,7 @@ def limit_device_memory(options: Mapping[str, Any]) -> None:
 
 
 def measured_memory(device: str) -> int:
-    """Bytes that this process holds on its device; on a CPU its own (USS), as the fork server's pages are shared."""
+    """Bytes that this process holds on its device; on a CPU its own: pages of the fork server are shared."""
     if device == "cpu":
         return cpu.own_bytes(os.getpid()) or 0
     import torch

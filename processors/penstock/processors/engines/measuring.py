@@ -1,15 +1,17 @@
 """Memory of an engine's process on its device: what it holds now, and the most that it has held.
 
-On a CPU its own pages (USS): those that it shares with the fork server are nobody's in particular. The kernel keeps the
-largest resident size (VmHWM), and what is shared hardly changes over a process's life, so that the peak of the own
-pages is known without a thread that samples.
+On a CPU its own pages: those that it shares with the fork server, and those of libraries, are nobody's in particular.
+The kernel keeps the largest resident size (VmHWM), and what is shared hardly changes over a process's life, so that the
+peak of the own pages is known without a thread that samples.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from penstock.processors.engines.loading import CUDA_CONTEXT_BYTES
+from penstock.processors.hardware.processes import own_bytes
 
 _PROC = Path("/proc/self")
 _KIB = 1024
@@ -29,9 +31,8 @@ class Meter:
             import torch
 
             return int(torch.cuda.memory_reserved(self._device)) + CUDA_CONTEXT_BYTES
-        fields = _fields(_PROC / "smaps_rollup")
-        own = sum(size for name, size in fields.items() if name.startswith("Private_"))
-        self._shared_bytes = max(0, fields.get("Rss", 0) - own)
+        own = own_bytes(os.getpid()) or 0
+        self._shared_bytes = max(0, _fields(_PROC / "status").get("VmRSS", 0) - own)
         self._peak_bytes = max(self._peak_bytes, own)
         return own
 

@@ -92,7 +92,7 @@ class ServerProcess:
         return last_line(self.log)
 
     async def look(self) -> int | None:
-        """See who belongs to the tree. The memory that is its alone (the sum of USS); None when it is gone."""
+        """See who belongs to the tree. The memory that is its alone; None when it is gone."""
         pid = self.pid
         if pid is None:
             return None

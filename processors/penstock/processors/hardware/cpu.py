@@ -19,7 +19,7 @@ _V1_UNLIMITED = 1 << 60
 
 
 class CpuProbe:
-    """One device, `cpu`. Of our own processes it tells what belongs to each alone (USS)."""
+    """One device, `cpu`. Of our own processes it tells what belongs to each alone."""
 
     def __init__(self) -> None:
         self._own = OwnBytes()

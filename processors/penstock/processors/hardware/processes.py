@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
@@ -18,11 +19,33 @@ INITIAL_NAMESPACE = "pid:[4026531836]"
 
 
 def own_bytes(pid: int) -> int | None:
-    """Memory that belongs to this process alone (USS); None when it is gone. Pages shared by a fork are not counted."""
+    """Memory that belongs to this process alone; None when it is gone, or another user's.
+
+    Its private pages (USS) without unchanged ones of program and libraries: these are shared as soon as another process
+    has touched them too, and the same engine would take 100 MiB more when it is alone. Files with weights that are
+    mapped do count. Where there is no proc file system it is what psutil calls USS.
+    """
+    folder = Path(f"/proc/{pid}")
     try:
+        if folder.parent.joinpath("self").exists():
+            return _own_bytes(folder)
         return int(psutil.Process(pid).memory_full_info().uss)
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
+    except (OSError, psutil.NoSuchProcess, psutil.AccessDenied):
         return None
+
+
+def _own_bytes(folder: Path) -> int:
+    """Linux, proc(5): each mapping begins with a line of addresses and the file's name; sizes follow, one a line."""
+    program = os.fsencode(folder.joinpath("exe").readlink())
+    own_kib, is_program = 0, False
+    with folder.joinpath("smaps").open("rb") as lines:
+        for line in lines:
+            if not line[:1].isupper():
+                name = line.rstrip()
+                is_program = name.endswith((b".so", program)) or b".so." in name
+            elif line.startswith(b"Private_") and not (is_program and line.startswith(b"Private_Clean:")):
+                own_kib += int(line.split()[1])
+    return own_kib * 1024
 
 
 def trees(roots: Iterable[int]) -> dict[int, frozenset[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -68,6 +69,23 @@ def test_main_memory_tells_what_belongs_to_our_processes_alone() -> None:
     assert set(reading.by_pid) == {os.getpid()}
     assert 1 << 20 < reading.by_pid[os.getpid()] < psutil.Process().memory_info().rss
     assert own_bytes(2**22 + 1) is None
+
+
+@pytest.mark.parametrize(("name", "counts"), [("lib.so", False), ("lib.so.6", False), ("lib.sorted.gguf", True)])
+def test_pages_of_libraries_belong_to_nobody_and_mapped_weights_do(tmp_path: Path, name: str, counts: bool) -> None:
+    """They are private while only one process has touched them: what an engine took depended on who else ran."""
+    size = 8 << 20
+    file = tmp_path / name
+    file.write_bytes(os.urandom(size))
+    os.sync()  # pages that are not on the disk yet count as changed
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        before = own_bytes(os.getpid())
+        assert sum(mapped[0 : size : mmap.PAGESIZE]) > 0
+        after = own_bytes(os.getpid())
+    assert before is not None
+    assert after is not None
+    grown = after - before
+    assert grown > size - (1 << 20) if counts else grown < 1 << 20
 
 
 def test_measuring_a_process_costs_no_more_than_a_small_part_of_a_core() -> None:
