@@ -327,7 +327,7 @@ class Placing(Heads):
             run_seconds=lane.run_s,
             priority=spec.priority,
             pinned=lane.is_pinned and lane.served,
-            preload=fits and lane.wanted,  # it takes free memory, and nobody's place
+            preload=fits and lane.wanted and not up,  # it takes free memory, and nobody's place
             keep_alive_s=spec.keep_alive_s,
             min_replicas=least,
             max_replicas=max(spec.max_replicas, spec.min_replicas),

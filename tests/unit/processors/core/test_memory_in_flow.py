@@ -195,8 +195,10 @@ def test_pinned_models_stay() -> None:
     assert "b1" in world.running
 
 
-def test_keep_alive_unloads_what_nobody_uses() -> None:
-    world = Card(80, {"a": gb(50)})
+@pytest.mark.parametrize("size", [50, 10])
+def test_keep_alive_unloads_what_nobody_uses(size: int) -> None:
+    """Also a model that fits twice: it was kept, as if it were to be loaded at the start."""
+    world = Card(80, {"a": gb(size)})
     world.configure(a=ModelSpec(model="a", devices=("simulated",), keep_alive_s=5.0))
     world.observe()
     world.submit("r")
