@@ -129,7 +129,7 @@ class WorkerApp:
         # What has been made so far lives as long as the process: the collector need not look at it per few messages.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(20_000, 10, 20)
+        gc.set_threshold(50_000, 20, 50)
         logger.info("worker.started worker_id=%s topics=%d", self.settings.worker_id, len(partitions))
 
     async def wait(self) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from penstock.producers.forking import keep_in_children
+from penstock.producers.forking import forks, keep_in_children
 from penstock.producers.kafka_errors import client_logger, from_kafka, too_large, wrong_configuration
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, InternalError, Overloaded, PenstockError
@@ -90,7 +89,7 @@ class Transport:
         self._fatal: PenstockError | None = None
         self._closing = False
         self._ended = False
-        self._pid = os.getpid()
+        self._forks = forks()
         keep_in_children(self)
         self._thread = threading.Thread(target=self._poll_forever, name="penstock-transport", daemon=True)
         self._thread.start()
@@ -153,7 +152,7 @@ class Transport:
 
     def close(self, timeout_s: float = 10.0) -> int:
         """Take nothing more, flush, end the poll thread. What remains (the number returned) is told as undelivered."""
-        if self._closing or self._pid != os.getpid():
+        if self._closing or self._forks != forks():
             return 0
         self._closing = True
         left = self.flush(timeout_s)
@@ -175,7 +174,7 @@ class Transport:
             raise wrong_configuration(error) from error
 
     def _usable(self) -> Producer:
-        if self._pid != os.getpid():
+        if self._forks != forks():
             raise InternalError("this client was made before fork(): make one in each process")
         if self._closing:
             raise BrokerUnavailable("the transport is closed")

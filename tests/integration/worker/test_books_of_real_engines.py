@@ -106,7 +106,7 @@ def test_what_is_booked_is_what_the_engine_takes_and_all_of_it_comes_back(
     make_system: Callable[..., System], tmp_path: Path, request: pytest.FixtureRequest, name: str
 ) -> None:
     folder: Path = request.getfixturevalue(name)
-    models = [model("one", folder, keep_alive="3s")]
+    models = [model("one", folder, keep_alive="15s")]
     system = make_system(models=models, worker_options={"state_interval_s": 0.5})
     worker = system.worker().wait_ready()
     send(system, shape(1_000))

@@ -47,6 +47,11 @@ class Choice(NamedTuple):
     reason: str | None = None
 
 
+def only(model: str) -> Choice:
+    """The one that serves a task: nothing is compared."""
+    return Choice(model, "it is the only model for the task")
+
+
 def choose(candidates: Iterable[Candidate]) -> Choice | None:
     """Ready before loading before absent before failed; then by priority, queue, load time and order. None of none.
 
@@ -57,8 +62,7 @@ def choose(candidates: Iterable[Candidate]) -> Choice | None:
     if not ranked:
         return None
     best = ranked[0]
-    why = "it is the only model for the task" if len(ranked) == 1 else _why(best, ranked[1])
-    return Choice(best.model, why)
+    return only(best.model) if len(ranked) == 1 else Choice(best.model, _why(best, ranked[1]))
 
 
 def _rank(one: Candidate) -> tuple[bool, int, int, int, float, int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.processors.core.choosing import Candidate, Choice, choose
+from penstock.processors.core.choosing import Candidate, Choice, choose, only
 from penstock.processors.core.fleet import HOST
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.ledger import DeviceCapacity
@@ -125,6 +125,8 @@ class Serving:
         if model is not None:
             return Choice(self.catalog.named(task, model, need).id)
         able = self.catalog.serving(task, need)
+        if len(able) == 1:
+            return only(able[0].id)
         choice = choose(self._candidate(config, order) for order, config in enumerate(able))
         assert choice is not None
         return choice
