@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -18,6 +17,7 @@ from penstock.producers.forking import forks, keep_in_children
 from penstock.producers.kafka_errors import client_logger, from_kafka, too_large, wrong_configuration
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, InternalError, Overloaded, PenstockError
+from penstock.schemas.records import record
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def record_bytes(value: bytes | None, key: bytes | None, headers: Headers | None
     return size_bytes + sum(len(name) + len(content or b"") + 10 for name, content in headers or ())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Delivery:
     """What became of one record. With an error, partition and offset may be -1. Times in ms since the epoch.
 

@@ -5,16 +5,17 @@ Each says which event of the flow answers it. A work that was dropped or ended m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from penstock.processors.core.work import Work, WorkKey
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.fixed import fixed
 from penstock.schemas.records import ControlCommand, Origin, WaitingFor
 from penstock.schemas.topics import TP
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Prepare:
     """Read the conversation (writing nothing) and count the prompt. → prepared, refused, answer_stands"""
 
@@ -22,7 +23,7 @@ class Prepare:
     run_id: str
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Begin:
     """Append the turn's own input: it was granted. → begun, log_moved, refused"""
 
@@ -30,7 +31,7 @@ class Begin:
     run_id: str
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Start:
     """Run it on its replica's engine. → delta, stepped, previewed, finished, failed
 
@@ -41,7 +42,7 @@ class Start:
     run_id: str
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class CancelRun:
     """Stop a run, prepared or running; nothing more of it counts."""
 
@@ -50,7 +51,7 @@ class CancelRun:
     run_id: str
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Keep:
     """Append the answer to its conversation, or keep what is large of an output as artifacts, or both.
 
@@ -62,14 +63,14 @@ class Keep:
     in_conversation: bool
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class LookUp:
     """Look whether the answer stands in the conversation already. → looked_up"""
 
     work: Work
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Status:
     """Say how far it is. `attempt` and `epoch` are those of the moment when it was so."""
 
@@ -84,7 +85,7 @@ class Status:
     steps: int | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class ShowPreview:
     """Keep a small image of what there is so far, and publish where it lies. Nothing answers: it is advice.
 
@@ -98,7 +99,7 @@ class ShowPreview:
     preview: Any
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Chunk:
     """Publish a piece of its stream. → chunk_refused when it can never be published
 
@@ -116,7 +117,7 @@ class Chunk:
     """Pieces of calls of tools."""
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Terminal:
     """Publish its one outcome. → delivered
 
@@ -132,7 +133,7 @@ class Terminal:
     origin: Origin | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Letter:
     """Keep its record in the dead-letter topic. → lettered"""
 
@@ -142,7 +143,7 @@ class Letter:
     """True for a record whose request_id could not be read: nobody waits for an outcome."""
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Republish:
     """Put the record where it belongs, with its id and origin. → moved, cannot_move
 
@@ -155,14 +156,14 @@ class Republish:
     pool: str | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Size:
     """Find out how much memory a model takes. → sized, size_failed"""
 
     model: str
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Load:
     """Load a replica of a model, in so many bytes of a device (None: it takes no memory). → replica_up, load_failed
 
@@ -176,7 +177,7 @@ class Load:
     devices: tuple[str, ...] = ()
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Unload:
     """End a replica's engine, or its load; what runs on it ends silently. → replica_gone"""
 
@@ -187,7 +188,7 @@ class Unload:
     """The model that gets its room."""
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Fetch:
     """Read these records again. → fetched, gone. `urgency`: lower first."""
 
@@ -196,7 +197,7 @@ class Fetch:
     urgency: int
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Ended:
     """For the journal: it ran here and has its outcome, or, when `dropped`, was let go of without one."""
 
@@ -205,14 +206,14 @@ class Ended:
     dropped: bool
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Erase:
     """Tombstone an erased request's turns."""
 
     command: ControlCommand
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Retried:
     """One more attempt, to be counted in a metric."""
 

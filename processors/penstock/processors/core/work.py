@@ -11,13 +11,14 @@ from typing import Any
 
 from penstock.processors.core.states import Stage
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.fixed import fixed
 from penstock.schemas.records import InferenceRequest, Origin, Timings
 
 WorkKey = tuple[str, int, int]
 """(topic, partition, offset) of the record that this worker holds."""
 
 
-@dataclass(slots=True, frozen=True)
+@fixed
 class Body:
     """The decoded request and the record it came from; dropped while the request is parked."""
 

@@ -8,7 +8,7 @@ knows, and `on_died` is told once for all runs that the engine had.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from penstock.processors.images.decoded import DecodedImage
 from penstock.schemas.errors import EngineFailed, PenstockError, UnsupportedParameter
 from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote
-from penstock.schemas.records import ContextLimits, OutputSpec
+from penstock.schemas.records import ContextLimits, OutputSpec, record
 
 Message = dict[str, Any]
 
@@ -39,7 +39,7 @@ class TurnedAway(EngineGone):
     """The server behind the engine did not take it: it goes back to the queue, and spends no attempt."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class RunSpec:
     """One run: a request's work in one attempt. `run_id` is unique per attempt, so that engines never see a repeat."""
 
@@ -66,7 +66,7 @@ class RunSpec:
     timeout_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Prepared:
     """A run ready for admission: its prompt's tokens and how many tokens of the engine's cache it needs in all.
 
@@ -82,7 +82,7 @@ class Prepared:
     messages: list[Message] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Delta:
     """New text with its tokens; `first_token_index` counts the tokens of the run before it.
 
@@ -97,7 +97,7 @@ class Delta:
     calls: Sequence[dict[str, Any]] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Progress:
     """So many steps of a run are done."""
 
@@ -106,7 +106,7 @@ class Progress:
     steps: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Preview:
     """What there is so far of an image on its way: `image` is a small file."""
 
@@ -119,7 +119,7 @@ class Preview:
     height: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Finished:
     """The whole output of a run.
 
@@ -135,7 +135,7 @@ class Finished:
     completion_tokens: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class RunFailed:
     """A run ended without output. `retryable_here`: the same run may succeed on this worker."""
 
@@ -144,7 +144,7 @@ class RunFailed:
     retryable_here: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class Limits:
     """How many runs and how many of their `need_tokens` may be on an engine together; None: tokens do not limit."""
 
@@ -152,7 +152,7 @@ class Limits:
     tokens: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@record
 class EngineInfo:
     """What a loaded engine can do. Lengths are in tokens."""
 
