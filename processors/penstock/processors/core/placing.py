@@ -276,10 +276,21 @@ class Placing(Heads):
         if replica is None or replica.state is not ReplicaState.DRAINING:
             return False
         replica.state, replica.reason, replica.ending_for = ReplicaState.READY, None, None
+        self._one_for_suspects(lane, replica)
         lane.count_ready()
         self._plan_soon()
         self._mark_changed(lane)
         return True
+
+    def _one_for_suspects(self, lane: Lane, back: Replica) -> None:
+        """While it was drained its group of suspects may have got another replica: two would take them from each other
+        for ever. It keeps them if they run on it."""
+        group = back.exclusive
+        other = next((one for one in lane.ready if group is not None and one.exclusive is group), None)
+        if group is None or other is None:
+            return
+        loser = other if any(holder.group is group for holder in back.holders) else back
+        loser.exclusive = None
 
     def _unload(self, lane: Lane, replica: Replica, reason: str, for_model: str | None) -> None:
         if replica.state is ReplicaState.UNLOADING:

@@ -7,6 +7,7 @@ import pytest
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.states import Stage
+from penstock.processors.core.suspects import suspect_all
 from penstock.processors.engines.base import Finished
 from penstock.schemas.errors import BadAvro, EngineFailed, InvalidRequest, Overloaded
 
@@ -526,6 +527,29 @@ def test_suspects_wait_for_their_conversation() -> None:
     assert len(running) == 1
     world.finish(running[0].request_id)
     assert {turn.stage, other.stage} == {Stage.RUNNING, Stage.DONE}
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_group_of_suspects_has_one_replica(runs: bool) -> None:
+    """Found by the simulator (seed 30090): drained, replaced and taken back, two took them from each other for ever."""
+    world = World()
+    for number in (0, 1):
+        world.flow.replica_up("m", number, 4, None, world.now, inline=False)
+    lane = world.flow.lane("m")
+    suspect = world.submit("suspect", settle=False)
+    assert suspect is not None
+    suspect_all([suspect, suspect])
+    world.hold_answers = {ask.Prepare}
+    world.settle()
+    (first,) = [one for one in lane.ready if one.exclusive is not None]
+    if runs:
+        world.release(ask.Prepare)
+        assert suspect.stage is Stage.RUNNING
+    world.flow._drain(lane, first, "too_small", None)
+    (other,) = lane.ready
+    other.exclusive = suspect.group
+    assert world.flow.undo_drain("m", first.number)
+    assert [one for one in lane.ready if one.exclusive] == [first if runs else other]
 
 
 def test_what_was_stopped_a_moment_before_may_have_killed_the_engine() -> None:
