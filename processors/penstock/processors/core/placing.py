@@ -192,7 +192,8 @@ class Placing(Heads):
         work, replica = want.work, want.replica
         lane = self.lane(work.lane)
         assert replica.device is not None
-        need = replica.least_bytes + run_bytes(replica, work)
+        # Of what it takes here: only a larger device is better, so that the largest is never taken for too small.
+        need = self.starter.memory.own_bytes(replica) + run_bytes(replica, work)
         others = [one for one in self._candidate_devices(lane) if one.device != replica.device]
         if any(self.starter.memory.fits_ever(one, work) for one in lane.ready):
             if work.group is not None and replica.exclusive is work.group:

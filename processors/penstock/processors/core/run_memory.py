@@ -96,8 +96,13 @@ class RunMemory:
         need = run_bytes(replica, work)
         if not need or replica.device is None:
             return True
-        own_bytes = replica.least_bytes if replica.holders else max(replica.least_bytes, replica.measured_bytes or 0)
+        own_bytes = self.own_bytes(replica)
         return all(own_bytes + need <= self._ledger.limit_bytes(device) for device in replica.devices)
+
+    @staticmethod
+    def own_bytes(replica: Replica) -> int:
+        """What it takes without runs. What is measured while some run on it may be theirs."""
+        return replica.least_bytes if replica.holders else max(replica.least_bytes, replica.measured_bytes or 0)
 
     def is_lacking(self, lane: Lane, replica: Replica, work: Work, now: float) -> bool:
         """Whether it could start but for memory; the first of a device is noted on its lane."""

@@ -248,3 +248,27 @@ def test_a_suspect_goes_apart_where_its_run_can_be_held() -> None:
     assert set(world.running) == {"large"}
     assert work.run is not None
     assert work.run.replica == 0
+
+
+def test_the_largest_device_is_never_taken_for_too_small() -> None:
+    """Found by the simulator (seed 31492): an engine that had grown there seemed to fit a smaller device better, each
+    was given up for the other, and the model was loaded and unloaded for ever."""
+    world = Uneven(2, m=(45, 1))
+    spec = ModelSpec(model="m", devices=("simulated",))
+    world.flow.configure({"m": spec}, world.now)
+    world.submit("first")
+    world.pass_steps(1.0)
+    lane = world.flow.lane("m")
+    (replica,) = lane.ready
+    assert replica.device == "sim0"
+    world.finish("first")
+    assert replica.grant is not None
+    replica.measured_bytes = replica.least_bytes + 20 * GB
+    world.flow.ledger.measure(replica.grant, "sim0", replica.measured_bytes)
+    run_bytes = 89 * GB - replica.least_bytes  # it would fit the smaller one, had the engine not grown
+    work = world.submit("large", requirements=Requirements(vram_bytes=replica.bytes + run_bytes))
+    assert work is not None
+    world.pass_steps(3.0)
+    assert lane.too_small == set()
+    assert world.status_of("large") == "failed"
+    assert world.unloads == []
