@@ -19,6 +19,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,8 +41,10 @@ logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 CHECK_EVERY_S = 0.25
-BEAT_EVERY, MEASURE_EVERY = 4, 60
-"""In checks: a beat every second, memory measured anew every 15 s."""
+BEAT_EVERY = 4
+"""In checks: a beat every second."""
+MEASURE_EVERY_S, MEASURE_REST = 2.0, 200
+"""Memory is measured so often, but at most half a percent of the time: the kernel walks every page of the process."""
 INLINE_CHARS = 2000
 """Longer prompts are counted in a thread: tokenizing them takes milliseconds, for which no stream shall wait."""
 REMEMBERED_TOKENS = 1 << 20
@@ -117,11 +120,14 @@ def _peak(backend: Backend, measured: int) -> int:
 async def _beat(backend: Backend, emit: Emit, measured: int) -> None:
     """For ever: let the backend look after itself, and say that it computes while it does."""
     last: int | None = None
+    measure_at = time.monotonic() + MEASURE_EVERY_S
     for turn in itertools.count(1):
         await asyncio.sleep(CHECK_EVERY_S)
         backend.check()
-        if turn % MEASURE_EVERY == 0:  # tens of milliseconds for a gigabyte: the kernel walks every page
+        if (began := time.monotonic()) >= measure_at:
             measured = await asyncio.to_thread(backend.measured_memory)
+            ended = time.monotonic()
+            measure_at = ended + max(MEASURE_EVERY_S, MEASURE_REST * (ended - began))
         if turn % BEAT_EVERY == 0:
             progress = backend.progress()
             if progress is None or progress != last:
