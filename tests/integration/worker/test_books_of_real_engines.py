@@ -23,7 +23,7 @@ from penstock.schemas.records import WorkerState
 from system import Process, System, eventually
 from worker_requests import outcome, send
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LONG = bool(os.environ.get("PENSTOCK_TEST_LONG"))
 MIB = 1 << 20
