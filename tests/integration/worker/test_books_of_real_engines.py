@@ -104,6 +104,7 @@ def shape(number: int) -> dict[str, Any]:
     return {"request_id": f"r{number}", "model": "one", "payload": payload}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "idle"),
     [("tiny_lm", "15s"), pytest.param("smollm2", "45s", marks=pytest.mark.skipif(not LONG, reason="long"))],
