@@ -105,7 +105,7 @@ def _load(backend: Backend) -> EngineInfo:
 
     A thread that stays would keep the OpenMP threads with which it has loaded. libgomp, which counts those of all
     threads, would then think the processors too few, and have the computing ones sleep at each barrier in place of
-    waiting awake for a moment: two threads were as fast as one.
+    waiting awake for a moment: two threads were no faster than one.
     """
     info = backend.load()
     if isinstance(backend, WarmsUp):

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from penstock.processors.engines.threads import in_daemon_thread
+from penstock.processors.hardware import processes as hardware
 from penstock.schemas.texts import shortened
 
 logger = logging.getLogger(__name__)
@@ -129,12 +130,8 @@ def tree(root: int) -> list[psutil.Process]:
 
 def own_bytes(processes: Sequence[psutil.Process]) -> int | None:
     """The sum of what belongs to each alone, in bytes; None when all are gone."""
-    total, found = 0, False
-    for process in processes:
-        with contextlib.suppress(psutil.Error, OSError):
-            total += int(process.memory_full_info().uss)
-            found = True
-    return total if found else None
+    found = [size for process in processes if (size := hardware.own_bytes(process.pid)) is not None]
+    return sum(found) if found else None
 
 
 def tree_listens(root: int, port: int) -> bool:

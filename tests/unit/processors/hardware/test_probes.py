@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.processors.engines import server_process
 from penstock.processors.hardware import cpu, processes
 from penstock.processors.hardware.cpu import CpuProbe
 from penstock.processors.hardware.entries import DeviceSection, ForeignStep
@@ -164,3 +165,18 @@ def test_a_simulated_device_has_foreign_use_that_changes(tmp_path: Path) -> None
     for text, expected in ((" 70\n", Reading(used_bytes=70)), ("much", Unread(f"{file} holds no number of bytes"))):
         file.write_text(text)
         assert probe.read(frozenset())["b"] == expected
+
+
+def test_a_servers_tree_is_measured_as_engines_are(tmp_path: Path) -> None:
+    """llama.cpp's libraries counted as memory of the model while no other server ran."""
+    size = 8 << 20
+    file = tmp_path / "libserver.so"
+    file.write_bytes(os.urandom(size))
+    os.sync()
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        before = server_process.own_bytes([psutil.Process()])
+        assert sum(mapped[0 : size : mmap.PAGESIZE]) > 0
+        after = server_process.own_bytes([psutil.Process()])
+    assert before is not None
+    assert after is not None
+    assert after - before < 1 << 20
