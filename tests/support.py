@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import psutil
+
 T = TypeVar("T")
 Describe = str | Callable[[], object]
 
@@ -44,6 +46,28 @@ async def wait_until_async(
         if time.monotonic() > give_up:
             raise AssertionError(f"not within {deadline_s} s: {_what(describe)}")
         await asyncio.sleep(poll_s)
+
+
+def alive(process: psutil.Process | int) -> bool:
+    """Whether it runs: a zombie does not, and it may end between any two looks."""
+    try:
+        found = psutil.Process(process) if isinstance(process, int) else process
+        return found.is_running() and found.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def children_of(process: psutil.Process | int) -> list[psutil.Process]:
+    """Those it has now; none when it has ended."""
+    try:
+        return (psutil.Process(process) if isinstance(process, int) else process).children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def engine_processes(worker: int) -> list[psutil.Process]:
+    """What a worker's fork server made: the worker's grandchildren."""
+    return [engine for child in children_of(worker) for engine in children_of(child)]
 
 
 def create_topics(bootstrap_servers: str, prefix: str, partitions: int = 4, pool: str | None = None) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from penstock.processors.models.factory import make_engine
 from penstock.processors.models.sizing import size_model
 from penstock.producers.engine_kinds import KINDS
 from penstock.schemas.errors import EngineFailed, InvalidRequest
+from support import alive, wait_until
 
 from .conftest import Run, Runner, StartEngine, changed_copy
 
@@ -139,10 +139,7 @@ def test_an_engine_does_not_outlive_a_killed_worker(tiny_lm: Path, tmp_path: Pat
         worker.kill()
         worker.wait()
         worker.stdout.close()
-    give_up = time.monotonic() + 20
-    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family):
-        assert time.monotonic() < give_up, family
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(alive, family)), 20, lambda: [one for one in family if alive(one)])
 
 
 async def test_a_hung_computation_is_noticed_though_the_process_answers(

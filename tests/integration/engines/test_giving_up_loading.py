@@ -15,7 +15,7 @@ import pytest
 from penstock.processors.engines.base import EngineGone, Limits
 from penstock.processors.engines.host import ChildEngine
 from penstock.schemas.errors import EngineFailed
-from support import wait_until
+from support import alive, wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -90,10 +90,6 @@ def test_a_worker_that_ends_while_a_model_loads(way: str, tiny_lm: Path, tmp_pat
         worker.wait()
         worker.stdin.close()
         worker.stdout.close()
-
-
-def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("moment", ["at once", "while it loads"])

@@ -19,7 +19,7 @@ from penstock.processors.engines.base import EngineGone, EngineState, RunSpec
 from penstock.processors.engines.managed import ManagedEngine
 from penstock.processors.engines.server_process import tree
 from penstock.schemas.errors import EngineFailed
-from support import wait_until_async
+from support import alive, wait_until_async
 
 from .conftest import Run
 
@@ -61,10 +61,6 @@ async def begin(engine: ManagedEngine, spec: RunSpec) -> Run:
     return Run(engine, spec, await engine.prepare(spec))
 
 
-def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
-
-
 async def test_a_real_server_is_started_spoken_to_measured_and_ended(make: Make, tmp_path: Path) -> None:
     engine = make()
     told: list[int] = []
@@ -81,7 +77,7 @@ async def test_a_real_server_is_started_spoken_to_measured_and_ended(make: Make,
     members = [process.pid for process in tree(engine.pid)]
     assert len(members) == 2  # keeper and server
     await engine.stop()
-    assert alive(members) == []
+    assert not any(map(alive, members))
     assert told == []
     assert "model loaded" in (tmp_path / "server-m.log").read_text()
 
@@ -117,7 +113,7 @@ async def test_what_it_started_in_sessions_of_its_own_ends_with_it(make: Make) -
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(starting, 5)
-    assert alive(members) == []
+    assert not any(map(alive, members))
 
 
 @pytest.mark.parametrize(
@@ -172,4 +168,4 @@ async def test_a_keeper_that_is_killed_leaves_nothing(make: Make) -> None:
     members[0].kill()
     with pytest.raises(EngineFailed, match="before it was healthy"):
         await asyncio.wait_for(starting, 10)
-    await wait_until_async(lambda: not alive([member.pid for member in members]), 5, "the end of all")
+    await wait_until_async(lambda: not any(map(alive, members)), 5, "the end of all")

@@ -9,10 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from support import wait_until
+from support import alive, wait_until
 
 PROGRAM = Path(__file__).parents[3] / "benchmarks" / "gpu_check.py"
 
@@ -48,7 +47,7 @@ def test_what_hangs_is_killed_with_all_that_it_started(monkeypatch: pytest.Monke
     assert (outcome.name, outcome.state) == ("turns", "failed")
     assert "it hung and was killed" in outcome.detail
     pid = int(file.read_text())
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not alive(pid))
     said = 'import json; print(json.dumps({"name": "turns", "state": "ok", "seconds": 1.0}))'
     assert gpu_check_module.in_child([sys.executable, "-c", said], "turns", 60.0).state == "ok"
     died = gpu_check_module.in_child([sys.executable, "-c", "raise SystemExit(5)"], "turns", 60.0)

@@ -20,6 +20,7 @@ import pytest
 from penstock.processors.hardware.processes import own_bytes
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import WorkerState
+from support import engine_processes
 from system import Process, System, eventually
 from worker_requests import outcome, send
 
@@ -53,8 +54,8 @@ def state_of(system: System, name: str) -> str | None:
 
 
 def engines(worker: Process) -> list[psutil.Process]:
-    children = psutil.Process(worker.popen.pid).children()
-    return sorted((engine for child in children for engine in child.children()), key=lambda one: one.create_time())
+    """By age."""
+    return sorted(engine_processes(worker.popen.pid), key=lambda one: one.create_time())
 
 
 def all_bytes(worker: Process) -> int:

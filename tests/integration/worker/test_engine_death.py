@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
-from system import Process, System, eventually
+from support import engine_processes
+from system import System, eventually
 from worker_requests import outcome, send, statuses
 
 MESSAGES = {"messages": [{"role": "user", "content": "tell me a story"}], "max_tokens": 200}
-
-
-def engines(worker: Process) -> list[psutil.Process]:
-    """Processes that the fork server made: the worker's grandchildren."""
-    children = psutil.Process(worker.popen.pid).children()
-    return [grandchild for child in children for grandchild in child.children()]
 
 
 @pytest.mark.slow
@@ -30,7 +24,7 @@ def test_a_killed_engine_runs_its_requests_again(make_system: Callable[..., Syst
     ids = [f"r{n}" for n in range(60)]
     send(system, *({"request_id": i, "payload": MESSAGES, "stream": True} for i in ids))
     eventually(lambda: any(e.request_id in ids for e in system.results()), 60, worker.tail)
-    for engine in engines(worker):
+    for engine in engine_processes(worker.popen.pid):
         engine.kill()
     for request_id in ids:
         assert outcome(system, request_id, 120).status == "completed", worker.tail()

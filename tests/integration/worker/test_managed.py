@@ -10,6 +10,7 @@ import pytest
 
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import WorkerState
+from support import alive, children_of
 from system import System, eventually
 from worker_requests import outcome, send
 
@@ -19,13 +20,19 @@ MESSAGES = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens
 
 def below(pid: int) -> list[psutil.Process]:
     """The keepers of servers and all that is below them, each with its arguments."""
-    children = psutil.Process(pid).children()
-    keepers = [child for child in children if any(part.endswith("keeper.py") for part in child.cmdline())]
-    return [process for keeper in keepers for process in (keeper, *keeper.children(recursive=True))]
+    return [process for child in children_of(pid) for process in keeper_and_below(child)]
+
+
+def keeper_and_below(child: psutil.Process) -> list[psutil.Process]:
+    try:
+        is_keeper = any(part.endswith("keeper.py") for part in child.cmdline())
+        return [child, *child.children(recursive=True)] if is_keeper else []
+    except psutil.NoSuchProcess:
+        return []
 
 
 def left(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in processes if alive(one)]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import WorkerState
+from support import engine_processes
 from system import Process, System, eventually
 from worker_requests import outcome, send
 
@@ -59,12 +61,9 @@ def watch(pid: int, stop: Event, file: str) -> None:
     most = samples = 0
     while not stop.is_set():
         total = 0
-        for child in psutil.Process(pid).children():
-            for engine in child.children():
-                try:
-                    total += engine.memory_full_info().uss
-                except psutil.Error:
-                    continue
+        for engine in engine_processes(pid):
+            with suppress(psutil.Error):
+                total += engine.memory_full_info().uss
         most, samples = max(most, total), samples + 1
         Path(file).write_text(json.dumps({"most": most, "samples": samples}))
         stop.wait(0.1)
@@ -75,7 +74,7 @@ def state(system: System) -> WorkerState:
 
 
 def engines(worker: Process) -> list[psutil.Process]:
-    return [engine for child in psutil.Process(worker.popen.pid).children() for engine in child.children()]
+    return engine_processes(worker.popen.pid)
 
 
 @pytest.mark.slow
