@@ -70,6 +70,13 @@ class Unsendable(Plain):
         self.emit(("delta", spec.run_id, threading.Lock(), [1], 0))
 
 
+class PreparesNonsense(Plain):
+    """What it prepares is not what it should be: the process around it fails where nobody waits."""
+
+    def prepare(self, spec: RunSpec) -> Any:
+        return None
+
+
 class CheckFails(Plain):
     """Its own look after itself fails, which is nobody's run."""
 

@@ -142,7 +142,16 @@ def _images(client: Any) -> None:
         found = client.chat.completions.create(model="tiny-image-to-text", messages=asked, max_tokens=8)
         return found.usage.completion_tokens
 
+    def streamed(where: str) -> Any:
+        if where == "remote":
+            return HERE_ONLY
+        options = {"model": "tiny-image-generation", "prompt": "a red square", "size": "64x64"}
+        with client.images.generate(**options, stream=True, partial_images=1) as stream:
+            kinds = [event.type for event in stream]
+        return kinds == ["image_generation.partial_image", "image_generation.completed"]
+
     of(NAME, "images")(generated)
+    of(NAME, "images, streamed")(streamed)
     of(NAME, "image edits")(edited)
     of(NAME, "chat with images")(seen)
 

@@ -384,6 +384,7 @@ class Execution:
             stream=request.stream,
             extra=request.extra,
             timeout_s=self._flow.starter.time_limit_s(work),
+            request_id=work.request_id,
         )
 
     def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -179,6 +179,23 @@ async def test_a_broken_backend_ends_its_process_at_once(backend: str) -> None:
         await engine.stop()
 
 
+@pytest.mark.parametrize("prompt", ["short", "long " * 1000])
+async def test_who_prepares_hears_of_a_fault_where_nobody_waits(prompt: str) -> None:
+    """In a callback of the event loop, and in a task: the answer would never come."""
+    engine = ChildEngine("m", "engine_backends:PreparesNonsense", "nowhere", {}, limits=Limits(slots=1))
+    codes: list[int] = []
+    engine.on_died = codes.append
+    await engine.start()
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(EngineGone):
+                await engine.prepare(Runner(engine).spec(prompt=prompt))
+        await until(lambda: codes, 10)
+        assert codes == [1]
+    finally:
+        await engine.stop()
+
+
 async def test_a_sink_that_raises_ends_its_run_only() -> None:
     engine = ChildEngine("m", "engine_backends:Plain", "nowhere", {}, limits=Limits(slots=1))
     await engine.start()

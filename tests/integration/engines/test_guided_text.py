@@ -211,6 +211,15 @@ async def test_tools_are_asked_for_when_they_must_be(start_engine: StartEngine, 
         assert told == [call["function"]["arguments"] for call in calls]
         assert found.finish_reason in ("tool_calls", "length")
     calls = whole or calls
+    # A stream that is taken over by another attempt goes on only if its calls have the names that were sent.
+    fields: Any = {"messages": [{"role": "user", "content": "Add one."}]}
+    fields["params"] = {"temperature": 0, "max_tokens": 120, "n": 2, "tools": [TOOL], "tool_choice": "required"}
+    first, again, other = [
+        [choice["tool_calls"][0]["id"] for choice in (await run.finished()).output["choices"]]
+        for run in [await runner.begin(**fields, request_id=request_id) for request_id in ("a", "a", "b")]
+    ]
+    assert first == again != other
+    assert len({*first, *other}) == 4
     offered = await runner.chat("Hello!", max_tokens=20, tools=[TOOL])
     silent = await runner.chat("Hello!", max_tokens=20, tools=[TOOL], tool_choice="none")
     plain = await runner.chat("Hello!", max_tokens=20)

@@ -33,7 +33,7 @@ from penstock.gateway.routes import native
 from penstock.gateway.service.brought_images import BroughtImage
 from penstock.gateway.service.submitting import Accepted
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.view.frames import ResultFrame
+from penstock.gateway.view.frames import Frame, PreviewFrame, ProgressFrame, RestartedFrame, ResultFrame
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import Overloaded, PenstockError
 from penstock.schemas.records import InferenceRequest, ModelInfo
@@ -41,6 +41,7 @@ from penstock.schemas.records import InferenceRequest, ModelInfo
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
+SMALL = b"\xff\xd8\xff a preview"
 DATA = base64.b64encode(PNG).decode()
 TENANT = "default"
 
@@ -51,7 +52,10 @@ class Parts:
     def __init__(self, store: ArtifactStore) -> None:
         self.asked: list[InferenceRequest] = []
         self.refuses: Exception | None = None
+        self.fails: dict[str, Any] | None = None
+        self.before_failure = 0
         self.made = store.put(TENANT, PNG, media_type="image/png", width=1, height=1, seed=7)
+        self.preview = store.put(TENANT, SMALL, media_type="image/jpeg", width=8, height=4)
         self._store = store
 
     async def submit(self, request: InferenceRequest, **options: Any) -> Accepted:
@@ -75,9 +79,7 @@ class Parts:
         return {"object": "plan"}
 
     def await_outcome(self, tenant: str, request_id: str) -> Any:
-        made = self.made
-        image = {"artifact_id": made.artifact_id, "sha256": made.sha256, "url": made.url, "media_type": "image/png"}
-        result = {"images": [{**image, "width": 1, "height": 1, "seed": 7}], "usage": {"pixels": 1}}
+        result = self.result()
 
         async def frames() -> AsyncGenerator[Any]:
             yield ResultFrame(
@@ -86,8 +88,46 @@ class Parts:
 
         return _Frames(frames())
 
+    def subscribe(self, tenant: str, request_id: str) -> Any:
+        return Told(self.frames(request_id))
+
+    def frames(self, request_id: str) -> list[Frame]:
+        """A try that is given up after its first preview, then one with two previews too many."""
+        common: dict[str, Any] = {"request_id": request_id, "cursor": None}
+        image = {"artifact_id": self.preview.artifact_id, "sha256": self.preview.sha256, "media_type": "image/jpeg"}
+        image |= {"width": 8, "height": 4}
+        steps = [PreviewFrame(**common, step=step, steps=30, image=image) for step in (8, 16, 24)]
+        lost = PreviewFrame(**common, step=4, steps=30, image={**image, "artifact_id": "art_gone"})
+        restarted = RestartedFrame(**common, attempt=2)
+        progress = ProgressFrame(**common, step=1, steps=30)
+        said = {"model": "tiny", "error": None}
+        if self.fails is not None:
+            ended = ResultFrame(**common, status="failed", model="tiny", result=None, error=self.fails)
+            return [*steps[: self.before_failure], ended]
+        result = ResultFrame(**common, status="completed", result=self.result(), **said)
+        return [progress, steps[0], restarted, lost, *steps, result]
+
+    def result(self) -> dict[str, Any]:
+        made = self.made
+        image = {"artifact_id": made.artifact_id, "sha256": made.sha256, "url": made.url, "media_type": "image/png"}
+        return {"images": [{**image, "width": 1, "height": 1, "seed": 7}], "usage": {"pixels": 1}}
+
     def followed(self, tenant: str, request_id: str) -> bool:
         return False
+
+
+class Told:
+    """A subscription whose frames are all there."""
+
+    def __init__(self, frames: list[Frame]) -> None:
+        self._frames = frames
+
+    def take_nowait(self) -> list[Frame]:
+        frames, self._frames = self._frames, []
+        return frames
+
+    def close(self) -> None:
+        pass
 
 
 class _Frames:
@@ -274,7 +314,9 @@ async def test_generations_as_the_openai_client_asks_for_them(store: ArtifactSto
         ({"style": "vivid"}, "style"),
         ({"background": "transparent"}, "background"),
         ({"n": 100}, "n"),
-        ({"stream": True}, "stream"),
+        ({"stream": True, "response_format": "url"}, "response_format"),
+        ({"stream": True, "partial_images": 4}, "partial_images"),
+        ({"partial_images": 1}, "partial_images"),
         ({"response_format": "png"}, "response_format"),
         ({"output_format": "png", "output_compression": 50}, "output_compression"),
         ({"penstock": {"inference_steps": 0}}, "penstock.inference_steps"),
@@ -290,6 +332,55 @@ async def test_fields_that_would_change_an_image_are_refused_by_name(
     error = answer.json()["error"]
     assert error["param"] == param
     assert gateway.parts.asked == []
+
+
+@pytest.mark.parametrize(("partial_images", "previews"), [(0, None), (2, 10), (3, 8)])
+async def test_a_stream_of_images_as_the_openai_client_reads_it(
+    store: ArtifactStore, partial_images: int, previews: int | None
+) -> None:
+    gateway = make(store)
+    stream = await gateway.openai.images.generate(prompt="a dam", stream=True, partial_images=partial_images)
+    events = [event async for event in stream]
+    (asked,) = gateway.parts.asked
+    assert asked.payload.get("previews") == previews
+    *partial, last = events
+    # One of the first try, then none that is lost and none too many.
+    assert [event.partial_image_index for event in partial] == [[], [0, 0, 1], [0, 0, 1, 2]][max(0, partial_images - 1)]
+    for event in partial:
+        assert event.type == "image_generation.partial_image"
+        assert base64.b64decode(event.b64_json) == SMALL
+        assert (event.size, event.output_format) == ("8x4", "jpeg")
+    assert last.type == "image_generation.completed"
+    assert base64.b64decode(last.b64_json) == PNG
+    assert (last.size, last.output_format, last.usage.total_tokens) == ("1x1", "png", 0)
+    assert {event.created_at for event in partial} <= {last.created_at}
+
+
+async def test_a_stream_of_an_edit_and_how_many_steps_lie_between(store: ArtifactStore) -> None:
+    gateway = make(store)
+    stream = await gateway.openai.images.edit(
+        image=io.BytesIO(PNG),
+        prompt="snow",
+        stream=True,
+        partial_images=1,
+        extra_body={"penstock": {"inference_steps": 9}},
+    )
+    assert [event.type async for event in stream] == [*["image_edit.partial_image"] * 2, "image_edit.completed"]
+    assert gateway.parts.asked[0].payload["previews"] == 5
+
+
+async def test_a_stream_of_images_that_fails(store: ArtifactStore) -> None:
+    gateway = make(store)
+    message = "payload.previews: this model can show none"
+    gateway.parts.fails = {"code": "unsupported_parameter", "message": message, "param": "payload.previews"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await gateway.openai.images.generate(prompt="a dam", stream=True, partial_images=1)
+    assert caught.value.param == "partial_images", "before its first event it is an answer of its own"
+    gateway.parts.before_failure = 1
+    stream = await gateway.openai.images.generate(prompt="a dam", stream=True, partial_images=1)
+    assert (await anext(stream)).type == "image_generation.partial_image"
+    with pytest.raises(openai.APIError, match="can show none"):
+        await anext(stream)
 
 
 async def test_edits_as_the_openai_client_asks_for_them(store: ArtifactStore) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
@@ -14,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.gateway.edge.disconnects import ClientGone, unless_gone
 from penstock.gateway.edge.errors import FinalFailure, error_response, log_unexpected, outcome_error
 from penstock.gateway.openai.chat_answers import Json
-from penstock.gateway.openai.chat_bodies import in_openai_words
+from penstock.gateway.openai.chat_bodies import Words, in_openai_words
 from penstock.gateway.openai.large_answers import beside_the_loop
 from penstock.gateway.openai.splice import CallSplice, StreamSplice
 from penstock.gateway.service.subscriptions import SlowConsumer, Subscription
@@ -25,8 +26,9 @@ from penstock.schemas.errors import InternalError, Overloaded, PenstockError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+NO_WORDS: Words = MappingProxyType({})
 KEEPALIVE_S = 10.0
-_KEEPALIVE = b": waiting\n\n"
+KEEPALIVE = b": waiting\n\n"
 _background: set[asyncio.Task[None]] = set()
 
 
@@ -67,19 +69,22 @@ def cancel_abandoned(control: Canceller, tenant: str, request_id: str) -> None:
     task.add_done_callback(_background.discard)
 
 
-async def outcome(frames: AsyncIterator[Frame]) -> Json:
+async def outcome(frames: AsyncIterator[Frame], words: Words = NO_WORDS) -> Json:
     """The result of a completed request. Raises FinalFailure for every other outcome."""
     async for frame in frames:
         if isinstance(frame, ResultFrame):
-            return completed(frame)
+            return completed(frame, words)
     raise InternalError("the subscription ended without an outcome")
 
 
-def completed(frame: ResultFrame) -> Json:
-    """The result of a terminal frame with the model that made it. Raises FinalFailure if it is not `completed`."""
+def completed(frame: ResultFrame, words: Words = NO_WORDS) -> Json:
+    """The result of a terminal frame with the model that made it. Raises FinalFailure if it is not `completed`.
+
+    `words`: how the caller's route names the fields.
+    """
     if frame.status == "completed":
         return {"model": frame.model, **(frame.result or {})}
-    raise FinalFailure(in_openai_words(outcome_error(frame.status, frame.error)), frame.request_id)
+    raise FinalFailure(in_openai_words(outcome_error(frame.status, frame.error), words=words), frame.request_id)
 
 
 async def stream_events(
@@ -88,26 +93,41 @@ async def stream_events(
     keepalive_s: float = KEEPALIVE_S,
     *,
     whole: Callable[[Json], Awaitable[Json]] | None = None,
+    words: Words = NO_WORDS,
 ) -> AsyncGenerator[bytes]:
     """Server-sent events of one answer. Raises FinalFailure or StreamRestarted where it cannot be carried on.
 
     `whole` fetches the output of a result that only refers to it. A large output is encoded on a thread.
     """
-    turn = _StreamTurn(writer, whole)
-    told_at = time.monotonic()
+    turn = _StreamTurn(writer, whole, words)
+    pulse = Pulse(keepalive_s)
     while True:
-        events, failure = await turn.on_frames(await _new_frames(subscription, keepalive_s))
+        events, failure = await turn.on_frames(await new_frames(subscription, keepalive_s))
         if turn.result is not None:
             yield await _ending(writer, events, turn.result)
             return
         if events:
             yield writer.encoded(events)
-            told_at = time.monotonic()
+            pulse.told()
         if failure is not None:
             raise failure
-        if time.monotonic() - told_at >= keepalive_s:  # nothing came, or nothing that says something here
-            yield _KEEPALIVE
-            told_at = time.monotonic()
+        if pulse.is_due():  # nothing came, or nothing that says something here
+            yield KEEPALIVE
+            pulse.told()
+
+
+class Pulse:
+    """When a stream that has nothing to say must say that it lives."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self.told()
+
+    def told(self) -> None:
+        self._told_at = time.monotonic()
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self._told_at >= self._every_s
 
 
 async def _ending(writer: EventWriter, events: list[Json], result: Json) -> bytes:
@@ -119,7 +139,7 @@ async def _ending(writer: EventWriter, events: list[Json], result: Json) -> byte
     return await beside_the_loop(result, make)
 
 
-async def _new_frames(subscription: Subscription, keepalive_s: float) -> list[Frame]:
+async def new_frames(subscription: Subscription, keepalive_s: float) -> list[Frame]:
     """All frames that have come, so that a burst costs one turn of the loop; none when none came for so long."""
     if frames := subscription.take_nowait():
         return frames
@@ -136,11 +156,12 @@ async def _new_frames(subscription: Subscription, keepalive_s: float) -> list[Fr
 class _StreamTurn:
     """Frames in, chunk objects out."""
 
-    def __init__(self, writer: EventWriter, whole: Callable[[Json], Awaitable[Json]] | None) -> None:
+    def __init__(self, writer: EventWriter, whole: Callable[[Json], Awaitable[Json]] | None, words: Words) -> None:
         self.result: Json | None = None
         """That of the outcome, when it has come and its text is told."""
         self._writer = writer
         self._whole = whole
+        self._words = words
         self._splice = StreamSplice()
         self._calls = CallSplice()
         self._opened = False
@@ -168,7 +189,7 @@ class _StreamTurn:
                 self._splice.restart()
                 self._calls.restart()
             case ResultFrame():
-                result = completed(frame)
+                result = completed(frame, self._words)
                 if "artifact" in result and self._whole is not None:
                     result = await self._whole(result)
                 text = self._text(self._splice.finish(result.get("text") or ""))

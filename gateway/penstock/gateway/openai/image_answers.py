@@ -22,14 +22,18 @@ def images_response(
     ]
     answer: Json = {"created": created, "data": data}
     if made:
-        first = made[0]
-        answer["output_format"] = str(first.get("media_type") or "image/png").removeprefix("image/")
-        answer["size"] = f"{first.get('width')}x{first.get('height')}"
-    answer["usage"] = _usage(result.get("usage") or {})
+        answer |= size_of(made[0])
+    answer["usage"] = image_usage(result.get("usage") or {})
     return answer
 
 
-def _usage(usage: Mapping[str, Any]) -> Json:
+def size_of(image: Mapping[str, Any]) -> Json:
+    """How OpenAI tells an image's format and sides."""
+    kind = str(image.get("media_type") or "image/png").removeprefix("image/")
+    return {"output_format": kind, "size": f"{image.get('width')}x{image.get('height')}"}
+
+
+def image_usage(usage: Mapping[str, Any]) -> Json:
     """As OpenAI counts it, in tokens; diffusion models take none for what they draw, so `pixels` stand beside."""
     read, made = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
     counted: Json = {

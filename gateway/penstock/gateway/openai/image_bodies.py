@@ -29,19 +29,20 @@ _HARMLESS: dict[str, Sequence[Any] | Anything] = {
     "quality": ("auto",),
     "style": (),
     "background": ("auto", "opaque"),
-    "stream": (False,),
-    "partial_images": (0,),
     "input_fidelity": ("low",),
 }
 """What engines here have no notion of: only the values that mean "as it is" pass."""
+ASSUMED_STEPS = 30
+"""Of a request that does not say how many."""
 _OF_PENSTOCK = ("negative_prompt", "inference_steps", "guidance_scale", "seed", "sampler", "strength")
 _NUMBERS = frozenset({"n", "output_compression", "partial_images"})
 _FLAGS = frozenset({"stream"})
-_WORDS = {
+WORDS = {
     "payload.width": "size",
     "payload.height": "size",
     "output.format": "output_format",
     "output.quality": "output_compression",
+    "payload.previews": "partial_images",
     **{f"payload.{name}": f"penstock.{name}" for name in _OF_PENSTOCK},
 }
 
@@ -68,6 +69,10 @@ class ImageBody(OpenAIBody):
     response_format: Literal["url", "b64_json"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
     output_compression: Annotated[int | None, Field(ge=0, le=100, description="Quality of jpeg and webp.")] = None
+    stream: Annotated[bool | None, Field(description="Events, each with an image as b64_json.")] = None
+    partial_images: Annotated[
+        int | None, Field(ge=0, le=3, description="Of a stream: at most so many small images on the way.")
+    ] = None
 
     @property
     def in_conversation(self) -> bool:
@@ -83,17 +88,29 @@ def image_request(
     Raises InvalidRequest or UnsupportedParameter with OpenAI's field in `param`; Forbidden for the priority.
     """
     refuse_unsupported(body, _HARMLESS)
+    if body.stream and body.response_format == "url":
+        raise UnsupportedParameter("response_format: a stream carries its images as b64_json", param="response_format")
+    if body.partial_images and not body.stream:
+        raise InvalidRequest("partial_images are parts of a stream: send stream true with it", param="partial_images")
     payload: Json = {"prompt": body.prompt, "n": body.n, **_sides(body.size), **(images or {})}
     if (own := body.penstock) is not None:
         for name in _OF_PENSTOCK:
             if (value := getattr(own, name)) is not None:
                 payload[name] = value
         body = body.model_copy(update={"penstock": own.model_copy(update=dict.fromkeys(_OF_PENSTOCK))})
+    if body.stream and body.partial_images:
+        payload["previews"] = _steps_between(payload.get("inference_steps"), body.partial_images)
     more: Json = {}
     if body.output_format is not None or body.output_compression is not None:
         more["output"] = {"format": body.output_format, "quality": body.output_compression}
     task = "image_generation" if images is None else "image_editing"
-    return parse_in_openai_words(task, body, payload, caller, now_ms, more=more, words=_WORDS)
+    return parse_in_openai_words(task, body, payload, caller, now_ms, more=more, words=WORDS)
+
+
+def _steps_between(steps: Any, previews: int) -> int:
+    """So that the images on the way lie evenly before the last one; a model that takes fewer steps shows fewer."""
+    known = steps if isinstance(steps, int) and steps > 0 else ASSUMED_STEPS
+    return -(-known // (previews + 1))
 
 
 def _sides(size: str | None) -> Json:

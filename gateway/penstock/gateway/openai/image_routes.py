@@ -17,7 +17,8 @@ from penstock.gateway.edge.errors import invalid_from_validation
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.openai.chat_bodies import in_openai_words
 from penstock.gateway.openai.image_answers import Json, images_response
-from penstock.gateway.openai.image_bodies import ImageBody, form_fields, image_request, only_image
+from penstock.gateway.openai.image_bodies import WORDS, ImageBody, form_fields, image_request, only_image
+from penstock.gateway.openai.image_streams import ImageStream
 from penstock.gateway.openai.routes import Exchange
 from penstock.gateway.routes.multipart import form_of
 from penstock.gateway.service.brought_images import BroughtImage, take_images
@@ -35,21 +36,21 @@ IMAGE_NAMES = ("image", "image[]")
 
 @router.post("/generations", summary="Images from a prompt, as OpenAI's API has it")
 async def create_image(body: ImageBody, request: Request) -> Response:
-    """As base64, or as URLs of artifacts. A client that disconnects cancels."""
+    """As base64, as URLs of artifacts, or streamed. A client that disconnects cancels."""
     asked = image_request(body, caller_of(request), now_ms())
-    return await _answer(await Exchange.begin(request, asked), body, request)
+    return await _answer(await Exchange.begin(request, asked, WORDS), body, request, "image_generation")
 
 
 @router.post("/edits", summary="An image changed by a prompt, as OpenAI's API has it: multipart with image and mask")
 async def edit_image(request: Request) -> Response:
-    """As base64, or as URLs of artifacts. A client that disconnects cancels."""
+    """As base64, as URLs of artifacts, or streamed. A client that disconnects cancels."""
     caller = caller_of(request)
     if not is_multipart(request.scope):
         raise InvalidRequest("send multipart/form-data: the image is a file in it")
     async with form_of(request) as form:
         body, inputs, images = await _edit_of(form, caller)
     asked = image_request(body, caller, now_ms(), inputs)
-    return await _answer(await Exchange.begin(request, asked, images=images), body, request)
+    return await _answer(await Exchange.begin(request, asked, WORDS, images), body, request, "image_edit")
 
 
 @router.post("/variations", summary="Variations of an image: not supported", include_in_schema=False)
@@ -84,15 +85,20 @@ async def _edit_of(form: FormData, caller: Caller) -> tuple[ImageBody, Json, lis
     return body, holder["payload"], images
 
 
-async def _answer(exchange: Exchange, body: ImageBody, request: Request) -> Response:
+async def _answer(exchange: Exchange, body: ImageBody, request: Request, kind: str) -> Response:
+    store, tenant = service_of(request).artifacts, caller_of(request).tenant
+
+    async def fetch(image: Mapping[str, Any]) -> bytes:
+        return await asyncio.to_thread(store.get, tenant, image["artifact_id"], sha256=image["sha256"])
+
+    if body.stream:
+        about = ImageStream(kind=kind, created=exchange.created, partial_images=body.partial_images or 0, words=WORDS)
+        return exchange.stream_of(lambda frames: about.events(frames, fetch), exchange.failure_event)
     result = await exchange.result()
     contents = None
     if body.response_format != "url":
-        store, tenant = service_of(request).artifacts, caller_of(request).tenant
         made: list[Json] = result.get("images") or []
-        contents = await asyncio.gather(
-            *(asyncio.to_thread(store.get, tenant, image["artifact_id"], sha256=image["sha256"]) for image in made)
-        )
+        contents = await asyncio.gather(*map(fetch, made))
     base, caller, tickets = str(request.base_url).rstrip("/"), caller_of(request), context_of(request).tickets
 
     def url_of(image: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,10 +11,12 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from penstock.gateway.context import context_of, service_of
+from penstock.gateway.edge.errors import error_body
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as shapes
 from penstock.gateway.openai.exchange import (
+    NO_WORDS,
     AnswerStream,
     ClientGone,
     EventWriter,
@@ -31,10 +33,10 @@ from penstock.gateway.service.brought_images import BroughtImage, keep_images
 from penstock.gateway.service.model_states import find_one
 from penstock.gateway.service.models import check_abilities, find_model
 from penstock.gateway.service.service import GatewayService
-from penstock.gateway.service.subscriptions import Stopping
+from penstock.gateway.service.subscriptions import Stopping, Subscription
 from penstock.gateway.view.outputs import encode_json, on_output_thread
 from penstock.producers.clock import now_ms
-from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.records import InferenceRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -113,13 +115,16 @@ async def _text_answer(
 class Exchange:
     """One submitted request and the connection that waits for its outcome."""
 
-    def __init__(self, request: Request, service: GatewayService, asked: InferenceRequest, model: str) -> None:
+    def __init__(
+        self, request: Request, service: GatewayService, asked: InferenceRequest, model: str, words: shapes.Words
+    ) -> None:
         self.request_id = asked.request_id
         self.created = int(time.time())
         self.model = model
         self.comes_back = False
         """Its client named it by an Idempotency-Key: it can ask for the same request again, from any gateway."""
         self._tenant = asked.tenant
+        self._words = words
         self._request = request
         self._service = service
 
@@ -128,7 +133,7 @@ class Exchange:
         cls,
         request: Request,
         asked: InferenceRequest,
-        words: shapes.Words | None = None,
+        words: shapes.Words = NO_WORDS,
         images: Sequence[BroughtImage] = (),
     ) -> Exchange:
         """Submit, with the images that came along.
@@ -142,10 +147,10 @@ class Exchange:
         try:
             check_abilities(models, asked)
         except InvalidRequest as error:
-            raise shapes.in_openai_words(error, words=words or {}) from None
+            raise shapes.in_openai_words(error, words=words) from None
         await keep_images(asked, images, caller_of(request), context_of(request).allowances, service)
         accepted = await service.submitting.submit(asked, idempotency_key=request.headers.get("idempotency-key"))
-        exchange = cls(request, service, asked, model or asked.model or "default")
+        exchange = cls(request, service, asked, model or asked.model or "default", words)
         exchange.comes_back = "idempotency-key" in request.headers
         exchange.request_id = request.state.request_id = accepted.request_id
         return exchange
@@ -163,7 +168,7 @@ class Exchange:
         """The whole result. Raises FinalFailure; a client that went away leaves a cancelled request."""
         frames = self._service.subscriptions.await_outcome(self._tenant, self.request_id)
         try:
-            result = await unless_gone(self._request.receive, outcome(frames))
+            result = await unless_gone(self._request.receive, outcome(frames, self._words))
             return await self._whole(result)
         except ClientGone:  # the edge knows whether its client left, or its key was taken back
             frames.close()
@@ -181,14 +186,29 @@ class Exchange:
         return await whole_result(self._service.artifacts, self._tenant, result)
 
     def stream(self, writer: EventWriter) -> Response:
+        """The answer as `writer` has it."""
+        return self.stream_of(
+            lambda frames: stream_events(frames, writer, whole=self._whole, words=self._words), writer.failure
+        )
+
+    def failure_event(self, error: PenstockError) -> bytes:
+        """What ends a stream that cannot be carried on, where its protocol has no event for that."""
+        return answers.sse_data(error_body(error, self.request_id))
+
+    def stream_of(
+        self,
+        events_of: Callable[[Subscription], AsyncGenerator[bytes]],
+        failure: Callable[[PenstockError], bytes],
+    ) -> Response:
+        """Events made of the request's frames; `failure` makes the one for what comes in between."""
         frames = self._service.subscriptions.subscribe(self._tenant, self.request_id)
-        events = stream_events(frames, writer, whole=self._whole)
+        events = events_of(frames)
 
         def abandoned() -> None:
             frames.close()
             self._abandoned()
 
-        return AnswerStream(events, self.request_id, failure=writer.failure, abandoned=abandoned, close=frames.close)
+        return AnswerStream(events, self.request_id, failure=failure, abandoned=abandoned, close=frames.close)
 
     def _abandoned(self) -> None:
         """Cancel what nobody can ask for any more; docs/decisions/0020 tells why not what has a key."""

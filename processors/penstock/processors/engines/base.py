@@ -64,6 +64,8 @@ class RunSpec:
     stream: bool = False
     extra: dict[str, str] = field(default_factory=dict[str, str])
     timeout_s: float | None = None
+    request_id: str = ""
+    """The same in every attempt: what is named after it has its name again when the work is done anew."""
 
 
 @record

@@ -39,7 +39,7 @@ class CallReader:
         self,
         dialect: Dialect,
         names: Collection[str],
-        run_id: str,
+        answer_id: str,
         *,
         forced: bool = False,
         parallel: bool = True,
@@ -47,7 +47,7 @@ class CallReader:
     ) -> None:
         self._dialect = dialect
         self._names = names
-        self._run_id = run_id
+        self._answer_id = answer_id
         self._forced = forced
         self._parallel = parallel
         self._bare = bare
@@ -209,8 +209,8 @@ class CallReader:
         return self._bare and not self._shown and not marked and text[:1] in ("{", "[")
 
     def _new_id(self) -> str:
-        """The same for the same run: templates of Mistral take nothing but nine letters and digits."""
-        digest = hashlib.blake2s(f"{self._run_id}/{len(self.calls)}".encode()).hexdigest()
+        """The same for an answer that is begun anew. Templates of Mistral take nothing but nine letters and digits."""
+        digest = hashlib.blake2s(f"{self._answer_id}/{len(self.calls)}".encode()).hexdigest()
         return digest[:9] if self._dialect.name == "mistral" else f"call_{digest[:24]}"
 
     def _parsed(self, text: str) -> list[tuple[str, str]]:

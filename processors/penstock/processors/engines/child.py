@@ -74,6 +74,7 @@ def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, A
 async def serve(sock: socket.socket, backend_name: str, source: str, options: Mapping[str, Any]) -> None:
     """Load, then answer messages until told to stop or the worker is gone."""
     desk: Desk | None = None
+    asyncio.get_running_loop().set_exception_handler(_on_fault)
 
     def on_message(message: Event) -> None:
         # What is not loaded yet is only ever told to stop.
@@ -98,6 +99,17 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
     measured = await asyncio.to_thread(backend.measured_memory)
     outbox.emit(("ready", info, measured, _peak(backend, measured)))
     await _beat(backend, outbox.emit, measured)
+
+
+def _on_fault(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What is raised in a callback or a task is caught by nobody: runs whose events are lost would wait for ever.
+
+    So the process ends, which the worker hears.
+    """
+    error = context.get("exception")
+    logger.error("engine.fault: %s", context.get("message"), exc_info=error)
+    if error is not None:
+        leave(1)
 
 
 def _load(backend: Backend) -> EngineInfo:
@@ -274,7 +286,12 @@ class Desk:
     def _task(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()  # raises for `_on_fault` what the task has
 
 
 def size_of(spec: RunSpec) -> int:

@@ -69,14 +69,14 @@ class Plan:
         matcher = None if self.matcher is None else self.matcher.deep_copy()
         return Control(self.wishes, matcher=matcher, index=index, param=self.param)
 
-    def reader(self, run_id: str) -> CallReader | None:
-        """What reads calls out of one answer; None when there are no tools."""
+    def reader(self, answer_id: str) -> CallReader | None:
+        """What reads calls out of one answer, and names them after it; None when there are no tools."""
         if not self.use.tools:
             return None
         return CallReader(
             self.dialect,
             self.use.names,
-            run_id,
+            answer_id,
             forced=self.use.forced,
             parallel=self.use.parallel,
             bare=self.dialect.bare or not self.use.strict,  # else the grammar would not have seen its beginning

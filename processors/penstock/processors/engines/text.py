@@ -295,7 +295,7 @@ class TextBackend:
             self._all_eos.__contains__ if plan.matcher is not None else self._is_end,
             emit,
             run_id=run_id,
-            calls=plan.reader(run_id),
+            calls=plan.reader(f"{spec.request_id or spec.run_id}/{index}"),
             told_logprobs=told_logprobs,
         )
         self._begin(spec, ids, new_tokens, run, control, guided=plan.matcher is not None)

@@ -127,9 +127,9 @@ def test_one_call_when_calls_shall_not_be_parallel() -> None:
     assert read("hermes", [text], parallel=False) == ("", BOTH[:1])
 
 
-def test_ids_are_the_same_for_the_same_run_and_short_for_mistral() -> None:
-    def call_id(dialect: str, run: str) -> str:
-        reader = CallReader(DIALECTS[dialect], NAMES, run)
+def test_ids_are_the_same_for_the_same_answer_and_short_for_mistral() -> None:
+    def call_id(dialect: str, answer: str) -> str:
+        reader = CallReader(DIALECTS[dialect], NAMES, answer)
         reader.feed(ADD)
         reader.flush()
         return reader.calls[0]["id"]
