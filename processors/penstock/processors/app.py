@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.processors.assembly import Hooks, Parts, assemble
+from penstock.processors.background import on_faults
 from penstock.processors.kafka.batches import TP, Progress
 from penstock.processors.kafka.watchdog import StallWatch
 from penstock.processors.metrics import Metrics
@@ -96,6 +97,7 @@ class WorkerApp:
         try:
             hooks = Hooks(lambda: self._finish(EXIT_FAILED), self._not_ready, self._describe, self._refresh_gauges)
             parts = self._parts = assemble(self.settings, partitions, self._metrics, hooks, loop)
+            on_faults(loop, parts.worker.break_down)
         except RegistryUnavailable as error:
             raise CannotStart(str(error), EXIT_UNREACHABLE) from error
         except UnknownDevice as error:

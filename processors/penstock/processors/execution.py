@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from penstock.processors.background import BackgroundTasks
 from penstock.processors.conversations.messages import answer_message
 from penstock.processors.conversations.turns import LostOwnership, Turns
 from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, ShowPreview, Start
@@ -100,20 +100,18 @@ class Execution:
         self._metrics = metrics
         self._clock = clock
         self._changed = changed
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def close(self) -> None:
         """Give up what is under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         self._images.close()
 
     # -- effects
 
     def prepare(self, effect: Prepare) -> None:
         """Read the conversation and have the prompt counted."""
-        self._task(self._prepare(effect.work, effect.run_id))
+        self._tasks.start(self._prepare(effect.work, effect.run_id))
 
     async def _prepare(self, work: Work, run_id: str) -> None:
         run = work.run
@@ -158,7 +156,7 @@ class Execution:
 
     def begin(self, effect: Begin) -> None:
         """Append the input of a turn that was granted."""
-        self._task(self._begin(effect.work, effect.run_id))
+        self._tasks.start(self._begin(effect.work, effect.run_id))
 
     async def _begin(self, work: Work, run_id: str) -> None:
         run = work.run
@@ -214,7 +212,7 @@ class Execution:
 
     def keep(self, effect: Keep) -> None:
         """Append an answer to its conversation, make a large output an artifact. If that fails, the request fails."""
-        self._task(self._keep(effect))
+        self._tasks.start(self._keep(effect))
 
     async def _keep(self, effect: Keep) -> None:
         work, finished = effect.work, effect.finished
@@ -279,7 +277,7 @@ class Execution:
         """Keep a preview and publish where it lies. While one of a run is on its way, others of it are left out."""
         if effect.run_id not in self._showing:
             self._showing.add(effect.run_id)
-            self._task(self._show_preview(effect, publish))
+            self._tasks.start(self._show_preview(effect, publish))
 
     async def _show_preview(self, effect: ShowPreview, publish: Callable[[ShowPreview, Kept], None]) -> None:
         work = effect.work
@@ -294,7 +292,7 @@ class Execution:
 
     def look_up(self, effect: LookUp) -> None:
         """See whether the conversation holds the answer of a request that is to end without a run."""
-        self._task(self._look_up(effect.work))
+        self._tasks.start(self._look_up(effect.work))
 
     async def _look_up(self, work: Work) -> None:
         finished = None
@@ -386,11 +384,6 @@ class Execution:
             timeout_s=self._flow.starter.time_limit_s(work),
             request_id=work.request_id,
         )
-
-    def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _told_of(work: Work) -> str | None:

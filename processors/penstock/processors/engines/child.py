@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.processors.background import BackgroundTasks
 from penstock.processors.core.ledger import OutOfMemory
 from penstock.processors.engines.backend import Backend, Emit, Event, TellsPeak, WarmsUp, leave, load_class
 from penstock.processors.engines.base import EngineInfo, Prepared, RunFailed, RunSpec
@@ -188,7 +189,7 @@ class Desk:
         self._starting: set[str] = set()
         # One thread: tokenizers are fast enough, and a second would only take cores from the model.
         self._thread = ThreadPoolExecutor(1, "prepare")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def handle(self, message: Event) -> bool:
         """One message; False when it was the last."""
@@ -197,7 +198,7 @@ class Desk:
                 if size_of(spec) <= INLINE_CHARS:
                     self._answer(number, spec, self._prepared(spec))
                 else:
-                    self._task(self._prepare_long(number, spec))
+                    self._tasks.start(self._prepare_long(number, spec))
             case ("run", run_id):
                 prompt = self._forget(run_id)
                 if prompt is None:
@@ -206,7 +207,7 @@ class Desk:
                     self._run(prompt[0], prompt[1])
             case ("run_anew", spec):
                 self._starting.add(spec.run_id)
-                self._task(self._run_anew(spec))
+                self._tasks.start(self._run_anew(spec))
             case ("cancel", run_id):
                 self._starting.discard(run_id)
                 if self._forget(run_id) is None:
@@ -282,16 +283,6 @@ class Desk:
         if prompt is not None:
             self._tokens -= prompt[2]
         return prompt
-
-    def _task(self, work: Any) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.result()  # raises for `_on_fault` what the task has
 
 
 def size_of(spec: RunSpec) -> int:

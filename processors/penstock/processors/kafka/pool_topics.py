@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from penstock.processors.background import BackgroundTasks
 from penstock.processors.engines.threads import in_daemon_thread
 from penstock.producers import admin
 from penstock.producers.settings import KafkaSettings
@@ -30,7 +31,7 @@ class PoolTopics:
         self._there: set[str] = set()
         self._missing: dict[str, float] = {}
         self._asking: dict[str, list[tuple[Callable[[], None], Callable[[], None]]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def look(self, topic: str, there: Callable[[], None], missing: Callable[[], None]) -> None:
         """Call one of both, at once when it is known; while no broker answers, neither."""
@@ -42,9 +43,7 @@ class PoolTopics:
             self._asking[topic].append((there, missing))
         else:
             self._asking[topic] = [(there, missing)]
-            task = asyncio.get_running_loop().create_task(self._ask(topic), name=f"look for {topic}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._ask(topic), f"look for {topic}")
 
     async def _ask(self, topic: str) -> None:
         while True:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from penstock.processors.background import BackgroundTasks
 from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines.base import Engine, EngineState
 from penstock.processors.models import sizing
@@ -92,7 +93,7 @@ class ModelManager:
         self._sizes: dict[str, ModelSize] = {}
         self._progress: dict[str, float] = {}
         self._held: dict[ReplicaKey, _Held] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._stopping = False
         self.configure(configs)
 
@@ -128,7 +129,7 @@ class ModelManager:
 
     def size(self, model: str) -> None:
         """Find out how large a model is. → sized, size_failed"""
-        self._task(self._find_size(model), f"size {model}")
+        self._tasks.start(self._find_size(model), f"size {model}")
 
     async def _find_size(self, model: str) -> None:
         try:
@@ -161,7 +162,7 @@ class ModelManager:
         if self._stopping:
             return
         held = self._held[(model, replica)] = _Held(model, replica)
-        held.loading = self._task(self._load(held, devices, granted_bytes), f"load {model}#{replica}")
+        held.loading = self._tasks.start(self._load(held, devices, granted_bytes), f"load {model}#{replica}")
 
     async def _load(self, held: _Held, devices: tuple[str, ...], granted_bytes: int) -> None:
         model = held.model
@@ -197,7 +198,7 @@ class ModelManager:
                 self._reports.gone(model, replica)
         elif not held.ending:
             held.ending = True
-            self._task(self._end(held), f"unload {model}#{replica}")
+            self._tasks.start(self._end(held), f"unload {model}#{replica}")
 
     async def stop(self) -> None:
         """End all engines and all loading, at once and silently."""
@@ -205,9 +206,7 @@ class ModelManager:
         for held in self._held.values():
             held.ending = True
         results = await asyncio.gather(*(self._end(held) for held in list(self._held.values())), return_exceptions=True)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         for error in results:
             if isinstance(error, BaseException):
                 logger.error("model.stop_failed", exc_info=error)
@@ -245,12 +244,6 @@ class ModelManager:
         if config is None:
             raise ModelNotFound(f"the model {model} is not served here", param="model")
         return config
-
-    def _task(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _known_error(model: str, error: Exception) -> PenstockError:

@@ -1,0 +1,113 @@
+"""A fault in a task that nobody awaits is heard, also in the rooms that start such tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.processors.background import BackgroundTasks, on_faults
+from penstock.processors.engines.base import EngineState
+from penstock.processors.kafka import pool_topics
+from penstock.processors.kafka.pool_topics import PoolTopics
+from penstock.processors.models.catalog import ModelConfig
+from penstock.processors.models.manager import ModelManager
+from support import wait_until_async
+
+
+@pytest.fixture
+async def faults() -> list[str]:
+    told: list[str] = []
+    on_faults(asyncio.get_running_loop(), lambda: told.append("fault"))
+    return told
+
+
+async def test_a_fault_is_told_and_named(faults: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise KeyError("x")
+
+    tasks = BackgroundTasks()
+    with caplog.at_level(logging.ERROR):
+        task = tasks.start(fails(), "measure m")
+        await asyncio.wait([task])
+        await wait_until_async(lambda: faults, 5)
+    assert faults == ["fault"]
+    (record,) = caplog.records
+    assert record.getMessage() == "background.task_failed task=measure m"
+    assert record.exc_info is not None
+
+
+async def test_what_ends_or_is_cancelled_is_no_fault(faults: list[str]) -> None:
+    ended = asyncio.Event()
+    tasks = BackgroundTasks()
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.set()
+
+    waiting = tasks.start(waits())
+    await tasks.start(asyncio.sleep(0))
+    await tasks.cancel()
+    assert waiting.cancelled()
+    assert ended.is_set()
+    await asyncio.sleep(0)
+    assert faults == []
+
+
+async def test_what_a_library_leaves_unheard_is_none_of_ours(faults: list[str]) -> None:
+    async def fails() -> None:
+        raise KeyError("x")
+
+    task: Any = asyncio.create_task(fails())
+    await asyncio.wait([task])
+    del task
+    await asyncio.sleep(0)
+    assert faults == []
+
+
+async def test_an_engine_that_cannot_be_stopped_is_heard(faults: list[str]) -> None:
+    """Else its model would be unloading for ever."""
+
+    class Unstoppable:
+        state = EngineState.READY
+
+        async def start(self) -> None:
+            pass
+
+        async def stop(self) -> None:
+            raise RuntimeError("as in a bug")
+
+        on_died: Any = None
+
+    class Reports:
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: self.told.append(name)
+
+    reports = Reports()
+    config = ModelConfig(id="m", source="noop", engine="noop", tasks=["text_generation"])
+    manager = ModelManager([config], reports, make=lambda *_: Unstoppable())  # type: ignore[arg-type]
+    manager.load("m", 0, ("cpu",), 0)
+    await wait_until_async(lambda: reports.told, 10)
+    manager.unload("m", 0)
+    await wait_until_async(lambda: faults, 10, lambda: reports.told)
+    assert "gone" not in reports.told
+
+
+async def test_a_look_for_a_topic_that_fails_is_heard(faults: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else requests of that pool would wait for ever."""
+
+    def broken(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(pool_topics, "admin", SimpleNamespace(partition_counts=broken))
+    topics = PoolTopics(None)  # type: ignore[arg-type]
+    topics.look("inference.requests.x", lambda: None, lambda: None)
+    await wait_until_async(lambda: faults, 10)
