@@ -18,6 +18,10 @@ class BackgroundTasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def __len__(self) -> int:
+        """So many are under way."""
+        return len(self._tasks)
+
     def start(self, coroutine: Coroutine[Any, Any, None], name: str | None = None) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)  # the event loop itself holds tasks weakly
