@@ -33,7 +33,8 @@ EDIT_FORM: dict[str, Any] = {
         "mask": BYTES,
         "prompt": {"type": "string"},
         **{name: {"type": "string"} for name in ("model", "size", "response_format", "output_format")},
-        "n": {"type": "integer"},
+        **{name: {"type": "integer"} for name in ("n", "output_compression", "partial_images")},
+        "stream": {"type": "boolean"},
     },
     "required": ["image", "prompt"],
 }
@@ -175,10 +176,13 @@ ROUTES: dict[tuple[str, str], Documented] = {
         errors=OF_A_RUN,
     ),
     ("POST", "/v1/images/generations"): Documented(
-        responses=_json(openai_shapes.ImageList), body=image_bodies.ImageBody, errors=OF_A_RUN
+        responses={200: {JSON: openai_shapes.ImageList, SSE: EVENTS}}, body=image_bodies.ImageBody, errors=OF_A_RUN
     ),
     ("POST", "/v1/images/edits"): Documented(
-        responses=_json(openai_shapes.ImageList), body=EDIT_FORM, body_type="multipart/form-data", errors=OF_A_RUN
+        responses={200: {JSON: openai_shapes.ImageList, SSE: EVENTS}},
+        body=EDIT_FORM,
+        body_type="multipart/form-data",
+        errors=OF_A_RUN,
     ),
     ("POST", "/v1/embeddings"): Documented(
         responses=_json(openai_shapes.EmbeddingList), body=openai_models.EmbeddingBody, errors=OF_A_RUN
