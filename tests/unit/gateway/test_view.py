@@ -417,11 +417,34 @@ def test_a_batch_of_large_outcomes_is_due_before_it_has_many_entries(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unwritten_module, "HAND_OVER_BYTES", 10_000)
-    gateway.view.known.unwritten.catching_up = True
     gateway.read(RESULTS, replace(TERMINAL, request_id="small"))
     assert not gateway.view.known.unwritten.is_due
     gateway.read(RESULTS, *(replace(TERMINAL, request_id=f"{n}", metadata={"x": "y" * 4_000}) for n in range(3)))
     assert gateway.view.known.unwritten.is_due
+
+
+def test_what_is_old_is_not_kept_for_readers_but_is_found(gateway: Gateway) -> None:
+    known = gateway.view.known
+    known.catching_up = True
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(RESULTS, TERMINAL)
+    assert known.recent_bytes == 0
+    key = (REQUEST.tenant, REQUEST.request_id)
+    assert gateway.found(key).status_name == "completed", "while it waits for the file"
+    gateway.flush()
+    gateway.flush()  # hears that the first is written
+    assert known.in_memory(key) is None
+    assert gateway.found(key).status_name == "completed", "from the file"
+    # Of one whose request is still to be read that will be asked soon.
+    gateway.read(RESULTS, replace(TERMINAL, request_id="before"))
+    gateway.flush()
+    gateway.flush()
+    assert known.in_memory((REQUEST.tenant, "before")) is not None
+    known.catching_up = False
+    gateway.read(RESULTS, replace(TERMINAL, request_id="new"))
+    gateway.flush()
+    gateway.flush()
+    assert known.in_memory((REQUEST.tenant, "new")) is not None
 
 
 def test_memory_of_unwritten_outcomes_is_bounded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ class Follower:
         )
         self._reader = self._reading.reader
         await asyncio.to_thread(self._reader.start)
-        self._view.known.unwritten.catching_up = True
+        self._view.known.catching_up = True
         self._watch.begin(topics, self._reader)
         self._begin = dict(begin)
         self._view.offsets().update(begin)
@@ -196,7 +196,7 @@ class Follower:
                 # One large batch more, copied before anybody is served.
                 while not self._view.flush() and self._store.failure is None:
                     await asyncio.sleep(0.02)
-                self._view.known.unwritten.catching_up = False
+                self._view.known.catching_up = False
                 self._caught_up = True
                 if self._reading is not None:
                     self._reading.finish()

@@ -24,6 +24,8 @@ class KnownRequests:
         self._live: dict[Key, Entry] = {entry.key: entry for entry in store.live(now_ms)}
         self._recent = Recent(recent_bytes)
         self.unwritten = Unwritten(store)
+        self.catching_up = False
+        """What is read now is old."""
         for entry in self._live.values():
             entry.updated_ms = now_ms
             self.census.count(entry)
@@ -77,7 +79,9 @@ class KnownRequests:
         if live is not None:
             self.census.forget(live)
             self.tenants.ended(live.tenant)
-        self._recent.add(entry)
+        # Nobody waits for old outcomes, but for one that was read before its request that is soon asked for.
+        if not self.catching_up or not entry.content:
+            self._recent.add(entry)
 
     def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None) -> bool:
         """As `Unwritten.hand_over`."""

@@ -85,8 +85,6 @@ class Store:
 
     def submit(self, batch: Batch) -> None:
         """Hand a batch to the writer."""
-        for row in batch.rows:
-            self._known.add((row.tenant, row.request_id))
         self._queue.put_nowait(batch)
 
     def _write_forever(self) -> None:
@@ -130,6 +128,8 @@ class Store:
             connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND request_id = ?", blank)
         _put(connection, "offsets", [(*tp, offset) for tp, offset in batch.offsets.items()])
         connection.execute("COMMIT")
+        for row in rows:  # here rather than on the event loop: until `written` nobody needs to ask the file
+            self._known.add((row.tenant, row.request_id))
         batch.written.set()
 
     def _with_our_id(self, record: bytes) -> bytes:

@@ -15,8 +15,6 @@ MAX_ENTRIES, MAX_BYTES = 5_000, 64 * 2**20
 """Entries that were not handed to the writer, and the bytes of their outcomes: at more nothing should be read."""
 HAND_OVER, HAND_OVER_BYTES = 1_000, 8 * 2**20
 """With so many a batch is handed over at once: copying them is done on the event loop, and the writer has several."""
-HAND_OVER_CATCHING_UP = 4_000
-"""While what is old is read: most of it ends a few records later, and is written once then."""
 
 
 class Unwritten:
@@ -24,7 +22,6 @@ class Unwritten:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.catching_up = False
         self._changed: dict[Key, Entry] = {}
         self._bytes = 0
         self._writing: deque[tuple[threading.Event, dict[Key, Entry]]] = deque()
@@ -41,8 +38,7 @@ class Unwritten:
     @property
     def is_due(self) -> bool:
         """Whether enough waits for a batch."""
-        limit = HAND_OVER_CATCHING_UP if self.catching_up else HAND_OVER
-        return len(self._changed) >= limit or self._bytes > HAND_OVER_BYTES
+        return len(self._changed) >= HAND_OVER or self._bytes > HAND_OVER_BYTES
 
     def add(self, entry: Entry) -> None:
         self._changed[entry.key] = entry
