@@ -111,7 +111,7 @@ KINDS: dict[str, EngineKind] = {
             sizer=f"{_SIZING}:size_of_files",
             files_need="penstock.processors.models.vision_sizing:vision_need",
             abilities=frozenset({READ_IMAGES}),
-            options=frozenset({"caption_prompt"}),
+            options=frozenset({"caption_prompt", "batch_window_ms"}),
         ),
         EngineKind(
             name="remote",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +51,43 @@ async def test_no_other_thread_keeps_openmp_threads(
         counts.append(psutil.Process(runner.engine.pid).num_threads())
         await runner.engine.stop()
     assert counts[1] - counts[0] == MORE * (1 + others)
+
+
+ASIDE = """
+import threading
+
+import psutil
+import torch
+
+from penstock.processors.engines.threads import without_openmp
+
+torch.set_num_threads(4)
+values, over = torch.rand(2_000_000), threading.Event()
+
+
+def counted(aside):
+    before, computed, numbers = psutil.Process().num_threads(), threading.Event(), []
+
+    def work():
+        if aside:
+            without_openmp()
+        numbers.append(torch.get_num_threads())
+        values.exp()
+        computed.set()
+        over.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert computed.wait(60)
+    return numbers[0], psutil.Process().num_threads() - before
+
+
+print(counted(True), counted(False))
+over.set()
+"""
+
+
+def test_a_thread_beside_the_computing_one_gets_no_openmp_threads() -> None:
+    """It prepares images with torch, which made the same model twice as slow. Threads that come later get theirs."""
+    ran = subprocess.run([sys.executable, "-c", ASIDE], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout.strip() == "(1, 1) (4, 4)", ran.stderr

@@ -33,7 +33,7 @@ from penstock.processors.engines.backend import Backend, Emit, Event, TellsPeak,
 from penstock.processors.engines.base import EngineInfo, Prepared, RunFailed, RunSpec
 from penstock.processors.engines.channel import Channel
 from penstock.processors.engines.out_of_memory import is_out_of_memory
-from penstock.processors.engines.threads import in_daemon_thread
+from penstock.processors.engines.threads import in_daemon_thread, without_openmp
 from penstock.schemas.errors import EngineFailed, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.texts import shortened
@@ -188,7 +188,7 @@ class Desk:
         self._tokens = 0
         self._starting: set[str] = set()
         # One thread: tokenizers are fast enough, and a second would only take cores from the model.
-        self._thread = ThreadPoolExecutor(1, "prepare")
+        self._thread = ThreadPoolExecutor(1, "prepare", without_openmp)
         self._tasks = BackgroundTasks()
 
     def handle(self, message: Event) -> bool:

@@ -88,8 +88,7 @@ class DiffusionBackend:
 
     def run(self, spec: RunSpec, prompt: Job) -> None:
         self._waiting.append(prompt)
-        if not self._computing and self._gathering is None:
-            self._gathering = self._loop.call_later(self._window_s, self._begin_batch)
+        self._gather()
 
     def cancel(self, run_id: str) -> None:
         self._waiting = [job for job in self._waiting if job.run_id != run_id]
@@ -108,10 +107,17 @@ class DiffusionBackend:
 
     # -- batches
 
-    def _begin_batch(self) -> None:
-        self._gathering = None
+    def _gather(self) -> None:
+        """A full batch begins at once; another waits for what is started with it, or where the last one has ended."""
         if self._computing or not self._waiting:
             return
+        if sum(len(job.seeds) for job in self._next_batch()) >= self._max_rows:
+            self._begin_batch()
+        elif self._gathering is None:
+            self._gathering = self._loop.call_later(self._window_s, self._begin_batch)
+
+    def _next_batch(self) -> list[Job]:
+        """What waits longest, and with it what shares its key."""
         batch: list[Job] = []
         rows = 0
         for job in [job for job in self._waiting if job.key == self._waiting[0].key]:
@@ -119,6 +125,14 @@ class DiffusionBackend:
                 break
             batch.append(job)
             rows += len(job.seeds)
+        return batch
+
+    def _begin_batch(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if self._computing or not (batch := self._next_batch()):
+            return
         chosen = {job.run_id for job in batch}
         self._waiting = [job for job in self._waiting if job.run_id not in chosen]
         self._running |= {job.run_id: job for job in batch}
@@ -180,7 +194,7 @@ class DiffusionBackend:
 
     def _end_batch(self) -> None:
         self._computing = False
-        self._begin_batch()
+        self._gather()
 
     def _encode(self, job: Job, images: list[Any]) -> None:
         """In a thread of the encoders."""

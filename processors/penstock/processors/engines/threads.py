@@ -7,6 +7,7 @@ disk, or waits for a process that imports torch, would hold up the worker's end.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -45,3 +46,20 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], valu
         loop.call_soon_threadsafe(function, value)
     except RuntimeError:  # the loop has ended meanwhile, and nobody waits any more
         pass
+
+
+def without_openmp() -> None:
+    """This thread is one beside that which computes with torch: OpenMP shall make no threads for it.
+
+    libgomp counts those of all threads, and when they are more than the processors it has the computing ones sleep at
+    each barrier: a thread that prepared images made two computing threads slower than one.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return
+    threads: int = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # Threads to come would begin with that number too: a thread that ends says theirs again.
+    saying = threading.Thread(target=torch.set_num_threads, args=(threads,))
+    saying.start()
+    saying.join()

@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_WINDOW = 2048
 SLOTS = 4
-GATHER_S = 0.005
-"""After a run came to an idle model: what is started with it shall go with it."""
+BATCH_WINDOW_MS = 10.0
+"""A batch that is not full waits so long for what is started with it, or in the places that the last one has left."""
 
 
 class VisionBackend:
@@ -52,6 +52,7 @@ class VisionBackend:
         self._runs: dict[str, tuple[Row, TextRun]] = {}
         self._batches: queue.SimpleQueue[list[Row]] = queue.SimpleQueue()
         self._computing = False
+        self._window_s = float(options.get("batch_window_ms", BATCH_WINDOW_MS)) / 1000
         self._gathering: asyncio.TimerHandle | None = None
         self._will_look = False
         self._steps = 0
@@ -187,8 +188,7 @@ class VisionBackend:
         )
         self._runs[spec.run_id] = (prompt, TextRun(spec, tokens, detokeniser, self._eos.__contains__, self._emit))
         self._waiting.append(prompt)
-        if not self._computing and self._gathering is None:
-            self._gathering = self._loop.call_later(GATHER_S, self._begin_batch)
+        self._gather()
 
     def cancel(self, run_id: str) -> None:
         run = self._runs.pop(run_id, None)
@@ -204,17 +204,31 @@ class VisionBackend:
     def measured_memory(self) -> int:
         return measured_memory(device_name(self._options))
 
-    def _begin_batch(self) -> None:
+    def _gather(self) -> None:
+        """A full batch begins at once."""
+        if self._computing:
+            return
+        if len(self._next_batch()) == self._slots:
+            self._begin_batch()
+        elif self._waiting and self._gathering is None:
+            self._gathering = self._loop.call_later(self._window_s, self._begin_batch)
+
+    def _next_batch(self) -> list[Row]:
         """The run that waits longest, and with it those whose inputs have its shape."""
         from penstock.processors.engines.rows import batch_key
 
-        self._gathering = None
         self._waiting = [row for row in self._waiting if not row.over]
-        if self._computing or not self._waiting:
-            return
+        if not self._waiting:
+            return []
         key = batch_key(self._waiting[0].inputs, pads=not self._encodes)
-        fitting = [row for row in self._waiting if batch_key(row.inputs, pads=not self._encodes) == key]
-        batch = fitting[: self._slots]
+        return [row for row in self._waiting if batch_key(row.inputs, pads=not self._encodes) == key][: self._slots]
+
+    def _begin_batch(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if self._computing or not (batch := self._next_batch()):
+            return
         chosen = set(map(id, batch))
         self._waiting = [row for row in self._waiting if id(row) not in chosen]
         self._computing = True
@@ -292,7 +306,7 @@ class VisionBackend:
         for row in batch:  # one that ended neither by its end nor by its length
             if row not in self._waiting and row.run_id in self._runs:
                 self._fail(row.run_id, EngineFailed("the model ended without an answer"))
-        self._begin_batch()
+        self._gather()
 
     def _batch_failed(self, batch: list[Row], failure: Exception) -> None:
         left = [row for row in batch if row.run_id in self._runs]
