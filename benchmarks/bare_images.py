@@ -1,6 +1,6 @@
 """The floors of `images.py`: bare diffusers, Pillow and transformers in a process of its own, a line in, a line out.
 
-python benchmarks/bare_images.py KIND SOURCE '{"threads": 2, …}'
+python benchmarks/bare_images.py KIND SOURCE, then {"threads": 2, …} and "go" for each round as lines on its input
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ KINDS = {"generation": generation, "processing": processing, "captions": caption
 
 
 def main() -> None:
-    kind, source, options = sys.argv[1:4]
-    run = KINDS[kind](source, json.loads(options))
+    kind, source = sys.argv[1:3]
+    run = KINDS[kind](source, json.loads(sys.stdin.readline()))
     print("{}", flush=True)
     for _ in sys.stdin:
         began, spent = time.perf_counter(), sum(os.times()[:2])

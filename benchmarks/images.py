@@ -56,12 +56,18 @@ class Bare:
 
     def __init__(self, kind: str, source: str, options: dict[str, Any]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("bare_images.py")), kind, source, json.dumps(options)],
+            [sys.executable, str(Path(__file__).with_name("bare_images.py")), kind, source],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
         )
+        self._say(options)
         self._read()
+
+    def _say(self, what: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what).encode() + b"\n")
+        self._process.stdin.flush()
 
     def _read(self) -> Figures:
         assert self._process.stdout is not None
@@ -70,9 +76,7 @@ class Bare:
         return json.loads(line)
 
     def measure(self) -> Figures:
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"go\n")
-        self._process.stdin.flush()
+        self._say("go")
         return self._read()
 
     def close(self) -> None:
@@ -185,7 +189,7 @@ def processing(folder: Path, threads: int, quick: bool) -> Part:
 
 
 def captions(folder: Path, threads: int, quick: bool) -> Part:
-    count = BATCH if quick else 6 * BATCH
+    count = BATCH if quick else 12 * BATCH
     source = made_model("captioner", folder)
     pictures = made_pictures(folder / "small", 320, 240)
 
