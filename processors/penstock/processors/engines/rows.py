@@ -30,6 +30,8 @@ class Row:
         self.sampling = sampling
         self.made: list[int] = []
         self.ended = False
+        self.is_read = True
+        """Whether somebody wants its tokens as they come."""
         self.over = False
         """Nobody wants more of it: it was cancelled, or a stop string has come."""
         self.random: torch.Generator | None = None

@@ -12,6 +12,7 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.processors.core.context import build_context
@@ -186,7 +187,8 @@ class VisionBackend:
         detokeniser = Detokeniser(
             lambda ids: tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
-        self._runs[spec.run_id] = (prompt, TextRun(spec, tokens, detokeniser, self._eos.__contains__, self._emit))
+        run = TextRun(spec, tokens, detokeniser, self._eos.__contains__, self._emit)
+        self._runs[spec.run_id], prompt.is_read = (prompt, run), run.wants_steps
         self._waiting.append(prompt)
         self._gather()
 
@@ -242,7 +244,7 @@ class VisionBackend:
             batch = self._batches.get()
             failure: Exception | None = None
             try:
-                self._generate(batch, self._on_step)
+                self._generate(batch, partial(self._on_step, batch))
             except Exception as error:
                 failure = error.with_traceback(None) if _out_of_memory(error) else error
             self._loop.call_soon_threadsafe(self._end_batch, batch, failure)
@@ -271,9 +273,10 @@ class VisionBackend:
                 stopping_criteria=[RowEnds(rows, self._eos.__contains__, on_step)],
             )
 
-    def _on_step(self) -> None:
+    def _on_step(self, batch: list[Row]) -> None:
+        """The event loop is not woken for what nobody reads while it is made: it would hold up the computing."""
         self._steps += 1
-        if not self._will_look:
+        if not self._will_look and any(row.ended or row.is_read for row in batch):
             self._will_look = True
             self._loop.call_soon_threadsafe(self._look)
 
@@ -283,7 +286,7 @@ class VisionBackend:
         self._will_look = False  # before looking: what comes from here on is either seen now or told anew
         for row, run in list(self._runs.values()):
             ended = row.ended  # before its tokens: they are written first
-            if ended or len(row.made) > run.seen:
+            if ended or (row.is_read and len(row.made) > run.seen):
                 self._advance(row, run, final=ended)
 
     def _advance(self, row: Row, run: TextRun, *, final: bool) -> None:
