@@ -28,7 +28,7 @@ from system import System, running
 
 FEATURES = (
     "chat", "stream", "tools", "tools, streamed", "tools, strict", "JSON schema", "n, logprobs", "seed", "responses",
-    "responses, streamed", "responses, tools", "responses, JSON schema", "embeddings", "images", "image edits",
+    "responses, streamed", "responses, tools", "responses, JSON schema", "embeddings", "images", "images, streamed", "image edits",
     "chat with images",
 )  # fmt: skip
 NODE = "openai (Node)"
