@@ -28,8 +28,8 @@ from system import System, running
 
 FEATURES = (
     "chat", "stream", "tools", "tools, streamed", "tools, strict", "JSON schema", "n, logprobs", "seed", "responses",
-    "responses, streamed", "responses, tools", "responses, JSON schema", "embeddings", "images", "images, streamed", "image edits",
-    "chat with images",
+    "responses, streamed", "responses, tools", "responses, JSON schema", "embeddings", "images",
+    "images, streamed", "image edits", "chat with images",
 )  # fmt: skip
 NODE = "openai (Node)"
 REAL = {"local": "smollm2-135m", "local-embeddings": "all-minilm-l6-v2"}
