@@ -52,8 +52,8 @@ class Batch:
         }
         if "negative_prompt" in taken and any(job.negative_prompt for job in self._jobs):
             told["negative_prompt"] = [job.negative_prompt for job, _ in self._rows]
-        if self._kind in (TEXT, INPAINT):
-            told |= {"width": first.width, "height": first.height}
+        # Of those that change an image some take its size, others (Flux) would make one of their own.
+        told |= {"width": first.width, "height": first.height}
         if self._kind != TEXT:
             told["image"] = [job.image for job, _ in self._rows]
         if self._kind == INPAINT:
