@@ -1,4 +1,4 @@
-"""Newer families of diffusion models, tiny ones of the same parts: SDXL, Stable Diffusion 3 and Flux."""
+"""Families of diffusion models, tiny ones of the same parts: SDXL, Stable Diffusion 3, Flux; adapters and tiles."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import ImageChops
 
+from penstock.cli.makers import tiny_diffusion
 from penstock.schemas.errors import UnsupportedParameter
 from tiny_pipelines import SIDE, make_family
 
@@ -61,3 +62,34 @@ async def test_a_family_draws_edits_and_gives_up(family: str, start_engine: Star
         shown = await begin(runner, previews=2, seed=1, **size)
         await image(shown)
         assert [one.step for one in shown.previews] == [2]
+
+
+def adapter(folder: Path) -> Path:
+    """A LoRA of rank 2 for one matrix, as training scripts of diffusers save it."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(1)
+    name = "unet.down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"
+    down, up = (torch.randn(shape, generator=generator) for shape in ((2, 32), (32, 2)))
+    folder.mkdir()
+    save_file({f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}, folder / "pytorch_lora_weights.safetensors")
+    return folder
+
+
+@pytest.mark.timeout(600)
+async def test_an_adapter_is_merged_and_large_images_are_decoded_in_tiles(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    tiny_diffusion.make("generation", tmp_path / "model")
+    images: list[Any] = []
+    kinds: list[dict[str, Any]] = [{}, {"adapters": [str(adapter(tmp_path / "lora"))]}, {"vae_tiling": True}]
+    for options in kinds:
+        runner = await start_engine("diffusers", tmp_path / "model", threads=2, **options)
+        run = await begin(runner, seed=3, width=128, height=64)
+        images.append(image_of(await run.finished(LOADED_S)))
+        await runner.engine.stop()
+    plain, adapted, tiled = images
+    assert differ_by(plain, adapted) > 1
+    assert tiled.size == plain.size == (128, 64)
+    assert differ_by(plain, tiled) > 0, "tiles have been made"
