@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 from penstock.processors.engines.base import EngineState, Finished
 from penstock.processors.images.decoded import DecodedImage
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
+from tiny_blip import make_blip
 
 from .conftest import Run, Runner, StartEngine
 
@@ -186,6 +187,19 @@ async def test_a_model_that_only_describes(start_engine: StartEngine, tiny_capti
     assert caught.value.param == "payload.prompt"
     with pytest.raises(UnsupportedParameter):
         await runner.begin(**chat(("user", "Hello!")))
+
+
+async def test_a_blip_describes_and_goes_on_from_words(start_engine: StartEngine, tmp_path: Path) -> None:
+    """Its prompt is the beginning of what it says, not a question; images share a batch."""
+    make_blip(tmp_path)
+    runner = await start_engine("vision", tmp_path)
+    alone = [(await (await asked(runner, colour, max_tokens=6)).finished()).output for colour in COLOURS]
+    together = [await asked(runner, colour, max_tokens=6) for colour in COLOURS]
+    assert [(await run.finished()).output for run in together] == alone
+    assert all(one["text"] for one in alone)
+    begun = await (await asked(runner, "red", "a picture of", max_tokens=6)).finished()
+    assert begun.prompt_tokens == 5  # its three words between a beginning and an end
+    assert begun.output["text"]
 
 
 async def test_killed_mid_batch_its_death_is_told_once(start_engine: StartEngine, tiny_vision: Path) -> None:
