@@ -116,7 +116,12 @@ class Exchange:
     """One submitted request and the connection that waits for its outcome."""
 
     def __init__(
-        self, request: Request, service: GatewayService, asked: InferenceRequest, model: str, words: shapes.Words
+        self,
+        request: Request,
+        service: GatewayService,
+        asked: InferenceRequest,
+        model: str,
+        words: shapes.Words = NO_WORDS,
     ) -> None:
         self.request_id = asked.request_id
         self.created = int(time.time())
