@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 
 from penstock.producers.artifacts import ArtifactStore
+from support import engine_processes
 from system import System, eventually
 from worker_requests import outcome, records, send, statuses, turn
-
-from .test_engine_death import engines
 
 pytestmark = pytest.mark.slow
 
@@ -132,7 +131,7 @@ def test_a_killed_engine_of_images_gives_one_outcome_each(make_system: Callable[
     heavy = [{"op": "rotate", "degrees": 33}, {"op": "resize", "width": 1500, "height": 1400}] * 2
     send(system, *(processing(one, image, *heavy, {"op": "thumbnail", "width": 20, "height": 20}) for one in ids))
     eventually(lambda: any(one in system.outcomes() for one in ids), 120, worker.tail)
-    for engine in engines(worker):
+    for engine in engine_processes(worker.popen.pid):
         engine.kill()
     assert {made(system, one).size for one in ids} == {(20, 19)}
     ends = [event.request_id for event in system.results() if event.request_id in ids and event.is_terminal]
