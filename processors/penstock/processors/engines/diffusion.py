@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec
+from penstock.processors.engines.batch_window import BatchWindow
 from penstock.processors.engines.diffusion_batch import AllCancelled, Batch
 from penstock.processors.engines.diffusion_jobs import MAX_PIXELS, Job, make_job
 from penstock.processors.engines.diffusion_memory import run_need
@@ -40,12 +41,12 @@ class DiffusionBackend:
         self._options = options
         self._emit = emit
         self._max_rows = int(options.get("slots", SLOTS))
-        self._window_s = float(options.get("batch_window_ms", BATCH_WINDOW_MS)) / 1000
+        window_s = float(options.get("batch_window_ms", BATCH_WINDOW_MS)) / 1000
+        self._gathering = BatchWindow(window_s, self._begin_batch)
         self._waiting: list[Job] = []
         self._running: dict[str, Job] = {}
         self._batches: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
         self._computing = False
-        self._gathering: asyncio.TimerHandle | None = None
         self._moves = 0
         self._loop = asyncio.get_running_loop()
         self._pipelines: Pipelines
@@ -108,13 +109,9 @@ class DiffusionBackend:
     # -- batches
 
     def _gather(self) -> None:
-        """A full batch begins at once; another waits for what is started with it, or where the last one has ended."""
-        if self._computing or not self._waiting:
-            return
-        if sum(len(job.seeds) for job in self._next_batch()) >= self._max_rows:
-            self._begin_batch()
-        elif self._gathering is None:
-            self._gathering = self._loop.call_later(self._window_s, self._begin_batch)
+        if not self._computing and self._waiting:
+            rows = sum(len(job.seeds) for job in self._next_batch())
+            self._gathering.look(full=rows >= self._max_rows)
 
     def _next_batch(self) -> list[Job]:
         """What waits longest, and with it what shares its key."""
@@ -128,9 +125,6 @@ class DiffusionBackend:
         return batch
 
     def _begin_batch(self) -> None:
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
         if self._computing or not (batch := self._next_batch()):
             return
         chosen = {job.run_id for job in batch}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.processors.core.context import build_context
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Message, Prepared, RunFailed, RunSpec, refuse_unsupported
+from penstock.processors.engines.batch_window import BatchWindow
 from penstock.processors.engines.detokenise import Detokeniser
 from penstock.processors.engines.loading import device_name, dtype_name, limit_device_memory, measured_memory
 from penstock.processors.engines.sampling import GREEDY, sampling_of
@@ -53,8 +54,8 @@ class VisionBackend:
         self._runs: dict[str, tuple[Row, TextRun]] = {}
         self._batches: queue.SimpleQueue[list[Row]] = queue.SimpleQueue()
         self._computing = False
-        self._window_s = float(options.get("batch_window_ms", BATCH_WINDOW_MS)) / 1000
-        self._gathering: asyncio.TimerHandle | None = None
+        window_s = float(options.get("batch_window_ms", BATCH_WINDOW_MS)) / 1000
+        self._gathering = BatchWindow(window_s, self._begin_batch)
         self._will_look = False
         self._steps = 0
         self._model: Any = None
@@ -207,13 +208,8 @@ class VisionBackend:
         return measured_memory(device_name(self._options))
 
     def _gather(self) -> None:
-        """A full batch begins at once."""
-        if self._computing:
-            return
-        if len(self._next_batch()) == self._slots:
-            self._begin_batch()
-        elif self._waiting and self._gathering is None:
-            self._gathering = self._loop.call_later(self._window_s, self._begin_batch)
+        if not self._computing and (batch := self._next_batch()):
+            self._gathering.look(full=len(batch) == self._slots)
 
     def _next_batch(self) -> list[Row]:
         """The run that waits longest, and with it those whose inputs have its shape."""
@@ -226,9 +222,6 @@ class VisionBackend:
         return [row for row in self._waiting if batch_key(row.inputs, pads=not self._encodes) == key][: self._slots]
 
     def _begin_batch(self) -> None:
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
         if self._computing or not (batch := self._next_batch()):
             return
         chosen = set(map(id, batch))
