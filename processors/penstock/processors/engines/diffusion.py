@@ -24,7 +24,8 @@ from penstock.processors.engines.diffusion_jobs import MAX_PIXELS, Job, make_job
 from penstock.processors.engines.diffusion_memory import run_need
 from penstock.processors.engines.diffusion_pipelines import Pipelines
 from penstock.processors.engines.image_files import encode
-from penstock.processors.engines.loading import device_name, dtype_name, limit_device_memory, measured_memory
+from penstock.processors.engines.loading import device_name, dtype_name, limit_device_memory
+from penstock.processors.engines.measuring import Meter
 from penstock.schemas.errors import EngineFailed
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class DiffusionBackend:
         return self._moves if self._computing or self._running else None
 
     def measured_memory(self) -> int:
-        return measured_memory(device_name(self._options))
+        return Meter(device_name(self._options)).used_bytes()
 
     # -- batches
 

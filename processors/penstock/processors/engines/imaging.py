@@ -17,7 +17,7 @@ from PIL import Image
 
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec, refuse_unsupported
-from penstock.processors.engines.loading import measured_memory
+from penstock.processors.engines.measuring import Meter
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.operations import Picture, apply, encode
 from penstock.processors.images.pictures import opened
@@ -101,7 +101,7 @@ class ImagingBackend:
         return self._done if self._running else None
 
     def measured_memory(self) -> int:
-        return measured_memory(self.device)
+        return Meter(self.device).used_bytes()
 
     def upscale(self, run_id: str, image: Image.Image, factor: int) -> Image.Image:
         """`factor` times larger, where there is a model. Raises Stopped for a run that was cancelled meanwhile."""

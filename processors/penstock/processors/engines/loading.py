@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
-
-from penstock.processors.hardware import cpu
 
 CUDA_CONTEXT_BYTES = 600 * 2**20
 """What a CUDA context takes of a card before anything is loaded."""
@@ -62,12 +59,3 @@ def limit_device_memory(options: Mapping[str, Any]) -> None:
     total = torch.cuda.get_device_properties(device).total_memory
     fraction = (int(granted) - CUDA_CONTEXT_BYTES) / total
     torch.cuda.set_per_process_memory_fraction(max(0.01, min(1.0, fraction)), device)
-
-
-def measured_memory(device: str) -> int:
-    """Bytes that this process holds on its device; on a CPU its own: pages of the fork server are shared."""
-    if device == "cpu":
-        return cpu.own_bytes(os.getpid()) or 0
-    import torch
-
-    return int(torch.cuda.memory_reserved(device)) + CUDA_CONTEXT_BYTES

@@ -2,12 +2,14 @@
 
 On a CPU its own pages: those that it shares with the fork server, and those of libraries, are nobody's in particular.
 The kernel keeps the largest resident size (VmHWM), and what is shared hardly changes over a process's life, so that the
-peak of the own pages is known without a thread that samples.
+peak of the own pages is known without a thread that samples. It counts pages by processor, and adds up only when one's
+count is large: what it says may be short by what they hold back, so that this is added to peaks.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.processors.engines.loading import CUDA_CONTEXT_BYTES
@@ -15,13 +17,19 @@ from penstock.processors.hardware.processes import own_bytes
 
 _PROC = Path("/proc/self")
 _KIB = 1024
+_HELD_BACK_PAGES = 2 * 32
+"""By processor: 32 (PERCPU_BATCH of Linux's lib/percpu_counter.c; before 6.2 64 a thread), of files and of others."""
 
 
 class Meter:
-    """For one device, as torch names it."""
+    """For one device, as torch names it. `own` tells the own bytes of this process, `proc` is its folder."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(
+        self, device: str, own: Callable[[], int] = lambda: own_bytes(os.getpid()) or 0, proc: Path = _PROC
+    ) -> None:
         self._device = device
+        self._own, self._proc = own, proc
+        self._held_back_bytes = _HELD_BACK_PAGES * (os.cpu_count() or 1) * os.sysconf("SC_PAGE_SIZE")
         self._shared_bytes: int | None = None
         self._peak_bytes = 0
 
@@ -31,8 +39,8 @@ class Meter:
             import torch
 
             return int(torch.cuda.memory_reserved(self._device)) + CUDA_CONTEXT_BYTES
-        own = own_bytes(os.getpid()) or 0
-        self._shared_bytes = max(0, _fields(_PROC / "status").get("VmRSS", 0) - own)
+        own = self._own()
+        self._shared_bytes = max(0, _fields(self._proc / "status").get("VmRSS", 0) - own)
         self._peak_bytes = max(self._peak_bytes, own)
         return own
 
@@ -44,7 +52,8 @@ class Meter:
             return int(torch.cuda.max_memory_reserved(self._device)) + CUDA_CONTEXT_BYTES
         if self._shared_bytes is None:
             self.used_bytes()
-        most = _fields(_PROC / "status").get("VmHWM", 0)
+        if most := _fields(self._proc / "status").get("VmHWM", 0):
+            most += self._held_back_bytes
         self._peak_bytes = max(self._peak_bytes, most - (self._shared_bytes or 0))
         return self._peak_bytes
 

@@ -20,7 +20,8 @@ from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Message, Prepared, RunFailed, RunSpec, refuse_unsupported
 from penstock.processors.engines.batch_window import BatchWindow
 from penstock.processors.engines.detokenise import Detokeniser
-from penstock.processors.engines.loading import device_name, dtype_name, limit_device_memory, measured_memory
+from penstock.processors.engines.loading import device_name, dtype_name, limit_device_memory
+from penstock.processors.engines.measuring import Meter
 from penstock.processors.engines.sampling import GREEDY, sampling_of
 from penstock.processors.engines.text_run import TextRun
 from penstock.processors.engines.weights import load_weights
@@ -205,7 +206,7 @@ class VisionBackend:
         return self._steps if self._computing else None
 
     def measured_memory(self) -> int:
-        return measured_memory(device_name(self._options))
+        return Meter(device_name(self._options)).used_bytes()
 
     def _gather(self) -> None:
         if not self._computing and (batch := self._next_batch()):
