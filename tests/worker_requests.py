@@ -25,7 +25,7 @@ def send(system: System, *requests: dict[str, Any], **produce: Any) -> None:
         key = body.get("conversation_id") or body.get("request_id")
         topic = system.names.request(body["task"], body.get("priority", 5))
         producer.produce(topic, json.dumps(body), **{"key": key, **produce})
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 def command(system: System, kind: str, request_id: str, **fields: Any) -> None:
@@ -34,7 +34,7 @@ def command(system: System, kind: str, request_id: str, **fields: Any) -> None:
         kind=kind, request_id=request_id, tenant="default", created_at=int(time.time() * 1000), **fields
     )
     producer.produce(system.names.control, default_codec().encode(record), key=f"{request_id}/{kind}")
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 def outcome(system: System, request_id: str, deadline_s: float = 30) -> ResultEvent:

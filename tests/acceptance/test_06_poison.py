@@ -38,7 +38,7 @@ def test_each_poison_is_dead_lettered_and_the_next_record_runs(system: System) -
     producer.produce(
         topic, b'{"request_id": "after-poison", "task": "text_generation", "payload": {"prompt": "ok"}}', partition=1
     )
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     eventually(lambda: "after-poison" in system.outcomes(), 60, lambda: system.processes[0].tail())
     system.wait_drained()
     letters = system.dead_letters()

@@ -10,17 +10,19 @@ import httpx
 
 from system import Process, System, free_port
 
+TOKENS = 400
+"""16 s: a stream that was read for a moment is far from its end, on a busy machine too."""
 WORDS = {
     "id": "noop",
     "source": "noop",
     "engine": "noop",
     "tasks": ["text_generation"],
-    "options": {"tokens": 100, "delay_ms": 40, "slots": 32},
+    "options": {"tokens": TOKENS, "delay_ms": 40, "slots": 32},
 }
 
 
 def submit(gateway: Process) -> str:
-    body = {"task": "text_generation", "stream": True, "payload": {"prompt": "go", "max_tokens": 100}}
+    body = {"task": "text_generation", "stream": True, "payload": {"prompt": "go", "max_tokens": TOKENS}}
     answer = httpx.post(gateway.url + "/v1/requests", json=body, timeout=30)
     assert answer.status_code == 202, answer.text
     return str(answer.json()["request_id"])

@@ -19,7 +19,7 @@ from penstock.cli.paths import Progress, free_port, port_in_use, require_space, 
 logger = logging.getLogger(__name__)
 
 MIN_FREE_BYTES = 500_000_000
-START_DEADLINE_S = 90.0
+START_DEADLINE_S = 180.0
 STOP_GRACE_S = 30.0
 
 _JVM_OPTIONS = (

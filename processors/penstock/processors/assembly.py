@@ -170,6 +170,7 @@ def assemble(
         defaults=serving.defaults,
         images=LazyImageInputs(settings.images, outputs.store),
         sees=serving.sees,
+        opens=serving.opens,
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
     worker.connect(

@@ -89,13 +89,14 @@ class Execution:
         defaults: Callable[[str], Mapping[str, Any]] = lambda lane: {},
         images: Images | None = None,
         sees: Callable[[str], bool] = lambda lane: False,
+        opens: Callable[[str], bool] = lambda lane: False,
     ) -> None:
         self._flow = flow
         self._defaults = defaults
         self._engine = engine
         self._turns = turns
         self._outputs = outputs
-        self._images = RunImages(images, sees)
+        self._images = RunImages(images, sees, opens)
         self._showing: set[str] = set()
         self._metrics = metrics
         self._clock = clock
@@ -376,6 +377,7 @@ class Execution:
             params={**params, **filled} if filled else params,
             payload={} if request.task in _AS_FIELDS else _payload(payload, {**filled, **images.payload}),
             images=images.images,
+            files=images.files,
             output=request.output,
             defaulted=frozenset(filled) if filled else _NONE,
             context=request.context,

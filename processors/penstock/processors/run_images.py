@@ -11,6 +11,7 @@ from penstock.processors.conversations.messages import PICTURE, Shown, as_chat
 from penstock.processors.conversations.turns import TurnStart
 from penstock.processors.core.work import Work
 from penstock.processors.images.decoded import DecodedImage
+from penstock.processors.images.encoded import EncodedImage
 from penstock.schemas.errors import InvalidRequest, NotFound, UnsupportedParameter
 from penstock.schemas.image_payloads import image_references
 from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest
@@ -27,6 +28,10 @@ class Images(Protocol):
         """Raises PenstockError, naming `param`."""
         ...
 
+    async def look(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> EncodedImage:
+        """The same, not decoded yet. Raises as `fetch`, for what an image's beginning shows."""
+        ...
+
     async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
         """The artifact behind a reference; what lies at a URL becomes one. Raises as `fetch`."""
         ...
@@ -36,20 +41,27 @@ class Images(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """`images` by their place in the payload, or by `history/…`; `payload`: what it says beyond the request's own."""
+    """`images` by their place in the payload, or by `history/…`; `payload`: what it says beyond the request's own.
+
+    `files` in place of images for models that open them themselves.
+    """
 
     images: dict[str, DecodedImage] = field(default_factory=dict[str, DecodedImage])
+    files: dict[str, EncodedImage] = field(default_factory=dict[str, EncodedImage])
     shown: Shown = field(default_factory=dict[int, Sequence[ArtifactRef]])
     history: list[dict[str, Any]] | None = None
     payload: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class RunImages:
-    """`sees` says of a lane whether its model reads images among messages."""
+    """Of a lane says `sees` whether its model reads images among messages, `opens` whether it opens them itself."""
 
-    def __init__(self, source: Images | None, sees: Callable[[str], bool]) -> None:
+    def __init__(
+        self, source: Images | None, sees: Callable[[str], bool], opens: Callable[[str], bool] = lambda lane: False
+    ) -> None:
         self._source = source
         self._sees = sees
+        self._opens = opens
 
     def close(self) -> None:
         if self._source is not None:
@@ -57,6 +69,8 @@ class RunImages:
 
     async def of(self, work: Work, turn: TurnStart | None) -> Gathered:
         """What a run gets. `turn`: how its conversation stands, of a turn. Raises PenstockError."""
+        if self._opens(work.lane):  # its tasks have no turns
+            return Gathered(files={place: await self._look(work, place, ref) for place, ref in _named(work.request)})
         if turn is None:
             return Gathered(images={place: await self._fetch(work, place, ref) for place, ref in _named(work.request)})
         request, shown = work.request, dict(turn.shown)
@@ -115,6 +129,9 @@ class RunImages:
 
     async def _fetch(self, work: Work, place: str, ref: Mapping[str, Any]) -> DecodedImage:
         return await self._images(place).fetch(work.tenant, ref, param=f"payload.{place}")
+
+    async def _look(self, work: Work, place: str, ref: Mapping[str, Any]) -> EncodedImage:
+        return await self._images(place).look(work.tenant, ref, param=f"payload.{place}")
 
     def _images(self, place: str) -> Images:
         if self._source is None:

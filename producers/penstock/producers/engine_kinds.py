@@ -47,6 +47,8 @@ class EngineKind:
     """Whether it passes on whatever OpenAI's protocol has."""
     abilities: frozenset[str] = frozenset()
     """What it can do beyond its tasks (`penstock.schemas.abilities`)."""
+    opens_images: bool = False
+    """Whether it opens images itself, under guard: it is given files as they came, else pixels."""
     options: frozenset[str] | None = None
     """The options that it knows; None: it looks at them itself."""
 
@@ -91,6 +93,7 @@ KINDS: dict[str, EngineKind] = {
             slots=16,
             backend="penstock.processors.engines.imaging:ImagingBackend",
             sizer="penstock.processors.models.vision_sizing:size_of_imaging",
+            opens_images=True,
             options=frozenset({"max_pixels"}),
         ),
         EngineKind(

@@ -28,7 +28,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedKafka]:
 def write(broker: EmbeddedKafka, value: bytes) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all"})
     producer.produce("kept", value)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 def read_all(broker: EmbeddedKafka) -> list[bytes]:

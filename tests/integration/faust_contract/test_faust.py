@@ -161,7 +161,7 @@ async def test_headers_keys_times_and_nulls_come_through(group: Groups) -> None:
     producer = Producer({"bootstrap.servers": one.bootstrap})
     producer.produce(one.topics[0], b"v", key=b"k", headers=[("a", b"1"), ("a", None)], timestamp=1_700_000_000_000)
     producer.produce(one.topics[0], None)
-    producer.flush(10)
+    producer.flush(60)
     with OddProducer(one.bootstrap) as odd:
         odd.send(one.topics[0], b"odd", headers=[(b"\xff", b"1")])
     async with one.member("a", seen):
@@ -196,7 +196,7 @@ async def test_markers_of_transactions_are_covered_and_no_lag(group: Groups) -> 
         for number in range(6):
             producer.begin_transaction()
             producer.produce(one.topics[0], b"left" if number % 2 else b"kept", partition=0)
-            producer.flush(10)
+            producer.flush(60)
             await asyncio.to_thread(producer.abort_transaction if number % 2 else producer.commit_transaction, 20)
         await wait_until_async(lambda: seen.ends[one.tp] == 12, 20, lambda: seen.ends)
         assert seen.values() == [b"kept"] * 3

@@ -55,7 +55,7 @@ def test_a_transactions_marker_at_the_end_does_not_keep_a_gateway_behind(own_pla
     producer.begin_transaction()
     for topic in (*names.request_topics(), names.result, names.status):
         producer.produce(topic, b"in a transaction", partition=0)
-    producer.flush(10)
+    producer.flush(60)
     _ = producer.commit_transaction(20) if ends == "commit" else producer.abort_transaction(20)
     serve_one(gateway, own_place.scribe)
     gateway.stop()

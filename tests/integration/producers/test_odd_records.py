@@ -105,7 +105,7 @@ def test_an_open_transaction_keeps_nobody_waiting(settings: KafkaSettings) -> No
         other.send(topic, b"before")
     producer.begin_transaction()
     producer.produce(topic, b"open", partition=0)
-    producer.flush(10)
+    producer.flush(60)
     got: list[RawMessage] = []
     with reading(settings, topic, got, tells_ends=False) as reader:
         reader.wait_until_caught_up(5)
@@ -123,7 +123,7 @@ def _write_transactions(settings: KafkaSettings, topic: str) -> None:
         producer.begin_transaction()
         for _ in range(2):
             producer.produce(topic, b"left" if number % 2 else b"kept", partition=0)
-        producer.flush(10)
+        producer.flush(60)
         if number % 2:
             producer.abort_transaction(20)
         else:

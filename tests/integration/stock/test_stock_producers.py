@@ -77,7 +77,7 @@ def new_id(name: str) -> str:
 def send_json(system: System, request_id: str, **produce: Any) -> None:
     producer = Producer({"bootstrap.servers": system.bootstrap})
     producer.produce(topic_of(system), json.dumps(body(request_id)), **produce)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 @pytest.mark.parametrize(("client", "codec"), PAIRS, ids=[f"{client.name}-{codec}" for client, codec in PAIRS])
@@ -121,7 +121,7 @@ def test_a_record_without_a_request(system: System, key: bytes | None, value: by
         topic_of(system), value, key=key, partition=2, on_delivery=lambda error, message: delivered.append(message)
     )
     producer.produce(topic_of(system), json.dumps(body(after)), partition=2)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     wait_outcomes(system, [after])
     place = (2, delivered[0].offset())
 
@@ -142,7 +142,7 @@ def test_transactions_committed_and_aborted(system: System) -> None:
         producer.begin_transaction()
         for request_id in ids:
             producer.produce(topic_of(system), json.dumps(body(request_id)), partition=3)
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
         end(30)
     for request_id in after:
         send_json(system, request_id, partition=3)

@@ -19,7 +19,7 @@ def test_a_compressed_record_runs_and_so_does_the_next(make_system: Callable[...
     producer = Producer({"bootstrap.servers": system.bootstrap, "compression.type": codec})
     body = {"request_id": "packed", "task": "text_generation", "payload": {"prompt": "hello " * 200}}
     producer.produce(system.names.request("text_generation", 5), json.dumps(body), partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     send(system, {"request_id": "next"}, partition=0)
     for request_id in ("packed", "next"):
         assert outcome(system, request_id, 15).status == "completed"

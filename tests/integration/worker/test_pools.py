@@ -30,7 +30,7 @@ def send(system: System, topic: str, request: dict[str, Any]) -> None:
     producer = Producer({"bootstrap.servers": system.bootstrap, "partitioner": "murmur2_random"})
     body: dict[str, Any] = {"task": "text_generation", "payload": {"prompt": "hi"}, **request}
     producer.produce(topic, json.dumps(body), key=body.get("conversation_id") or body["request_id"])
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 @pytest.mark.slow

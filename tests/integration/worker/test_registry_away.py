@@ -68,7 +68,7 @@ def test_an_absent_registry_pauses_intake(make_system: Callable[..., System], re
     producer = Producer({"bootstrap.servers": system.bootstrap})
     topic = system.names.request("text_generation", 5)
     producer.produce(topic, Codec(writer_ids={"InferenceRequest": FOREIGN_ID}).encode(request), partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     eventually(lambda: not worker.ready(), 30, worker.tail)
     assert "registry" in httpx.get(worker.url + "/readyz").text
     asked = registry.asked

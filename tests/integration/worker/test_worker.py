@@ -294,7 +294,7 @@ def test_poison_of_any_kind_leaves_the_worker_alive(make_system: Make) -> None:
         body = {"request_id": f"ok{len(header[1] or '')}{header[0]}", "task": "text_generation"}
         value = json.dumps({**body, "payload": {"prompt": "x"}}).encode()
         producer.produce(topic, value, partition=0, headers=[header])
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     eventually(lambda: len(system.outcomes()) == 5 and system.lag() == 0, 40, worker.tail)
     assert worker.alive()
     assert len(system.dead_letters()) == len(bad)

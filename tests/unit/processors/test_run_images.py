@@ -14,6 +14,7 @@ from penstock.processors.conversations.messages import Shown, as_chat
 from penstock.processors.conversations.turns import TurnStart
 from penstock.processors.core.work import Work
 from penstock.processors.images.decoded import DecodedImage
+from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.run_images import SHOWN_OF_HISTORY, Gathered, RunImages
 from penstock.schemas.errors import InvalidRequest, NotFound, UnsupportedParameter
 from penstock.schemas.records import ArtifactRef, ConversationMessage
@@ -39,6 +40,10 @@ class Source:
             raise NotFound("it is gone", param=param)
         self.fetched.append(ref)
         return DecodedImage(1, 1, "L", hashlib.md5(str(ref).encode()).digest()[:1], "PNG", "0" * 64)
+
+    async def look(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> EncodedImage:
+        found = await self.fetch(tenant, ref, param=param)
+        return EncodedImage(found.width, found.height, found.mode, b"a file", "PNG", found.source_sha256, 1)
 
     async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
         if "url" in ref:
@@ -184,3 +189,18 @@ async def test_a_worker_that_takes_no_images_says_so() -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         await gathered(None, "image_to_text", {"image": {"artifact_id": "a"}}, None)
     assert caught.value.param == "payload.image"
+
+
+async def test_a_model_that_opens_images_itself_gets_files() -> None:
+    payload = {
+        "image": {"artifact_id": "a"},
+        "operations": [{"op": "composite", "image": {"artifact_id": "b"}, "left": 0, "top": 0}],
+    }
+    request = parse_request({"task": "image_processing", "payload": payload}, now_ms=1)
+    work = cast("Work", SimpleNamespace(request=request, tenant="default", lane="m"))
+    found = await RunImages(Source(), lambda lane: False, lambda lane: lane == "m").of(work, None)
+    assert found.images == {}
+    assert {place: file.data for place, file in found.files.items()} == {
+        "image": b"a file",
+        "operations[0].image": b"a file",
+    }

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from penstock.processors.images.decoded import DecodedImage
+from penstock.processors.images.encoded import EncodedImage
 from penstock.schemas.errors import EngineFailed, PenstockError, UnsupportedParameter
 from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote
@@ -56,6 +57,8 @@ class RunSpec:
     embeddings, which come as the fields above."""
     images: Mapping[str, DecodedImage] = field(default_factory=dict[str, DecodedImage])
     """The images that the payload names, by their place in it: `image`, `mask`, `operations[2].image`."""
+    files: Mapping[str, EncodedImage] = field(default_factory=dict[str, EncodedImage])
+    """The same unopened, in place of `images`, for kinds of engines that open them themselves, under guard."""
     output: OutputSpec | None = None
     """The form of the images to be made."""
     defaulted: frozenset[str] = frozenset()

@@ -224,7 +224,7 @@ class Desk:
             self._emit(("prepared", number, result))
             return
         prepared, prompt = result
-        images = sum(len(image.pixels) for image in spec.images.values())
+        images = _image_bytes(spec)
         self._remember(spec, prompt, prepared.prompt_tokens + images // IMAGE_BYTES_A_TOKEN)
         self._emit(("prepared", number, prepared))
 
@@ -272,7 +272,7 @@ class Desk:
         self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=again)))
 
     def _remember(self, spec: RunSpec, prompt: Any, tokens: int) -> None:
-        bare = replace(spec, messages=None, history=None, prompt=None, inputs=None, payload={}, images={})
+        bare = replace(spec, messages=None, history=None, prompt=None, inputs=None, payload={}, images={}, files={})
         self._prompts[spec.run_id] = (bare, prompt, tokens)
         self._tokens += tokens
         while self._tokens > REMEMBERED_TOKENS and len(self._prompts) > 1:
@@ -289,6 +289,11 @@ def size_of(spec: RunSpec) -> int:
     """Characters of all texts of a spec, and bytes of its images. What has to be compiled counts as long."""
     if spec.params.get("response_format") or spec.params.get("tools") or spec.params.get("logprobs"):
         return INLINE_CHARS + 1
-    images = sum(len(image.pixels) for image in spec.images.values())
     texts = [message.get("content") for message in (*(spec.history or ()), *(spec.messages or ()))]
-    return images + sum(len(text) for text in (*texts, spec.prompt, *(spec.inputs or ())) if isinstance(text, str))
+    return _image_bytes(spec) + sum(
+        len(text) for text in (*texts, spec.prompt, *(spec.inputs or ())) if isinstance(text, str)
+    )
+
+
+def _image_bytes(spec: RunSpec) -> int:
+    return sum(image.size_bytes for image in (*spec.images.values(), *spec.files.values()))

@@ -1,4 +1,4 @@
-"""Upscaling inside the child: the imaging backend with a network for `upscale`, computed tile by tile.
+"""Upscaling inside the child: operations on images, with a network for `upscale`, computed tile by tile.
 
 The network is Real-ESRGAN's compact one (SRVGGNetCompact): convolutions of 3 × 3 and a shuffle of pixels. An output
 pixel sees only so many pixels around it as there are convolutions, so tiles that overlap by that much give exactly what
@@ -19,8 +19,10 @@ from PIL import Image
 
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo
-from penstock.processors.engines.imaging import ImagingBackend
+from penstock.processors.engines.image_work import ImageWork, Job
 from penstock.processors.engines.loading import device_name, dtype_name, limit_device_memory
+from penstock.processors.images.operations import Encoded, Picture, apply, encode
+from penstock.processors.images.pictures import opened
 from penstock.schemas.errors import InvalidRequest
 
 TILE = 256
@@ -32,7 +34,7 @@ Box = tuple[int, int, int, int]
 """(left, top, right, bottom), pixels."""
 
 
-class UpscalingBackend(ImagingBackend):
+class UpscalingBackend(ImageWork):
     """`tile` (256): the side of a tile, pixels. `channels_last` and half precision follow the device."""
 
     upscales = True
@@ -60,20 +62,28 @@ class UpscalingBackend(ImagingBackend):
         self._enlarge(Image.new("RGB", (8, 8)))
         return super().load()
 
+    def compute(self, run_id: str, job: Job) -> Encoded:
+        images = {place: opened(image) for place, image in job.images.items()}
+        picture = Picture(image=images["image"], format=job.form, quality=job.quality)
+        for step in job.steps:
+            self.go_on(run_id)
+            picture = apply(picture, step, images, lambda image, factor: self.upscale(run_id, image, factor))
+        self.go_on(run_id)
+        return encode(picture)
+
     def upscale(self, run_id: str, image: Image.Image, factor: int) -> Image.Image:
         """`factor` times larger; less than the network's own factor is reached by making its image smaller again."""
         made = Image.new("RGB", (image.width * self._scale, image.height * self._scale))
         colours = image.convert("RGB")
         for inner, outer in tiles(image.size, self._tile, self._overlap):
             with self._network_free:
-                self._go_on(run_id)
+                self.go_on(run_id)
                 large = self._enlarge(colours.crop(outer))
             left, top = (inner[0] - outer[0]) * self._scale, (inner[1] - outer[1]) * self._scale
             width, height = (inner[2] - inner[0]) * self._scale, (inner[3] - inner[1]) * self._scale
             made.paste(
                 large.crop((left, top, left + width, top + height)), (inner[0] * self._scale, inner[1] * self._scale)
             )
-            self._done += 1
         size = image.width * factor, image.height * factor
         if size != made.size:
             made = made.resize(size, Image.Resampling.LANCZOS)

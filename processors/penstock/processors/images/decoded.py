@@ -30,6 +30,16 @@ class DecodedImage:
         if len(self.pixels) != self.width * self.height * CHANNELS[self.mode]:
             raise ValueError("the pixels do not fill the image")
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes where it waits."""
+        return len(self.pixels)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """What it takes decoded."""
+        return len(self.pixels)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """The pixels by themselves, for who sends them without a copy (PEP 574)."""
         pixels = PickleBuffer(self.pixels)

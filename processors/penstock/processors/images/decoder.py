@@ -2,9 +2,9 @@
 
     python -m penstock.processors.images.decoder MEMORY_BYTES MAX_PIXELS MAX_SIDE CPU_S
 
-On its standard input come jobs, as `wire` writes them: {format, size}, then so many bytes of the image. On its standard
-output goes an answer for each: {width, height, mode, pixels}, then so many bytes of pixels; or {code, message}. It ends
-when its input does, with the worker, in whatever way that ended.
+On its standard input come jobs, as `wire` writes them: {format, size, only_look}, then so many bytes of the image. On
+its standard output goes an answer for each: {width, height, mode}, then the pixels where it was not only to look; or
+{code, message}. It ends when its input does, with the worker, in whatever way that ended.
 
 Only the decoder of the format that the worker has sniffed is opened. Width and height are looked at before any pixel
 is decoded. Memory and processor time have limits of the kernel's: an image that passes them ends this process. It is
@@ -18,12 +18,17 @@ import resource
 import signal
 import sys
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
 
-from PIL import Image, ImageCms, ImageFile, ImageOps
+from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps
 
 from penstock.processors.images.wire import read_header, write
 
 _OPEN_FILES = 32
+_LYING = frozenset({5, 6, 7, 8})
+"""Orientations of EXIF that are turned by a quarter."""
 CODE_INVALID, CODE_TOO_LARGE, CODE_MEMORY = "invalid", "too_large", "memory"
 
 
@@ -44,14 +49,18 @@ def main(argv: list[str]) -> int:
     while job := read_header(jobs):
         data = jobs.read(job["size"])
         limit_cpu(cpu_s)
+        pixels = b""
         try:
-            image = decode(data, job["format"], max_pixels, max_side)
-            pixels = image.tobytes()
-            about = {"width": image.width, "height": image.height, "mode": image.mode, "pixels": len(pixels)}
+            if job["only_look"]:
+                about = look(data, job["format"], max_pixels, max_side)
+            else:
+                image = decode(data, job["format"], max_pixels, max_side)
+                pixels = image.tobytes()
+                about = {"width": image.width, "height": image.height, "mode": image.mode}
         except Refused as error:
-            about, pixels = {"code": error.code, "message": str(error)}, b""
+            about = {"code": error.code, "message": str(error)}
         except MemoryError:
-            about, pixels = {"code": CODE_MEMORY}, b""
+            about = {"code": CODE_MEMORY}
         write(answers, about, pixels)
         if about.get("code") == CODE_MEMORY:
             return 0  # what is left of it would stand in the way of the next image
@@ -90,12 +99,31 @@ def limit_cpu(cpu_s: int) -> None:
 
 def decode(data: bytes, format_name: str, max_pixels: int, max_side: int) -> Image.Image:
     """The first frame, upright, in sRGB, of mode L, RGB or RGBA, without metadata. Raises Refused, MemoryError."""
+    with _opened(data, format_name, max_pixels, max_side) as image:
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        return _plain(image)
+
+
+def look(data: bytes, format_name: str, max_pixels: int, max_side: int) -> dict[str, Any]:
+    """What `decode` would make, without the pixels: {width, height, mode}. Raises Refused, MemoryError.
+
+    What stands behind the pixels is not seen: an orientation there, or that the file is cut off.
+    """
+    with _opened(data, format_name, max_pixels, max_side) as image:
+        # By the base class: a PNG's own method decodes all to find what may stand at its end.
+        orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
+        width, height = image.size[::-1] if orientation in _LYING else image.size
+        return {"width": width, "height": height, "mode": _plain_mode(image)}
+
+
+@contextmanager
+def _opened(data: bytes, format_name: str, max_pixels: int, max_side: int) -> Generator[Image.Image]:
+    """Of a size that is allowed. What goes wrong with it is Refused or MemoryError."""
     try:
         with Image.open(io.BytesIO(data), formats=[format_name]) as image:
             _check_size(image, max_pixels, max_side)
-            image.load()
-            ImageOps.exif_transpose(image, in_place=True)
-            return _plain(image)
+            yield image
     except (Refused, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -117,19 +145,25 @@ def _check_size(image: Image.Image, max_pixels: int, max_side: int) -> None:
 def _plain(image: Image.Image) -> Image.Image:
     """8 bits a channel, grey or colours, transparency as alpha."""
     profile: bytes | None = image.info.get("icc_profile")
-    if image.mode.startswith("I") or image.mode == "F":
+    if _is_deep_grey(image):
         return _of_deep_grey(image)
-    if image.has_transparency_data or image.mode in ("RGBA", "LA", "PA"):
-        plain = image.convert("RGBA")
-    elif image.mode in ("1", "L"):
-        plain = image.convert("L")
-    elif image.mode == "CMYK":
+    if image.mode == "CMYK":
         return _in_srgb(image, profile, "RGB") or image.convert("RGB")
-    else:
-        plain = image if image.mode == "RGB" else image.convert("RGB")
+    mode = _plain_mode(image)
+    plain = image if image.mode == mode == "RGB" else image.convert(mode)
     if profile and image.mode in ("RGB", "RGBA"):
         plain = _in_srgb(plain, profile, plain.mode) or plain
     return plain
+
+
+def _is_deep_grey(image: Image.Image) -> bool:
+    return image.mode.startswith("I") or image.mode == "F"
+
+
+def _plain_mode(image: Image.Image) -> str:
+    if image.has_transparency_data or image.mode in ("RGBA", "LA", "PA"):
+        return "RGBA" if not _is_deep_grey(image) else "L"
+    return "L" if image.mode in ("1", "L") or _is_deep_grey(image) else "RGB"
 
 
 def _of_deep_grey(image: Image.Image) -> Image.Image:

@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import hashlib
-import importlib.util
-import logging
-import os
-import subprocess
-import sys
-import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from functools import partial
+from typing import Any, BinaryIO, TypeVar
 
 from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.images.decoded import CHANNELS, DecodedImage
-from penstock.processors.images.wire import read_header, write
+from penstock.processors.images.encoded import EncodedImage
+from penstock.processors.images.guarded import BASE_BYTES, BYTES_OF_PIXEL, Ended, GuardedProcess
+from penstock.processors.images.wire import answered, read_body
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, TooLarge
 from penstock.schemas.image_formats import sniff
 
-logger = logging.getLogger(__name__)
-
 _PROGRAM = "penstock.processors.images.decoder"
-_SIGXCPU = 24
-_BASE_BYTES = 512 << 20
-"""Address space of a decoder without an image."""
-_BYTES_OF_PIXEL = 24
-"""What decoding may hold for each pixel: coefficients of a progressive JPEG, the frame, that turned and converted."""
-_WALL_FACTOR = 4
-"""On a busy machine a decoder gets its processor time late: so many times that long it may take by the clock."""
-_RENEWED_AFTER = 500
-"""Images after which a decoder is replaced: a leak in a library ends with it."""
-_START_S = 60.0
-_PIPE_BYTES = 1 << 20
-"""As much as the kernel gives to everybody."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +35,40 @@ class DecodeLimits:
 
     @property
     def address_space(self) -> int:
-        return self.memory_bytes or _BASE_BYTES + _BYTES_OF_PIXEL * self.max_pixels
+        return self.memory_bytes or BASE_BYTES + BYTES_OF_PIXEL * self.max_pixels
+
+
+class Refusal(Exception):
+    """A guarded process has said why there is no image: `code` is one of its CODE_*, or of an error's.
+
+    `place`: which of several images is at fault; `param`: which operation.
+    """
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self.code = str(about["code"])
+        self.message = str(about.get("message", ""))
+        self.place: Any = about.get("place")
+        self.param: Any = about.get("param")
+        super().__init__(self.message)
+
+    def told(self, param: str, format_name: str) -> PenstockError:
+        """For who sent the image."""
+        match self.code:
+            case "too_large":
+                return TooLarge(f"{param} {self.message}", param=param)
+            case "memory":
+                return InvalidRequest(f"{param}: decoding this {format_name} image takes too much memory", param=param)
+            case _:
+                return InvalidRequest(f"{param} {self.message}", param=param)
+
+
+def ended_on(error: Ended, param: str, format_name: str) -> PenstockError:
+    """What is told of an image on which its process has ended."""
+    if error.not_started is not None:
+        return InternalError(f"no image decoder could be started: {error.not_started}")
+    if error.late:
+        return InvalidRequest(f"{param}: decoding this {format_name} image takes too long", param=param)
+    return InvalidRequest(f"{param}: decoding this {format_name} image ended its decoder", param=param)
 
 
 class Decoders:
@@ -61,8 +77,8 @@ class Decoders:
     def __init__(self, limits: DecodeLimits | None = None, *, processes: int = 2) -> None:
         self.limits = limits or DecodeLimits()
         self._free = asyncio.Semaphore(processes)
-        self._idle: list[_Decoder] = []
-        self._all: set[_Decoder] = set()
+        self._idle: list[GuardedProcess] = []
+        self._all: set[GuardedProcess] = set()
         self._closed = False
         self.deaths = 0
         """Decoders that ended while they had an image."""
@@ -73,18 +89,11 @@ class Decoders:
         Raises InvalidRequest for what is no whole image of an accepted format, TooLarge, and InternalError when no
         decoder can be started.
         """
-        format_name = self._format_of(data, param)
-        async with self._free:
-            decoder = self._take()
-            try:
-                image = await in_daemon_thread(decoder.decode, data, format_name)
-            except _Failed as error:
-                self.deaths += error.code in ("late", "died")
-                raise error.told(param, format_name) from None
-            finally:
-                # A caller who is cancelled leaves a decoder at work: it is ended.
-                self._put_back(decoder)
-        return image
+        return await self._asked(data, param, only_look=False, answer=self._decoded)
+
+    async def look(self, data: bytes, *, param: str) -> EncodedImage:
+        """The image as it came, with the size that it has. Raises as `decode`, as far as its beginning shows it."""
+        return await self._asked(data, param, only_look=True, answer=self._looked_at)
 
     def pids(self) -> set[int]:
         """The processes that run now."""
@@ -103,6 +112,50 @@ class Decoders:
         self._all.clear()
         self._idle.clear()
 
+    async def _asked(
+        self, data: bytes, param: str, *, only_look: bool, answer: Callable[[bytes, str, BinaryIO], T]
+    ) -> T:
+        format_name = self._format_of(data, param)
+        job = {"format": format_name, "size": len(data), "only_look": only_look}
+        async with self._free:
+            decoder = self._take()
+            reusable = False
+            try:
+                read = partial(answer, data, format_name)
+                found = await in_daemon_thread(decoder.ask, job, [data], self.limits.cpu_s, read)
+                reusable = True
+            except Refusal as error:  # the image's fault: the decoder goes on
+                reusable = error.code != "memory"
+                raise error.told(param, format_name) from None
+            except Ended as error:
+                self.deaths += error.not_started is None
+                raise ended_on(error, param, format_name) from None
+            finally:
+                # A caller who is cancelled leaves a decoder at work: it is ended.
+                self._put_back(decoder, reusable=reusable)
+        return found
+
+    def _decoded(self, data: bytes, format_name: str, answers: BinaryIO) -> DecodedImage:
+        width, height, mode = self._size(answers)
+        pixels = read_body(answers, width * height * CHANNELS[mode], self.limits.max_pixels * CHANNELS[mode])
+        return DecodedImage(width, height, mode, pixels, format_name, hashlib.sha256(data).hexdigest())
+
+    def _looked_at(self, data: bytes, format_name: str, answers: BinaryIO) -> EncodedImage:
+        digest = hashlib.sha256(data).hexdigest()
+        return EncodedImage(*self._size(answers), data, format_name, digest, self.limits.cpu_s)
+
+    def _size(self, answers: BinaryIO) -> tuple[int, int, str]:
+        """Width, height and mode. Raises Refusal, ValueError, KeyError for what is no size, EOFError."""
+        about: dict[str, Any] = answered(answers)
+        if "code" in about:
+            raise Refusal(about)
+        width, height, mode = about["width"], about["height"], about["mode"]
+        if not (type(width) is int and type(height) is int and 0 < width * height <= self.limits.max_pixels):
+            raise ValueError("the decoder made no image")
+        if mode not in CHANNELS:
+            raise ValueError("the decoder made no image of a known mode")
+        return width, height, str(mode)
+
     def _format_of(self, data: bytes, param: str) -> str:
         accepted = ", ".join(self.limits.formats)
         format_name = sniff(data)
@@ -112,7 +165,7 @@ class Decoders:
             raise InvalidRequest(f"{param} is a {format_name} image; accepted are {accepted}", param=param)
         return format_name
 
-    def _take(self) -> _Decoder:
+    def _take(self) -> GuardedProcess:
         if self._closed:
             raise InternalError("the worker stops: no image is decoded any more")
         while self._idle:
@@ -121,157 +174,17 @@ class Decoders:
                 break
             self._end(decoder)  # somebody ended it while it waited: no image is at fault
         else:
-            decoder = _Decoder(self.limits)
-        decoder.reusable = False
+            limits = self.limits
+            decoder = GuardedProcess(_PROGRAM, (limits.address_space, limits.max_pixels, limits.max_side, limits.cpu_s))
         self._all.add(decoder)
         return decoder
 
-    def _put_back(self, decoder: _Decoder) -> None:
-        if decoder.reusable and not self._closed:
+    def _put_back(self, decoder: GuardedProcess, *, reusable: bool) -> None:
+        if reusable and not decoder.worn and not self._closed:
             self._idle.append(decoder)
         else:
             self._end(decoder)
 
-    def _end(self, decoder: _Decoder) -> None:
+    def _end(self, decoder: GuardedProcess) -> None:
         decoder.end()
         self._all.discard(decoder)
-
-
-class _Failed(Exception):
-    """Why there is no image: `code` is one of the decoder's, or says how its process ended."""
-
-    def __init__(self, code: str, message: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-    def told(self, param: str, format_name: str) -> PenstockError:
-        match self.code:
-            case "too_large":
-                return TooLarge(f"{param} {self.message}", param=param)
-            case "invalid":
-                return InvalidRequest(f"{param} {self.message}", param=param)
-            case "memory":
-                return InvalidRequest(f"{param}: decoding this {format_name} image takes too much memory", param=param)
-            case "late":
-                return InvalidRequest(f"{param}: decoding this {format_name} image takes too long", param=param)
-            case "not_started":
-                return InternalError(f"no image decoder could be started: {self.message}")
-            case _:
-                return InvalidRequest(f"{param}: decoding this {format_name} image ended its decoder", param=param)
-
-
-class _Decoder:
-    """One process. Its methods block; `end` may be called from any thread."""
-
-    def __init__(self, limits: DecodeLimits) -> None:
-        self._limits = limits
-        self._process: subprocess.Popen[bytes] | None = None
-        self._served = 0
-        self._ended = False
-        self._lock = threading.Lock()
-        self.reusable = False
-        """Whether it waits for the next image."""
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self.alive else None
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def decode(self, data: bytes, format_name: str) -> DecodedImage:
-        """Raises _Failed."""
-        process = self._started()
-        late = threading.Event()
-
-        def kill() -> None:
-            late.set()
-            process.kill()
-
-        # The kernel counts its processor time; this ends one that neither works nor answers.
-        timer = threading.Timer(_START_S + _WALL_FACTOR * self._limits.cpu_s, kill)
-        timer.daemon = True
-        timer.start()
-        self._served += 1
-        try:
-            image = _answer(process, data, format_name, self._limits)
-        except _Failed as error:  # the image's fault: the decoder goes on
-            self.reusable = error.code != "memory" and self._served < _RENEWED_AFTER
-            raise
-        except (OSError, ValueError, KeyError, EOFError) as error:
-            process.kill()
-            code = process.wait()
-            logger.warning("images.decoder_ended pid=%d exit_code=%d", process.pid, code)
-            raise _Failed("late" if late.is_set() or code == -_SIGXCPU else "died") from error
-        finally:
-            timer.cancel()
-        self.reusable = self._served < _RENEWED_AFTER
-        return image
-
-    def end(self) -> None:
-        with self._lock:
-            self._ended = True
-            process = self._process
-        if process is not None:
-            process.kill()
-            threading.Thread(target=_reap, args=(process,), name="image-decoder-end", daemon=True).start()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        with self._lock:
-            if self._ended:
-                raise _Failed("not_started", "the worker stops")
-            if self._process is None:
-                limits = self._limits
-                if importlib.util.find_spec("PIL") is None:
-                    raise _Failed("not_started", "Pillow is missing; penstock[worker] installs it")
-                numbers = (limits.address_space, limits.max_pixels, limits.max_side, limits.cpu_s)
-                try:
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-P", "-m", _PROGRAM, *map(str, numbers)],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,  # libraries write there what they find in an image
-                        env={
-                            "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
-                        },  # no secrets where images are opened
-                        cwd="/",
-                    )
-                except OSError as error:
-                    raise _Failed("not_started", type(error).__name__) from error
-                _widen(self._process)
-            return self._process
-
-
-def _widen(process: subprocess.Popen[bytes]) -> None:
-    """Pixels go through this pipe, 64 KiB at a time if nothing is said: each time one side waits for the other."""
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(cast("BinaryIO", process.stdout), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    with process:
-        pass
-
-
-def _answer(process: subprocess.Popen[bytes], data: bytes, format_name: str, limits: DecodeLimits) -> DecodedImage:
-    """Raises _Failed as the decoder says; OSError, ValueError, EOFError when it does not speak as it should."""
-    jobs, answers = cast("BinaryIO", process.stdin), cast("BinaryIO", process.stdout)
-    write(jobs, {"format": format_name, "size": len(data)}, data)
-    about = read_header(answers)
-    if about is None:
-        raise EOFError("the decoder has ended")
-    if "code" in about:
-        raise _Failed(str(about["code"]), str(about.get("message", "")))
-    width, height, mode = about["width"], about["height"], about["mode"]
-    if not (type(width) is int and type(height) is int and 0 < width * height <= limits.max_pixels):
-        raise ValueError("the decoder made no image")
-    return DecodedImage(
-        width=width,
-        height=height,
-        mode=mode,
-        pixels=answers.read(width * height * CHANNELS[mode]),
-        source_format=format_name,
-        source_sha256=hashlib.sha256(data).hexdigest(),
-    )

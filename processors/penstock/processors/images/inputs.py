@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.decoders import DecodeLimits, Decoders
+from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.images.fetching import ImageFetcher
 from penstock.processors.images.url_rules import UrlRules
 from penstock.processors.outputs import reference_to
@@ -34,6 +35,10 @@ class LazyImageInputs:
     async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
         """Raises as ImageInputs."""
         return await (await self._opened()).fetch(tenant, ref, param=param)
+
+    async def look(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> EncodedImage:
+        """Raises as ImageInputs."""
+        return await (await self._opened()).look(tenant, ref, param=param)
 
     async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
         """Raises as ImageInputs."""
@@ -67,6 +72,10 @@ class ImageInputs:
         this tenant does not have, TooLarge, and SourceUnavailable (retryable) when a URL's host did not answer.
         """
         return await self._decoders.decode(await self._bytes(tenant, ref, param), param=param)
+
+    async def look(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> EncodedImage:
+        """As `fetch`, but not decoded: what only decoding shows is not found here."""
+        return await self._decoders.look(await self._bytes(tenant, ref, param), param=param)
 
     async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
         """The artifact behind `ref`. What lies at a URL becomes one: there may be another image tomorrow.

@@ -1,4 +1,4 @@
-"""What a worker and a decoder say to each other: a JSON object with its length before it, then bytes as it announces.
+"""What this side and a guarded process say to each other: a JSON object, its length before it, then bytes as it tells.
 
 Not pickle: what has opened a hostile image is not believed any more than the image.
 """
@@ -10,7 +10,8 @@ import struct
 from typing import Any, BinaryIO, cast
 
 LENGTH = struct.Struct("!I")
-MAX_HEADER_BYTES = 4096
+MAX_HEADER_BYTES = 1 << 20
+"""Operations of a request are part of a header."""
 
 
 def read_header(stream: BinaryIO) -> dict[str, Any] | None:
@@ -27,8 +28,27 @@ def read_header(stream: BinaryIO) -> dict[str, Any] | None:
     return cast("dict[str, Any]", found)
 
 
-def write(stream: BinaryIO, header: dict[str, Any], body: bytes = b"") -> None:
+def answered(stream: BinaryIO) -> dict[str, Any]:
+    """The next object of who has to answer. Raises EOFError where there is none, ValueError."""
+    found = read_header(stream)
+    if found is None:
+        raise EOFError("the process has ended")
+    return found
+
+
+def read_body(stream: BinaryIO, size: Any, most: int) -> bytes:
+    """So many bytes. Raises ValueError for a size that cannot be, EOFError where fewer came."""
+    if type(size) is not int or not 0 <= size <= most:
+        raise ValueError("the process tells no possible size")
+    found = stream.read(size)
+    if len(found) < size:
+        raise EOFError("the process has ended")
+    return found
+
+
+def write(stream: BinaryIO, header: dict[str, Any], *bodies: bytes | memoryview) -> None:
     text = json.dumps(header).encode()
     stream.write(LENGTH.pack(len(text)) + text)
-    stream.write(body)
+    for body in bodies:
+        stream.write(body)
     stream.flush()

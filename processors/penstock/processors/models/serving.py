@@ -173,6 +173,10 @@ class Serving:
         """Whether it reads images among messages."""
         return READ_IMAGES in self.catalog.get(model).kind.abilities
 
+    def opens(self, model: str) -> bool:
+        """Whether it opens images itself, under guard: it is given files rather than pixels."""
+        return self.catalog.get(model).kind.opens_images
+
     # -- devices
 
     async def observe(self) -> None:

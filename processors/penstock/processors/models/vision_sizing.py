@@ -21,13 +21,18 @@ from penstock.processors.models.sizing import ModelSize, OnProgress, slots_of
 DEFAULT_WINDOW = 2048
 ACTIVATION_BYTES = 64 * 2**20
 """What one prompt's image takes while it is read, beside the cache."""
+GUARDED_BYTES = 32 * 2**20
+"""A process that opens images, before it has one."""
 IMAGE_COPIES = 2
 """Of the largest image that an operation works on: what it reads and what it makes, four bytes a pixel each."""
 
 
 async def size_of_imaging(config: ModelConfig, on_progress: OnProgress) -> ModelSize:
-    """Of an engine without a model: its process, and an image for each of its threads."""
-    return ModelSize(source=config.source, need_bytes=config.vram_bytes or PROCESS_BYTES + _images_need(config))
+    """Of an engine without a model: its process, and for each of its threads one that has Pillow, and an image."""
+    beside = int(config.options.get("threads", 1)) * GUARDED_BYTES
+    return ModelSize(
+        source=config.source, need_bytes=config.vram_bytes or PROCESS_BYTES + beside + _images_need(config)
+    )
 
 
 def upscaling_need(path: Path, config: ModelConfig) -> int:

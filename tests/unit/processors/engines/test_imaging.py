@@ -1,11 +1,14 @@
-"""The imaging backend in this process: outputs, refusals, cancelling; upscaling by tiles is as upscaling whole."""
+"""The backends of image processing: outputs, refusals, cancelling; upscaling by tiles is as upscaling whole."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
-import threading
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +18,44 @@ from PIL import Image
 from penstock.processors.engines.base import Finished, RunFailed, RunSpec
 from penstock.processors.engines.imaging import ImagingBackend
 from penstock.processors.engines.upscaling import MODEL_TYPE, UpscalingBackend, make_network, tiles
+from penstock.processors.hardware.processes import own_bytes
 from penstock.processors.images.decoded import DecodedImage
-from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
+from penstock.processors.images.encoded import EncodedImage
+from penstock.schemas.errors import EngineFailed, InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
 from penstock.schemas.records import OutputSpec
+from support import alive, wait_until_async
 
 
-def decoded(image: Image.Image, source_format: str = "PNG") -> DecodedImage:
-    return DecodedImage(image.width, image.height, image.mode, image.tobytes(), source_format, "")
+def decoded(image: Image.Image) -> DecodedImage:
+    return DecodedImage(image.width, image.height, image.mode, image.tobytes(), "PNG", "")
+
+
+def file(image: Image.Image, source_format: str = "PNG") -> EncodedImage:
+    data = io.BytesIO()
+    image.save(data, source_format)
+    return EncodedImage(image.width, image.height, image.mode, data.getvalue(), source_format, "", 10)
 
 
 def spec(number: int, *operations: dict[str, Any], images: list[Image.Image], **fields: Any) -> RunSpec:
+    """With the image as both kinds of backends take it."""
     return RunSpec(
         run_id=f"run-{number}",
         task="image_processing",
         model="images",
         payload={"operations": list(operations)},
-        images={"image": decoded(images[0])},
-        **fields,
+        **{"images": {"image": decoded(images[0])}, "files": {"image": file(images[0])}, **fields},
     )
+
+
+benches: list[Bench] = []
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays() -> Iterator[None]:
+    yield
+    while benches:
+        if isinstance(backend := benches.pop().backend, ImagingBackend):
+            backend.close()
 
 
 class Bench:
@@ -43,6 +66,7 @@ class Bench:
         self._news = asyncio.Event()
         self.backend = kind(source, {"threads": 2, **options}, self._on_event)
         self.backend.load()
+        benches.append(self)
 
     def _on_event(self, event: tuple[Any, ...]) -> None:
         assert event[1].run_id not in self.outcomes, "a second outcome"
@@ -93,15 +117,9 @@ async def test_the_form_of_the_output() -> None:
     bench = Bench()
     flip = {"op": "flip", "axis": "vertical"}
     assert (await bench.image(spec(1, flip, images=[noise(4, 4)]))).format == "PNG"
-    jpeg = RunSpec(
-        run_id="run-2", task="image_processing", model="m", payload={"operations": [flip]},
-        images={"image": decoded(noise(4, 4), "JPEG")},
-    )  # fmt: skip
+    jpeg = spec(2, flip, images=[noise(4, 4)], files={"image": file(noise(4, 4), "JPEG")})
     assert (await bench.image(jpeg)).format == "JPEG"  # as it came
-    gif = RunSpec(
-        run_id="run-3", task="image_processing", model="m", payload={"operations": [flip]},
-        images={"image": decoded(noise(4, 4), "GIF")},
-    )  # fmt: skip
+    gif = spec(3, flip, images=[noise(4, 4)], files={"image": file(noise(4, 4), "GIF")})
     assert (await bench.image(gif)).format == "PNG"
     webp = spec(4, flip, images=[noise(4, 4)], output=OutputSpec(format="webp", quality=5))
     assert (await bench.image(webp)).format == "WEBP"
@@ -126,25 +144,55 @@ async def test_refused_before_it_runs(operation: dict[str, Any], kind: type[Pens
     assert caught.value.param == param
 
 
-async def test_a_cancelled_run_ends_before_its_next_operation_and_tells_nothing(monkeypatch: Any) -> None:
+async def test_an_image_beyond_the_engines_limit_is_refused_before_it_runs() -> None:
+    bench = Bench(max_pixels=1000)
+    with pytest.raises(TooLarge) as caught:
+        bench.backend.prepare(spec(1, {"op": "crop", "width": 2, "height": 2}, images=[noise(40, 30)]))
+    assert caught.value.param == "payload.image"
+
+
+async def test_a_cancelled_run_gives_its_place_to_the_next_and_tells_nothing() -> None:
     bench = Bench(threads=1)
-    begun, go_on = threading.Event(), threading.Event()
-    original = Image.Image.resize
+    await bench.image(spec(1, {"op": "flip", "axis": "vertical"}, images=[noise(4, 4)]))
+    (pid,) = bench.backend.pids()
+    os.kill(pid, signal.SIGSTOP)  # so that it is at work for as long as the test needs
+    resize = {"op": "resize", "width": 9, "height": 9}
+    bench.begin(spec(2, resize, images=[noise(40, 30)]))
+    bench.begin(spec(3, resize, images=[noise(40, 30)]))
+    bench.begin(spec(4, resize, images=[noise(40, 30)]))
+    await wait_until_async(lambda: bench.backend.at_work() == {"run-2"})
+    bench.backend.cancel("run-2")
+    bench.backend.cancel("run-3")  # waits for the thread
+    assert (await bench.ended("run-4")).size == (9, 9)
+    assert set(bench.outcomes) == {"run-1", "run-4"}
+    await wait_until_async(lambda: not alive(pid), describe="the process of the cancelled run to end")
 
-    def resize(image: Image.Image, size: tuple[int, int], *more: Any, **named: Any) -> Image.Image:
-        begun.set()
-        assert go_on.wait(60)
-        return original(image, size, *more, **named)
 
-    monkeypatch.setattr(Image.Image, "resize", resize)
-    bench.begin(spec(1, *[{"op": "resize", "width": 9, "height": 9}] * 3, images=[noise(40, 30)]))
-    bench.begin(spec(2, {"op": "resize", "width": 9, "height": 9}, images=[noise(40, 30)]))
-    assert await asyncio.to_thread(begun.wait, 60)
-    bench.backend.cancel("run-1")
-    go_on.set()
-    await bench.ended("run-2")
-    assert bench.backend._done == 3  # one resize of the first; resize and encoding of the second
-    assert list(bench.outcomes) == ["run-2"]
+async def test_what_only_decoding_shows_fails_its_run_alone_and_is_not_tried_again() -> None:
+    bench = Bench(threads=1)
+    cut_off = replace(file(noise(300, 300)), data=bytes(file(noise(300, 300)).data)[:20_000])
+    flip = {"op": "flip", "axis": "vertical"}
+    bench.begin(spec(1, flip, images=[noise(4, 4)], files={"image": cut_off}))
+    assert (await bench.image(spec(2, flip, images=[noise(4, 4)]))).size == (4, 4)
+    failed = bench.outcomes["run-1"]
+    assert isinstance(failed, RunFailed)
+    assert isinstance(failed.error, InvalidRequest)
+    assert (failed.error.param, failed.retryable_here) == ("payload.image", False)
+
+
+async def test_a_process_that_is_killed_at_work_fails_its_run_which_may_be_tried_again() -> None:
+    bench = Bench(threads=1)
+    large = noise(6000, 6000)
+    bench.begin(spec(1, *[{"op": "rotate", "degrees": 33, "expand": False}] * 8, images=[large]))
+    (pid,) = bench.backend.pids()
+    # Decoding is over when it holds the rotated image, of four bytes a pixel, beside the decoded one.
+    await wait_until_async(lambda: (own_bytes(pid) or 0) > 250_000_000, 60, lambda: f"{own_bytes(pid)} bytes")
+    os.kill(pid, signal.SIGKILL)
+    assert (await bench.image(spec(2, {"op": "flip", "axis": "vertical"}, images=[noise(4, 4)]))).size == (4, 4)
+    failed = bench.outcomes["run-1"]
+    assert isinstance(failed, RunFailed)
+    assert isinstance(failed.error, EngineFailed)
+    assert failed.retryable_here
 
 
 # -- upscaling

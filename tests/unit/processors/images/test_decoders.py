@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import pickle
 import random
 import signal
 from collections.abc import AsyncGenerator
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageCms
 
-from hostile_images import picture
+from hostile_images import picture, png
 from penstock.processors.images.decoders import DecodeLimits, Decoders
 from penstock.schemas.errors import InternalError, InvalidRequest, TooLarge
 from support import wait_until_async
@@ -70,6 +71,41 @@ async def test_sixteen_bits_are_scaled_not_cut(decoders: Decoders) -> None:
         image.putpixel((at, 0), value)
     found = await decoders.decode(encoded(image, "PNG"), param=PARAM)
     assert list(found.pixels) == [0, 128, 255]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format_name", ["PNG", "JPEG", "WEBP"])
+async def test_a_look_tells_the_size_that_decoding_gives(
+    decoders: Decoders, format_name: str, orientation: int
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.frombytes("RGB", (40, 30), random.Random(1).randbytes(40 * 30 * 3))
+    data = encoded(image, format_name, exif=exif.tobytes())
+    seen, found = await decoders.look(data, param=PARAM), await decoders.decode(data, param=PARAM)
+    assert (seen.width, seen.height, seen.mode) == (found.width, found.height, found.mode)
+    assert (seen.source_format, seen.source_sha256) == (found.source_format, found.source_sha256)
+    assert (seen.data, seen.size_bytes, seen.pixel_bytes) == (data, len(data), len(found.pixels))
+    assert seen == pickle.loads(pickle.dumps(seen, protocol=5))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
+async def test_a_look_tells_the_mode_that_decoding_gives(decoders: Decoders, mode: str) -> None:
+    image = Image.new("L", (40, 30), 90).convert("I;16") if mode == "I;16" else Image.new(mode, (40, 30))
+    data = encoded(image, "JPEG" if mode == "CMYK" else "PNG")
+    seen, found = await decoders.look(data, param=PARAM), await decoders.decode(data, param=PARAM)
+    assert seen.mode == found.mode
+
+
+async def test_a_look_refuses_what_an_images_beginning_shows(decoders: Decoders) -> None:
+    with pytest.raises(TooLarge, match="2000000"):
+        await decoders.look(png(2999, 2999, body=b""), param=PARAM)
+    with pytest.raises(TooLarge, match="a side may have 3000"):
+        await decoders.look(png(3001, 1, body=b""), param=PARAM)
+    with pytest.raises(InvalidRequest, match="not a whole and valid PNG"):
+        await decoders.look(b"\x89PNG\r\n\x1a\n" + b"x" * 100, param=PARAM)
+    assert (await decoders.look(png(300, 200, body=b"nothing"), param=PARAM)).width == 300
+    assert decoders.deaths == 0
 
 
 async def test_orientation_is_applied_and_metadata_dropped(decoders: Decoders) -> None:

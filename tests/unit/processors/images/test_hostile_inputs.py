@@ -6,6 +6,7 @@ PENSTOCK_TEST_LONG=1 runs all; `-s` prints what came of each kind.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections import Counter
 from collections.abc import Awaitable, Iterable
@@ -14,7 +15,9 @@ from typing import Any
 from hostile_images import Dns, Network, hostile_images, hostile_server, hostile_urls, scan_bomb
 from penstock.processors.images.decoders import DecodeLimits, Decoders
 from penstock.processors.images.fetching import ImageFetcher
+from penstock.processors.images.guarded import RENEWED_AFTER
 from penstock.processors.images.inputs import ImageInputs
+from penstock.processors.images.processors import ImageJob, ImageProcessors
 from penstock.processors.images.url_rules import UrlRules
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import InvalidRequest, PenstockError, SourceUnavailable, TooLarge
@@ -63,6 +66,30 @@ async def test_hostile_images() -> None:
         print(f"decoders that ended on an image: {decoders.deaths}")
         assert decoders.deaths == 0  # each was refused before the kernel had to end its decoder
     finally:
+        decoders.close()
+
+
+async def test_hostile_images_that_are_worked_on() -> None:
+    """What a look at the beginning lets pass is opened by the process that works on it."""
+    decoders = Decoders(DecodeLimits(max_pixels=4_000_000), processes=2)
+    processors = ImageProcessors(max_pixels=4_000_000)
+    processors.start(2)
+    pids = processors.pids()
+    numbers = itertools.count()
+    operations = [{"op": "thumbnail", "width": 20, "height": 20}]
+
+    async def work(data: bytes) -> bytes:
+        seen = await decoders.look(data, param=PARAM)
+        job = ImageJob(images={"image": seen}, operations=operations, form="png", quality=None)
+        return (await asyncio.to_thread(processors.process, str(next(numbers)), job)).data
+
+    try:
+        counted = await outcomes(((kind, work(data)) for kind, data in hostile_images(8, IMAGES)), at_once=2)
+        assert counted.total() == IMAGES
+        assert decoders.deaths == 0
+        assert processors.pids() == pids or IMAGES > RENEWED_AFTER  # none has ended on an image
+    finally:
+        processors.close()
         decoders.close()
 
 

@@ -1,0 +1,148 @@
+"""A process that opens hostile images: one job at a time, ended when it is late or does not speak as it should.
+
+What runs in it is one of the programs beside this file (`decoder`, `processor`), which limit themselves by the kernel's
+means. It gets nothing of this process's environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, TypeVar, cast
+
+from penstock.processors.images.wire import write
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SIGXCPU = 24
+RENEWED_AFTER = 500
+"""Jobs after which a process is replaced: a leak in a library ends with it."""
+_START_S = 60.0
+_WALL_FACTOR = 4
+"""On a busy machine a process gets its processor time late: so many times that long it may take by the clock."""
+_PIPE_BYTES = 1 << 20
+"""As much as the kernel gives to everybody."""
+
+BASE_BYTES = 512 << 20
+"""Address space of one without an image."""
+BYTES_OF_PIXEL = 24
+"""What decoding may hold for each pixel: coefficients of a progressive JPEG, the frame, that turned and converted."""
+
+
+class Ended(Exception):
+    """It is no more. `late`: it took too long; `not_started`: why it never was, for people, else None."""
+
+    def __init__(self, *, late: bool = False, not_started: str | None = None) -> None:
+        super().__init__(not_started or ("late" if late else "died"))
+        self.late = late
+        self.not_started = not_started
+
+
+class GuardedProcess:
+    """`python -m PROGRAM NUMBERS…`, started with its first job. Its methods block; `end` is for any thread."""
+
+    def __init__(self, program: str, numbers: Sequence[int]) -> None:
+        self._program, self._numbers = program, numbers
+        self._process: subprocess.Popen[bytes] | None = None
+        self._served = 0
+        self._ended = False
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self.alive else None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def worn(self) -> bool:
+        """Whether it has served its time."""
+        return self._served >= RENEWED_AFTER
+
+    def ask(
+        self, job: dict[str, Any], bodies: Sequence[bytes | memoryview], cpu_s: int, read: Callable[[BinaryIO], T]
+    ) -> T:
+        """Give it a job and what belongs to it; what `read` makes of its answer.
+
+        `cpu_s`: what it may take of a processor, which the kernel counts; by the clock it gets four times that. `read`
+        raises OSError, EOFError, ValueError or KeyError for what is no answer: the process is ended then, and Ended
+        raised. Whatever else it raises goes to the caller, and the process goes on.
+        """
+        process = self.started()
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            process.kill()
+
+        # The kernel counts its processor time; this ends one that neither works nor answers.
+        timer = threading.Timer(_START_S + _WALL_FACTOR * cpu_s, kill)
+        timer.daemon = True
+        timer.start()
+        self._served += 1
+        try:
+            write(cast("BinaryIO", process.stdin), job, *bodies)
+            return read(cast("BinaryIO", process.stdout))
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            process.kill()
+            code = process.wait()
+            logger.warning("images.process_ended program=%s pid=%d exit_code=%d", self._program, process.pid, code)
+            raise Ended(late=late.is_set() or code == -_SIGXCPU) from error
+        finally:
+            timer.cancel()
+
+    def started(self) -> subprocess.Popen[bytes]:
+        """Start it, if it is not yet. Raises Ended."""
+        with self._lock:
+            if self._ended:
+                raise Ended(not_started="the worker stops")
+            if self._process is None:
+                self._process = self._start()
+                _widen(self._process)
+            return self._process
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            process = self._process
+        if process is not None:
+            process.kill()
+            threading.Thread(target=_reap, args=(process,), name="guarded-process-end", daemon=True).start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if importlib.util.find_spec("PIL") is None:
+            raise Ended(not_started="Pillow is missing; penstock[worker] installs it")
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", self._program, *map(str, self._numbers)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # libraries write there what they find in an image
+                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # no secrets where images are opened
+                cwd="/",
+            )
+        except OSError as error:
+            raise Ended(not_started=type(error).__name__) from error
+
+
+def _widen(process: subprocess.Popen[bytes]) -> None:
+    """Images go through these pipes, 64 KiB at a time if nothing is said: each time one side waits for the other."""
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(cast("BinaryIO", pipe), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError), process:  # what it was still being told goes nowhere
+        pass

@@ -1,0 +1,204 @@
+"""The processes that work on images for an engine: one request at a time each, replaced when they end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from penstock.processors.images.decoders import Refusal, ended_on
+from penstock.processors.images.encoded import EncodedImage
+from penstock.processors.images.guarded import BASE_BYTES, BYTES_OF_PIXEL, Ended, GuardedProcess
+from penstock.processors.images.operations import Encoded
+from penstock.processors.images.planning import MAX_PIXELS
+from penstock.processors.images.wire import answered, read_body
+from penstock.schemas.errors import EngineFailed, InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
+
+_PROGRAM = "penstock.processors.images.processor"
+_WORK_BYTES_OF_PIXEL = 32
+"""What operations may hold for each pixel of the largest image: what they read and make, and its file."""
+_FILE_BYTES_OF_PIXEL = 5
+"""No file is larger: four channels that do not compress, and what the format adds."""
+_FILE_BYTES = 1 << 20
+WORK_CPU_S = 120
+"""Seconds of processor time for the operations of a request, once its images are decoded."""
+
+
+class Stopped(Exception):
+    """The request was given up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageJob:
+    """A request's images by place and what is to be done with that at `image`. `quality` None: the form's own."""
+
+    images: Mapping[str, EncodedImage]
+    operations: Sequence[Mapping[str, Any]]
+    form: str
+    quality: int | None
+
+
+class ImageProcessors:
+    """As many processes as threads call `process` at once. `max_pixels` bounds every image on the way."""
+
+    def __init__(self, *, max_pixels: int = MAX_PIXELS, work_cpu_s: int = WORK_CPU_S) -> None:
+        self._max_pixels = max_pixels
+        self._work_cpu_s = work_cpu_s
+        self._lock = threading.Lock()
+        self._idle: list[GuardedProcess] = []
+        self._at_work: dict[str, GuardedProcess] = {}
+
+    def start(self, count: int) -> None:
+        """So many processes now, so that the first requests need not wait. Raises EngineFailed."""
+        for _ in range(count):
+            process = self._new()
+            try:
+                process.started()
+            except Ended as error:
+                raise EngineFailed(f"no process for images could be started: {error.not_started}") from error
+            self._idle.append(process)
+
+    def process(self, key: str, job: ImageJob) -> Encoded:
+        """The file that comes of it. Blocks. `key` names it for `stop`.
+
+        Raises InvalidRequest and TooLarge for what is wrong with an image or an operation, EngineFailed when the work
+        failed though its images were whole, Stopped.
+        """
+        process = self._take(key)
+        opened = threading.Event()
+        reusable = False
+        cpu_s = self._work_cpu_s + sum(image.decode_cpu_s for image in job.images.values())
+        try:
+            made = process.ask(
+                self._told(job),
+                [image.data for image in job.images.values()],
+                cpu_s,
+                lambda answers: self._made(answers, opened),
+            )
+            reusable = True
+        except Refusal as error:
+            reusable = error.code not in ("memory", "work_memory")
+            raise _error_of(error, job) from None
+        except Ended as error:
+            if not self._still(key, process):
+                raise Stopped from None
+            raise _error_of_end(error, job, opened=opened.is_set()) from error
+        finally:
+            self._put_back(key, process, reusable=reusable)
+        return made
+
+    def stop(self, key: str) -> None:
+        """Give it up, if it is at work: the process ends."""
+        with self._lock:
+            process = self._at_work.pop(key, None)
+        if process is not None:
+            process.end()
+
+    def at_work(self) -> set[str]:
+        """By their keys, the jobs that a process has."""
+        with self._lock:
+            return set(self._at_work)
+
+    def pids(self) -> set[int]:
+        """The processes that run now."""
+        with self._lock:
+            processes = [*self._idle, *self._at_work.values()]
+        return {pid for process in processes if (pid := process.pid) is not None}
+
+    def close(self) -> None:
+        with self._lock:
+            processes = [*self._idle, *self._at_work.values()]
+            self._idle.clear()
+            self._at_work.clear()
+        for process in processes:
+            process.end()
+
+    def _new(self) -> GuardedProcess:
+        memory_bytes = BASE_BYTES + (BYTES_OF_PIXEL + _WORK_BYTES_OF_PIXEL) * self._max_pixels
+        return GuardedProcess(_PROGRAM, (memory_bytes, self._max_pixels))
+
+    def _take(self, key: str) -> GuardedProcess:
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.alive:
+                    break
+                process.end()  # somebody ended it while it waited: no image is at fault
+            else:
+                process = self._new()
+            self._at_work[key] = process
+            return process
+
+    def _still(self, key: str, process: GuardedProcess) -> bool:
+        with self._lock:
+            return self._at_work.get(key) is process
+
+    def _put_back(self, key: str, process: GuardedProcess, *, reusable: bool) -> None:
+        with self._lock:
+            kept = self._at_work.get(key) is process and reusable and not process.worn
+            if self._at_work.get(key) is process:
+                del self._at_work[key]
+            if kept:
+                self._idle.append(process)
+        if not kept:
+            process.end()
+
+    def _told(self, job: ImageJob) -> dict[str, Any]:
+        return {
+            "images": [
+                {
+                    "place": place,
+                    "format": image.source_format,
+                    "size": image.size_bytes,
+                    "cpu_s": image.decode_cpu_s,
+                }
+                for place, image in job.images.items()
+            ],
+            "operations": [dict(one) for one in job.operations],
+            "work_cpu_s": self._work_cpu_s,
+            "form": job.form,
+            "quality": job.quality,
+        }
+
+    def _made(self, answers: BinaryIO, opened: threading.Event) -> Encoded:
+        """Raises Refusal as the process says; ValueError, KeyError, EOFError for what is no answer."""
+        if _part(answers).get("opened") is not True:
+            raise ValueError("the process does not say that it has opened the images")
+        opened.set()
+        about = _part(answers)
+        data = read_body(answers, about["size"], _FILE_BYTES_OF_PIXEL * self._max_pixels + _FILE_BYTES)
+        width, height, media_type = about["width"], about["height"], about["media_type"]
+        if not (type(width) is int and type(height) is int and 0 < width * height <= self._max_pixels):
+            raise ValueError("the process made no image")
+        return Encoded(data=data, media_type=str(media_type), width=width, height=height)
+
+
+def _part(answers: BinaryIO) -> dict[str, Any]:
+    about = answered(answers)
+    if "code" in about:
+        raise Refusal(about)
+    return about
+
+
+_ERRORS: Mapping[str, type[PenstockError]] = {
+    kind.code: kind for kind in (InvalidRequest, TooLarge, UnsupportedParameter)
+}
+
+
+def _error_of(refusal: Refusal, job: ImageJob) -> PenstockError:
+    if refusal.place in job.images:
+        return refusal.told(f"payload.{refusal.place}", job.images[refusal.place].source_format)
+    if refusal.code == "work_memory":
+        return EngineFailed("there was not enough memory for the image")
+    return _ERRORS.get(refusal.code, EngineFailed)(refusal.message, param=refusal.param)
+
+
+def _error_of_end(error: Ended, job: ImageJob, *, opened: bool) -> PenstockError:
+    if error.not_started is not None:
+        return EngineFailed(f"no process for images could be started: {error.not_started}")
+    if not opened:  # of several images nobody knows which it was: the first is that which has to be there
+        return ended_on(error, "payload.image", job.images["image"].source_format)
+    if error.late:
+        return InvalidRequest("payload.operations take too long on an image of this size", param="payload.operations")
+    return EngineFailed("the process that worked on the image has ended")

@@ -1,0 +1,147 @@
+"""Guarded processing: what happens to a process happens to one request alone; sizes are those that decoding finds."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from hostile_images import chunk, picture, png, scan_bomb
+from penstock.processors.images.encoded import EncodedImage
+from penstock.processors.images.processors import ImageJob, ImageProcessors, Stopped
+from penstock.schemas.errors import EngineFailed, InvalidRequest, TooLarge
+from penstock.schemas.image_formats import sniff
+from support import alive, wait_until
+
+
+@pytest.fixture
+def processors() -> Iterator[ImageProcessors]:
+    made = ImageProcessors(max_pixels=4_000_000, work_cpu_s=5)
+    yield made
+    made.close()
+
+
+def image_of(data: bytes, size: tuple[int, int] = (1, 1), *, cpu_s: int = 10) -> EncodedImage:
+    return EncodedImage(*size, "RGB", data, sniff(data) or "PNG", "", cpu_s)
+
+
+def job(data: bytes, *operations: dict[str, Any], form: str = "png", **more: bytes) -> ImageJob:
+    images = {"image": image_of(data), **{place: image_of(one) for place, one in more.items()}}
+    return ImageJob(images=images, operations=operations, form=form, quality=None)
+
+
+FLIP = {"op": "flip", "axis": "horizontal"}
+
+
+def test_a_file_comes_in_and_a_file_goes_out(processors: ImageProcessors) -> None:
+    data = picture(random.Random(1), size=(60, 40))
+    made = processors.process("a", job(data, FLIP, {"op": "crop", "width": 10, "height": 20}, form="webp"))
+    with Image.open(io.BytesIO(made.data)) as image:
+        assert (image.format, image.size) == ("WEBP", (10, 20))
+    assert (made.media_type, made.width, made.height) == ("image/webp", 10, 20)
+
+
+def test_an_image_that_is_of_another_size_than_it_seemed_is_planned_anew(processors: ImageProcessors) -> None:
+    """A PNG may tell at its very end that it lies on its side, which a look at its beginning does not find."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    lying = png(30, 20)
+    lying = lying[:-12] + chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")) + lying[-12:]
+    made = processors.process("a", job(lying, {"op": "crop", "width": 20, "height": 30}))
+    assert (made.width, made.height) == (20, 30)
+    with pytest.raises(InvalidRequest) as caught:
+        processors.process("b", job(lying, FLIP, {"op": "crop", "width": 30, "height": 20}))
+    assert caught.value.param == "payload.operations[1].width"
+    with pytest.raises(TooLarge) as large:
+        processors.process("c", job(lying, {"op": "resize", "width": 4000, "height": 4000}))
+    assert large.value.param == "payload.operations[0]"
+
+
+def test_each_of_several_images_is_named(processors: ImageProcessors) -> None:
+    good, bad = picture(random.Random(1)), picture(random.Random(2))[:-40]
+    overlay = {"op": "composite", "image": {"artifact_id": "x"}}
+    with pytest.raises(InvalidRequest, match="not a whole and valid PNG") as caught:
+        processors.process("a", job(good, overlay, **{"operations[0].image": bad}))
+    assert caught.value.param == "payload.operations[0].image"
+    assert processors.process("b", job(good, overlay, **{"operations[0].image": good})).data
+    with pytest.raises(TooLarge, match="4000000 pixels"):
+        processors.process("c", job(png(3000, 3000, body=b"")))
+
+
+def test_a_request_that_is_given_up_ends_its_process_alone(processors: ImageProcessors) -> None:
+    processors.start(1)
+    (pid,) = processors.pids()
+    os.kill(pid, signal.SIGSTOP)
+    outcome: list[object] = []
+
+    def work() -> None:
+        try:
+            outcome.append(processors.process("a", job(picture(random.Random(1)), FLIP)))
+        except Stopped as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_until(lambda: processors.at_work() == {"a"})
+    processors.stop("a")
+    thread.join(30)
+    assert isinstance(outcome[0], Stopped)
+    wait_until(lambda: not alive(pid), describe="its process to end")
+    assert processors.process("b", job(picture(random.Random(2)), FLIP)).data
+    processors.stop("b")  # it has ended
+    assert processors.process("c", job(picture(random.Random(2)), FLIP)).data
+    assert len(processors.pids()) == 1, "the same process again"
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_process_that_is_killed_while_idle_harms_nobody(processors: ImageProcessors, idle: bool) -> None:
+    data = picture(random.Random(3))
+    processors.process("a", job(data, FLIP))
+    (pid,) = processors.pids()
+    os.kill(pid, signal.SIGKILL if idle else signal.SIGTERM)
+    wait_until(lambda: not alive(pid))
+    assert processors.process("b", job(data, FLIP)).data
+
+
+def test_operations_that_take_too_long_end_their_process(processors: ImageProcessors) -> None:
+    slow = ImageProcessors(max_pixels=64_000_000, work_cpu_s=0)
+    try:
+        turns = [{"op": "rotate", "degrees": 33, "expand": False}] * 30
+        with pytest.raises(InvalidRequest, match="take too long") as caught:
+            slow.process("a", job(picture(random.Random(1), "BMP", (2000, 2000)), *turns))
+        assert caught.value.param == "payload.operations"
+    finally:
+        slow.close()
+
+
+def test_an_image_that_takes_too_long_is_told_from_operations_that_do(processors: ImageProcessors) -> None:
+    one = ImageJob(images={"image": image_of(scan_bomb(), cpu_s=1)}, operations=[FLIP], form="png", quality=None)
+    with pytest.raises(InvalidRequest, match="decoding this JPEG image takes too long") as caught:
+        processors.process("a", one)
+    assert caught.value.param == "payload.image"
+
+
+def test_a_process_has_nothing_of_the_environment(processors: ImageProcessors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the worker")
+    processors.start(1)
+    (pid,) = processors.pids()
+    names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if entry}
+    assert names == {b"PYTHONPATH"}
+
+
+def test_without_a_process_there_is_a_clear_failure(
+    processors: ImageProcessors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(EngineFailed, match="could be started"):
+        processors.process("a", job(picture(random.Random(1)), FLIP))
+    with pytest.raises(EngineFailed, match="could be started"):
+        processors.start(1)
