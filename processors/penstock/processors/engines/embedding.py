@@ -17,6 +17,7 @@ from penstock.processors.core.ledger import OutOfMemory
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec, refuse_unsupported
 from penstock.processors.engines.batch_limit import BatchLimit
+from penstock.processors.engines.length_batches import LengthBatches
 from penstock.processors.engines.loading import device_name, limit_device_memory, padded_tokens
 from penstock.processors.engines.measuring import Meter
 from penstock.processors.engines.out_of_memory import free_caches, is_out_of_memory
@@ -61,9 +62,10 @@ class EmbeddingBackend:
         self._ran_out = False
         """Memory ran out, and the worker was not told yet."""
         self._runs: dict[str, _Run] = {}
-        self._texts: list[Text] = []
+        self._waiting: LengthBatches[Text] = LengthBatches()
         self._batches: queue.SimpleQueue[list[Batched]] = queue.SimpleQueue()
-        self._computing = False
+        self._under_way = 0
+        """Batches that are computed, or wait for that."""
         self._computed = 0
         self._loop = asyncio.get_running_loop()
         self._model: Any = None
@@ -144,11 +146,13 @@ class EmbeddingBackend:
 
     def run(self, spec: RunSpec, prompt: list[list[int]]) -> None:
         self._runs[spec.run_id] = _Run(spec, prompt)
-        self._texts.extend((spec.run_id, place) for place in range(len(prompt)))
-        self._begin_batch()
+        for place, ids in enumerate(prompt):
+            self._waiting.add((spec.run_id, place), len(ids))
+        self._begin_batches()
 
     def cancel(self, run_id: str) -> None:
-        self._runs.pop(run_id, None)  # its texts are passed over when a batch is taken
+        if self._runs.pop(run_id, None) is not None:
+            self._waiting.drop(lambda text: text[0] == run_id)
 
     def check(self) -> None:
         if self._ran_out:
@@ -156,7 +160,7 @@ class EmbeddingBackend:
             self._emit(("out_of_memory", None))
 
     def progress(self) -> int | None:
-        return self._computed if self._computing else None
+        return self._computed if self._under_way else None
 
     def measured_memory(self) -> int:
         return self._meter.used_bytes()
@@ -164,9 +168,12 @@ class EmbeddingBackend:
     def peak_memory(self) -> int:
         return self._meter.peak_bytes()
 
-    def _begin_batch(self) -> None:
-        if not self._computing and (batch := self._next_batch()):
-            self._computing = True
+    def _begin_batches(self) -> None:
+        """One is computed. A full one waits behind it, so that the computing thread does not; others still gather."""
+        most = self._limit.size
+        while self._waiting and (not self._under_way or (self._under_way == 1 and self._waiting.fills(most))):
+            self._under_way += 1
+            batch = self._waiting.take(most)
             self._batches.put([(run, place, self._runs[run].ids[place]) for run, place in batch])
 
     def _compute(self) -> None:
@@ -195,38 +202,16 @@ class EmbeddingBackend:
         return self._forward_within_memory(ids[:middle]) + self._forward_within_memory(ids[middle:])
 
     def _end_batch(self, batch: list[Batched], results: list[Vector | EngineFailed]) -> None:
-        self._computing = False
+        self._under_way -= 1
         self._computed += 1
         if not any(isinstance(result, EngineFailed) for result in results):
             self._limit.went_well()
-        self._begin_batch()
+        self._begin_batches()
         for (run_id, place, _), result in zip(batch, results, strict=True):
             if isinstance(result, EngineFailed):
                 self._fail(run_id, result)
             else:
                 self._place(run_id, place, result)
-
-    def _next_batch(self) -> list[Text]:
-        """The text that waits longest, and with it those nearest to it in length while padded tokens stay bounded."""
-        waiting = self._texts = [(run, place) for run, place in self._texts if run in self._runs]
-        if not waiting:
-            return []
-
-        def length(text: Text) -> int:
-            return len(self._runs[text[0]].ids[text[1]])
-
-        first = length(waiting[0])
-        near = sorted(waiting, key=lambda text: abs(length(text) - first))
-        batch: list[Text] = []
-        longest = 0
-        for text in near:
-            longest = max(longest, length(text))
-            if batch and longest * (len(batch) + 1) > self._limit.size:
-                break
-            batch.append(text)
-        chosen = set(batch)
-        self._texts = [text for text in waiting if text not in chosen]
-        return batch
 
     def _forward(self, ids: list[list[int]]) -> list[list[float]]:
         import torch
@@ -250,6 +235,7 @@ class EmbeddingBackend:
 
     def _fail(self, run_id: str, error: EngineFailed) -> None:
         if self._runs.pop(run_id, None) is not None:
+            self._waiting.drop(lambda text: text[0] == run_id)
             self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=True)))
 
     def _finished(self, run: _Run) -> Finished:
