@@ -89,6 +89,21 @@ def _go(library: str) -> Command:
     return lambda bootstrap, topic, codec, files: [program, library, bootstrap, topic, codec, *map(str, files)]
 
 
+def installed_by_npm(package: str, *beside: Path) -> Path:
+    """A folder with the package in its node_modules, and copies of the files `beside`."""
+    npm = tool("npm")
+
+    def make(folder: Path) -> None:
+        for path in beside:
+            shutil.copy(path, folder)
+        options = ["--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
+        done = _run([npm, "install", "--prefix", str(folder), *options, package], folder)
+        if done.returncode != 0:
+            missing(f"{package} cannot be fetched: {done.stderr[-300:]}")
+
+    return _made(package.replace("@", "-"), beside, make)
+
+
 def _java() -> Command:
     """Compiled by a JDK and run by the Java that comes with the embedded broker, whose jars hold the client."""
     source = SOURCES / "java" / "Produce.java"
@@ -106,16 +121,9 @@ def _java() -> Command:
 
 def _node() -> Command:
     source = SOURCES / "node" / "produce.js"
-    node, npm = tool("node"), tool("npm")
+    node = tool("node")
 
-    def make(folder: Path) -> None:
-        shutil.copy(source, folder)
-        options = ["--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
-        done = _run([npm, "install", "--prefix", str(folder), *options, KAFKAJS], folder)
-        if done.returncode != 0:
-            missing(f"{KAFKAJS} cannot be fetched: {done.stderr[-300:]}")
-
-    program = str(_made("node", [source], make) / "produce.js")
+    program = str(installed_by_npm(KAFKAJS, source) / "produce.js")
     return lambda bootstrap, topic, codec, files: [node, program, bootstrap, topic, codec, *map(str, files)]
 
 

@@ -1,4 +1,4 @@
-"""The places of artifacts that every store must serve alike: a folder, and a bucket of a real S3 server."""
+"""The places of artifacts that every store must serve alike: a folder, and servers of S3 and Azure Blob."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from azure_server import AzureServer
 from penstock.producers.artifacts import ArtifactStore, Place
 from s3_server import Bucket, S3Server
 
@@ -50,7 +51,7 @@ class World:
 
         if self.kind == "folder":
             return LocalStore(self.location, mkdir=True)
-        config: Any = {name: value for name, value in self.options.items() if name.startswith("aws_")}
+        config: Any = {name: value for name, value in self.options.items() if name != "allow_http"}
         make: Any = from_url
         return make(self.location, config=config, client_options={"allow_http": True})
 
@@ -69,10 +70,17 @@ def bucket(s3_server: S3Server) -> Bucket:
     return s3_server.bucket()
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    server = AzureServer(tmp_path_factory.mktemp("azure"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["folder", "s3", "azure"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     if request.param == "folder":
         return World("folder", str(tmp_path / "artifacts"), Place(location=str(tmp_path / "cold"), options={}))
-    make: Callable[[], Bucket] = request.getfixturevalue("s3_server").bucket
+    make: Callable[[], Bucket] = request.getfixturevalue(f"{request.param}_server").bucket
     first, second = make(), make()
-    return World("s3", first.location, Place(location=second.location, options=second.options), first.options)
+    return World(request.param, first.location, Place(location=second.location, options=second.options), first.options)
