@@ -4,7 +4,7 @@
 
 On its standard input come jobs, as `wire` writes them: {images: [{place, format, size, cpu_s}], operations, work_cpu_s,
 form, quality}, then the images' bytes. On its standard output goes {opened: true} when all are decoded, and then
-{media_type, width, height, size} and so many bytes of a file; or, in place of either, {code, message}, with the `place`
+{width, height, size} and so many bytes of a file; or, in place of either, {code, message}, with the `place`
 of the image or the `param` that is at fault. It is limited as `decoder` is, and ends as that does.
 """
 
@@ -69,7 +69,7 @@ def serve(job: Answer, files: list[bytes], max_pixels: int, answers: BinaryIO) -
         return _refuse(answers, error.code, error.message, param=error.param)
     except MemoryError:
         return _refuse(answers, CODE_WORK_MEMORY, "")
-    about = {"media_type": made.media_type, "width": made.width, "height": made.height, "size": len(made.data)}
+    about = {"width": made.width, "height": made.height, "size": len(made.data)}
     write(answers, about, made.data)
     return None
 

@@ -14,6 +14,8 @@ from penstock.processors.images.operations import Encoded
 from penstock.processors.images.planning import MAX_PIXELS
 from penstock.processors.images.wire import answered, read_body
 from penstock.schemas.errors import EngineFailed, InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
+from penstock.schemas.image_formats import MEDIA_TYPES, sniff
+from penstock.schemas.image_operations import FORMATS
 
 _PROGRAM = "penstock.processors.images.processor"
 _WORK_BYTES_OF_PIXEL = 32
@@ -168,10 +170,10 @@ class ImageProcessors:
         opened.set()
         about = _part(answers)
         data = read_body(answers, about["size"], _FILE_BYTES_OF_PIXEL * self._max_pixels + _FILE_BYTES)
-        width, height, media_type = about["width"], about["height"], about["media_type"]
+        width, height = about["width"], about["height"]
         if not (type(width) is int and type(height) is int and 0 < width * height <= self._max_pixels):
             raise ValueError("the process made no image")
-        return Encoded(data=data, media_type=str(media_type), width=width, height=height)
+        return Encoded(data=data, media_type=_media_type(data), width=width, height=height)
 
 
 def _part(answers: BinaryIO) -> dict[str, Any]:
@@ -179,6 +181,14 @@ def _part(answers: BinaryIO) -> dict[str, Any]:
     if "code" in about:
         raise Refusal(about)
     return about
+
+
+def _media_type(data: bytes) -> str:
+    """By the bytes: a process that has opened a hostile image is not asked what browsers shall take its file for."""
+    found = MEDIA_TYPES.get(sniff(data) or "")
+    if found is None or found not in FORMATS.values():
+        raise ValueError("the process made no file of an image")
+    return found
 
 
 _ERRORS: Mapping[str, type[PenstockError]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import signal
@@ -135,6 +136,40 @@ def test_a_process_has_nothing_of_the_environment(processors: ImageProcessors, m
     (pid,) = processors.pids()
     names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if entry}
     assert names == {b"PYTHONPATH"}
+
+
+OPENED = {"opened": True}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [(OPENED, "")],
+        [({"opened": 1}, "")],
+        [(OPENED, ""), ({"width": 9, "height": 9, "size": 17}, "<script></script>")],
+        [(OPENED, ""), ({"width": 9, "height": 9, "size": 10**12}, "")],
+        [(OPENED, ""), ({"width": 9000, "height": 9000, "size": 6}, "GIF89a")],
+        [(OPENED, ""), ({"width": True, "height": 9, "size": 6}, "GIF89a")],
+        [(OPENED, ""), ({"size": -1}, "")],
+        [([1], "")],
+    ],
+)
+def test_a_process_is_believed_no_more_than_its_image(
+    processors: ImageProcessors, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: list[tuple[Any, str]]
+) -> None:
+    """One that an image has taken over might answer anything."""
+    said = b"".join(
+        len(header).to_bytes(4, "big") + header + body.encode()
+        for header, body in ((json.dumps(header).encode(), body) for header, body in answers)
+    )
+    (tmp_path / "liar.py").write_text(
+        f"import sys\nsys.stdin.buffer.read(10)\nsys.stdout.buffer.write({said!r})\nsys.stdout.flush()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("penstock.processors.images.processors._PROGRAM", "liar")
+    with pytest.raises((EngineFailed, InvalidRequest)):
+        processors.process("a", job(picture(random.Random(1)), FLIP))
+    assert processors.pids() == set()
 
 
 def test_without_a_process_there_is_a_clear_failure(
