@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from PIL import Image
 
 from penstock.processors.engines.base import Finished, RunFailed, RunSpec
 from penstock.processors.engines.imaging import ImagingBackend
 from penstock.processors.engines.upscaling import MODEL_TYPE, UpscalingBackend, make_network, tiles
-from penstock.processors.hardware.processes import own_bytes
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
 from penstock.schemas.errors import EngineFailed, InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
@@ -182,11 +182,13 @@ async def test_what_only_decoding_shows_fails_its_run_alone_and_is_not_tried_aga
 
 async def test_a_process_that_is_killed_at_work_fails_its_run_which_may_be_tried_again() -> None:
     bench = Bench(threads=1)
-    large = noise(6000, 6000)
-    bench.begin(spec(1, *[{"op": "rotate", "degrees": 33, "expand": False}] * 8, images=[large]))
+    files = {"image": file(noise(3000, 3000), "BMP")}
+    turns = [{"op": "rotate", "degrees": 33, "expand": False}] * 16
+    bench.begin(spec(1, *turns, images=[noise(4, 4)], files=files))
     (pid,) = bench.backend.pids()
-    # Decoding is over when it holds the rotated image, of four bytes a pixel, beside the decoded one.
-    await wait_until_async(lambda: (own_bytes(pid) or 0) > 250_000_000, 60, lambda: f"{own_bytes(pid)} bytes")
+    process = psutil.Process(pid)
+    # Starting and decoding take a quarter of a second of the processor, the turns many seconds.
+    await wait_until_async(lambda: process.cpu_times().user > 1, 60, lambda: str(process.cpu_times()))
     os.kill(pid, signal.SIGKILL)
     assert (await bench.image(spec(2, {"op": "flip", "axis": "vertical"}, images=[noise(4, 4)]))).size == (4, 4)
     failed = bench.outcomes["run-1"]
