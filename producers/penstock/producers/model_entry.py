@@ -198,7 +198,7 @@ class ModelEntry(Section):
         except PenstockError as error:
             raise ValueError(str(error).replace("payload.", "defaults.")) from error
         passes_on = KINDS[self.engine].openai
-        unknown = None if passes_on else next(only_remote(request.payload, {}, self.engine), None)
+        unknown = None if passes_on else next(only_remote(task, request.payload, {}, self.engine), None)
         if unknown is not None:
             raise ValueError(f"{unknown.replace('payload.', 'defaults.')} is known only to remote and managed models")
         return {name: request.payload.get(name) for name in mine}

@@ -282,9 +282,14 @@ KNOWN: dict[str, frozenset[str]] = {
 """By engine of ours: what it knows of NEUTRAL and PASSED_ON. Remote and managed models know all."""
 
 
-def only_remote(payload: Payload, extra: dict[str, str], engine: str = "") -> Iterator[str]:
+_NOTHING: frozenset[str] = frozenset()
+OF_THE_TASK: dict[str, frozenset[str]] = {"image_generation": frozenset({"n"}), "image_editing": frozenset({"n"})}
+"""By task: those that are a field of its own, with a meaning of its own."""
+
+
+def only_remote(task: str, payload: Payload, extra: dict[str, str], engine: str = "") -> Iterator[str]:
     """The fields of a request that only a remote model can serve, not an `engine` of ours, as callers write them."""
-    known = KNOWN.get(engine, frozenset[str]())
+    known = KNOWN.get(engine, _NOTHING) | OF_THE_TASK.get(task, _NOTHING)
     if not payload.keys().isdisjoint(NEUTRAL):
         for name, neutral in NEUTRAL.items():
             if name not in known and (value := payload.get(name)) is not None and value not in neutral:

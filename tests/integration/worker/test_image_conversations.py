@@ -157,6 +157,10 @@ def over_http(system: System, gateway: Process) -> None:
     trip = {"penstock": {"conversation_id": "trip", "inference_steps": 2}}
     drawn = client.images.generate(model="painter", prompt="a cat", size="32x32", extra_body=trip)
     assert drawn.data
+    several = client.images.generate(
+        model="painter", prompt="a cat", size="32x32", n=2, extra_body={"penstock": {"inference_steps": 2, "seed": 7}}
+    )
+    assert len({one.b64_json for one in several.data or ()}) == 2
     _streamed(client)
     form = {"prompt": "make it blue", "model": "editor", "penstock[conversation_id]": "trip"}
     made = _edit(gateway, {**form, "penstock[inference_steps]": "2"})

@@ -209,6 +209,14 @@ def test_what_a_model_does_not_know_is_refused_by_name() -> None:
     assert caught.value.param == "extra.reasoning_effort"
 
 
+@pytest.mark.parametrize("task", ["image_generation", "image_editing"])
+def test_several_images_are_no_matter_of_remote_models(task: str) -> None:
+    """`n` of texts and `n` of images are two fields with one name: a gateway refused two images of a local model."""
+    painter = model("painter", task, engine="diffusers")
+    payload = {"prompt": "a dam", "n": 2, **({} if task == "image_generation" else {"image": {"artifact_id": "x"}})}
+    check_abilities([painter], parse_request({"task": task, "payload": payload}, now_ms=1))
+
+
 def test_an_answer_longer_than_the_window_is_refused_with_its_figures() -> None:
     """Issue 8, defect 24: it was cut silently to the window, and then refused with the figures of the cut."""
     with pytest.raises(ContextLengthExceeded) as caught:

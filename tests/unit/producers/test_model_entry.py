@@ -38,6 +38,11 @@ def test_an_option_and_its_field_may_not_differ() -> None:
         entry(window=64, options={"window": 65})
 
 
+def test_a_model_that_draws_may_have_a_default_number_of_images() -> None:
+    painter = entry(engine="diffusers", tasks=["image_generation", "image_editing"], defaults={"n": 2})
+    assert painter.payload_defaults() == {"n": 2}
+
+
 def test_defaults_are_in_the_normal_form_of_payloads() -> None:
     assert entry(defaults={"n": 2, "presence_penalty": 0.5}).payload_defaults() == {"n": 2, "presence_penalty": 0.5}
     assert entry(defaults={"stop": "END", "max_tokens": 5}).payload_defaults() == {"stop": ["END"], "max_tokens": 5}

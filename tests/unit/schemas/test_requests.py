@@ -260,7 +260,7 @@ def test_tools_and_forms_of_answers_are_carried_as_avro_has_them() -> None:
     assert payload["tools"] == [{"type": "function", "function": {"name": "f", "parameters": '{"type":"object"}'}}]
     assert payload["tool_choice"] == '{"type":"function","function":{"name":"f"}}'
     assert payload["response_format"]["json_schema"] == '{"name":"s","schema":{}}'
-    assert list(only_remote(payload, {})) == [
+    assert list(only_remote("text_generation", payload, {})) == [
         "payload.tools",
         "payload.tool_choice",
         "payload.response_format",
@@ -272,16 +272,20 @@ def test_tools_and_forms_of_answers_are_carried_as_avro_has_them() -> None:
 def test_values_that_change_nothing_are_for_every_model() -> None:
     neutral = {"n": 1, "logprobs": False, "tools": [], "tool_choice": "auto", "presence_penalty": 0, "min_p": 0.0}
     request = parse_request(chat(**neutral, response_format={"type": "text"}), now_ms=1)
-    assert list(only_remote(request.payload, {"note": "x"})) == []
-    assert list(only_remote(request.payload, {"logit_bias": "{}"})) == ["extra.logit_bias"]
+    assert list(only_remote(request.task, request.payload, {"note": "x"})) == []
+    assert list(only_remote(request.task, request.payload, {"logit_bias": "{}"})) == ["extra.logit_bias"]
 
 
 def test_each_engine_of_ours_knows_fields_of_its_own() -> None:
     request = parse_request(chat(n=2, tools=[{"function": {"name": "f"}}], logprobs=True), now_ms=1)
     extra = {"logit_bias": "{}", "verbosity": '"low"'}
-    assert list(only_remote(request.payload, extra, "text")) == ["extra.verbosity"]
-    assert list(only_remote(request.payload, {}, "embedding")) == ["payload.n", "payload.logprobs", "payload.tools"]
-    assert list(only_remote({"input_token_ids": [[1]]}, {}, "embedding")) == []
+    assert list(only_remote(request.task, request.payload, extra, "text")) == ["extra.verbosity"]
+    assert list(only_remote(request.task, request.payload, {}, "embedding")) == [
+        "payload.n",
+        "payload.logprobs",
+        "payload.tools",
+    ]
+    assert list(only_remote("embedding", {"input_token_ids": [[1]]}, {}, "embedding")) == []
 
 
 @pytest.mark.parametrize(

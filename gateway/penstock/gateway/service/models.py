@@ -49,7 +49,7 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
     _check_sees(models := list(models), request)
     payload = request.payload
     longest: int = payload.get("max_tokens") or 0
-    if next(only_remote(payload, request.extra), None) is None and longest <= LEAST_WINDOW:
+    if next(only_remote(request.task, payload, request.extra), None) is None and longest <= LEAST_WINDOW:
         return
     serving = [
         model
@@ -63,7 +63,7 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
     unknown = {
         model.model: None
         if _passes_on(model.engine)
-        else next(only_remote(payload, request.extra, model.engine or ""), None)
+        else next(only_remote(request.task, payload, request.extra, model.engine or ""), None)
         for model in serving
     }
     if None not in unknown.values():

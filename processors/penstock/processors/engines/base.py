@@ -241,7 +241,7 @@ def refuse_unsupported(spec: RunSpec, engine: str = "") -> None:
     Raises UnsupportedParameter.
     """
     payload = spec.params if spec.messages is None else {**spec.params, "messages": spec.messages}
-    for param in only_remote(payload, spec.extra, engine):
+    for param in only_remote(spec.task, payload, spec.extra, engine):
         raise UnsupportedParameter(
             f"{param} is not supported by {spec.model}: only models that a remote server runs know it", param=param
         )
