@@ -24,6 +24,7 @@ from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import ReadinessWatch, ask
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.cli.supervisor import Part, Supervisor, command_part
+from penstock.producers.model_entry import PRIORITY
 from penstock.schemas.tasks import BUILT_TASKS
 
 DEFAULT_CHAT = "smollm2-135m"
@@ -211,8 +212,10 @@ class LocalSystem:
             return []
 
     def _tiny_models(self) -> list[dict[str, Any]]:
+        """After all others, where a request names no model: one of them knows a few words of text too."""
         wanted = TINY_MODELS if self.options.tiny_models else ()
-        return [{**ASSETS[name].model_table(prepare_model(name, self._progress)), "preload": False} for name in wanted]
+        last = {"preload": False, "priority": PRIORITY + 1}
+        return [{**ASSETS[name].model_table(prepare_model(name, self._progress)), **last} for name in wanted]
 
     def _configured(self) -> dict[str, Any]:
         return read_toml(self.options.config) if self.options.config is not None else {}

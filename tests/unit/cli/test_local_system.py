@@ -17,6 +17,7 @@ from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.local_system import LocalSystem, Options, card
 from penstock.cli.paths import free_port
 from penstock.cli.state import Home, PartState, SystemState
+from penstock.producers.model_entry import ModelEntry, parse_entry
 
 
 def test_a_hub_id_a_folder_and_nonsense(tmp_path: Path) -> None:
@@ -130,6 +131,15 @@ def test_a_place_for_artifacts_that_was_named_stays(tmp_path: Path, monkeypatch:
     assert found["PENSTOCK_ARTIFACTS__LOCATION"] == "s3://bucket/mine"
     found = LocalSystem(Options(data_dir=tmp_path), print)._write_settings()
     assert found["PENSTOCK_ARTIFACTS__LOCATION"] == str(tmp_path / "artifacts")
+
+
+def test_tiny_models_answer_where_no_other_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny reader of images knows a few words: it answered chats that named no model."""
+    monkeypatch.setattr(local_system, "prepare_model", lambda name, progress: tmp_path / name)
+    tiny = LocalSystem(Options(data_dir=tmp_path, tiny_models=True), print)._tiny_models()
+    assert [one["id"] for one in tiny] == list(local_system.TINY_MODELS)
+    assert all(parse_entry(one).priority > ModelEntry.model_fields["priority"].default for one in tiny)
+    assert LocalSystem(Options(data_dir=tmp_path), print)._tiny_models() == []
 
 
 def test_commands_on_the_card_name_their_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 UNKNOWN_LOAD_S = 60.0
 """What a model is taken to need for loading before it was ever loaded here."""
 _SOONEST = {"ready": 0, "draining": 1, "loading": 2, "unloading": 3, "absent": 3, "failed": 4}
+_LOADED = ("ready", "draining")
 _WHY = {
     "ready": "it is ready",
     "draining": "none is ready; it is still loaded",
@@ -55,6 +56,8 @@ def only(model: str) -> Choice:
 def choose(candidates: Iterable[Candidate]) -> Choice | None:
     """Ready before loading before absent before failed; then by priority, queue, load time and order. None of none.
 
+    How long one takes to load says nothing of one that is loaded: small models load fast, and answer badly.
+
     A paused model is chosen only when all are. The queue counts in turns of the engine (queued / slots), so that a
     model which runs sixty-four at once is not longer than one which runs two.
     """
@@ -67,6 +70,8 @@ def choose(candidates: Iterable[Candidate]) -> Choice | None:
 
 def _rank(one: Candidate) -> tuple[bool, int, int, int, float, int]:
     load_s = UNKNOWN_LOAD_S if one.load_s is None else one.load_s
+    if one.state in _LOADED:
+        load_s = 0.0
     return (one.paused, _SOONEST.get(one.state, 4), one.priority, one.queued // max(1, one.slots), load_s, one.order)
 
 

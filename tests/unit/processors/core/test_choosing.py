@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.processors.core.choosing import Candidate, Choice, choose
 
+DRAINING = "none is ready; it is still loaded"
 STATES = ("ready", "draining", "loading", "unloading", "absent", "failed")
 
 
@@ -29,6 +30,8 @@ def candidates(*facts: dict[str, Any]) -> list[Candidate]:
         ([{"queued": 60, "slots": 64}, {"queued": 4, "slots": 2}], "a", "it is ready; shortest queue"),
         ([{"state": "absent", "load_s": 9}, {"state": "absent", "load_s": 2}], "b", "none is loaded; fastest to load"),
         ([{"state": "absent"}, {"state": "absent", "load_s": 2}], "b", "none is loaded; fastest to load"),
+        ([{"load_s": 9}, {"load_s": 2}], "a", "it is ready; first in the configuration"),
+        ([{"state": "draining", "load_s": 9}, {"state": "draining"}], "a", f"{DRAINING}; first in the configuration"),
         ([{"state": "failed"}, {"state": "absent"}], "b", "none is loaded"),
         ([{"paused": True}, {"state": "absent"}], "b", "none is loaded"),
         ([{"paused": True}, {"paused": True}], "a", "all models for the task are paused"),
