@@ -13,11 +13,13 @@ from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.images.decoded import CHANNELS, DecodedImage
 from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.images.guarded import BASE_BYTES, BYTES_OF_PIXEL, Ended, GuardedProcess
-from penstock.processors.images.wire import answered, read_body
+from penstock.processors.images.wire import answered, image_size, read_body
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, TooLarge
 from penstock.schemas.image_formats import sniff
+from penstock.schemas.texts import shortened
 
 _PROGRAM = "penstock.processors.images.decoder"
+_TEXT_CHARS = 500
 
 T = TypeVar("T")
 
@@ -46,9 +48,9 @@ class Refusal(Exception):
 
     def __init__(self, about: Mapping[str, Any]) -> None:
         self.code = str(about["code"])
-        self.message = str(about.get("message", ""))
-        self.place: Any = about.get("place")
-        self.param: Any = about.get("param")
+        self.message = _text(about.get("message")) or ""
+        self.place = _text(about.get("place"))
+        self.param = _text(about.get("param"))
         super().__init__(self.message)
 
     def told(self, param: str, format_name: str) -> PenstockError:
@@ -60,6 +62,11 @@ class Refusal(Exception):
                 return InvalidRequest(f"{param}: decoding this {format_name} image takes too much memory", param=param)
             case _:
                 return InvalidRequest(f"{param} {self.message}", param=param)
+
+
+def _text(value: Any) -> str | None:
+    """What a guarded process has written, as a short text that fits into any record; None for what is no text."""
+    return shortened(value.encode(errors="replace").decode(), _TEXT_CHARS) if isinstance(value, str) else None
 
 
 def ended_on(error: Ended, param: str, format_name: str) -> PenstockError:
@@ -149,12 +156,10 @@ class Decoders:
         about: dict[str, Any] = answered(answers)
         if "code" in about:
             raise Refusal(about)
-        width, height, mode = about["width"], about["height"], about["mode"]
-        if not (type(width) is int and type(height) is int and 0 < width * height <= self.limits.max_pixels):
-            raise ValueError("the decoder made no image")
-        if mode not in CHANNELS:
+        mode: Any = about["mode"]
+        if not isinstance(mode, str) or mode not in CHANNELS:
             raise ValueError("the decoder made no image of a known mode")
-        return width, height, str(mode)
+        return *image_size(about, self.limits.max_pixels), mode
 
     def _format_of(self, data: bytes, param: str) -> str:
         accepted = ", ".join(self.limits.formats)

@@ -12,7 +12,7 @@ from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.images.guarded import BASE_BYTES, BYTES_OF_PIXEL, Ended, GuardedProcess
 from penstock.processors.images.operations import Encoded
 from penstock.processors.images.planning import MAX_PIXELS
-from penstock.processors.images.wire import answered, read_body
+from penstock.processors.images.wire import answered, image_size, read_body
 from penstock.schemas.errors import EngineFailed, InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff
 from penstock.schemas.image_operations import FORMATS
@@ -170,9 +170,7 @@ class ImageProcessors:
         opened.set()
         about = _part(answers)
         data = read_body(answers, about["size"], _FILE_BYTES_OF_PIXEL * self._max_pixels + _FILE_BYTES)
-        width, height = about["width"], about["height"]
-        if not (type(width) is int and type(height) is int and 0 < width * height <= self._max_pixels):
-            raise ValueError("the process made no image")
+        width, height = image_size(about, self._max_pixels)
         return Encoded(data=data, media_type=_media_type(data), width=width, height=height)
 
 
@@ -197,8 +195,8 @@ _ERRORS: Mapping[str, type[PenstockError]] = {
 
 
 def _error_of(refusal: Refusal, job: ImageJob) -> PenstockError:
-    if refusal.place in job.images:
-        return refusal.told(f"payload.{refusal.place}", job.images[refusal.place].source_format)
+    if (image := job.images.get(refusal.place or "")) is not None:
+        return refusal.told(f"payload.{refusal.place}", image.source_format)
     if refusal.code == "work_memory":
         return EngineFailed("there was not enough memory for the image")
     return _ERRORS.get(refusal.code, EngineFailed)(refusal.message, param=refusal.param)

@@ -46,6 +46,14 @@ def read_body(stream: BinaryIO, size: Any, most: int) -> bytes:
     return found
 
 
+def image_size(about: dict[str, Any], max_pixels: int) -> tuple[int, int]:
+    """Width and height. Raises ValueError for what no image has, KeyError."""
+    width, height = about["width"], about["height"]
+    if type(width) is not int or type(height) is not int or min(width, height) < 1 or width * height > max_pixels:
+        raise ValueError("the process made no image")
+    return width, height
+
+
 def write(stream: BinaryIO, header: dict[str, Any], *bodies: bytes | memoryview) -> None:
     text = json.dumps(header).encode()
     stream.write(LENGTH.pack(len(text)) + text)

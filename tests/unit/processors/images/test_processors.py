@@ -150,7 +150,10 @@ OPENED = {"opened": True}
         [(OPENED, ""), ({"width": 9, "height": 9, "size": 10**12}, "")],
         [(OPENED, ""), ({"width": 9000, "height": 9000, "size": 6}, "GIF89a")],
         [(OPENED, ""), ({"width": True, "height": 9, "size": 6}, "GIF89a")],
+        [(OPENED, ""), ({"width": -9, "height": -9, "size": 6}, "GIF89a")],
         [(OPENED, ""), ({"size": -1}, "")],
+        [({"code": "invalid", "message": "\ud800" * 9999, "place": [1], "param": {"x": 1}}, "")],
+        [({"code": ["invalid"], "message": 5, "place": "image", "param": 5}, "")],
         [([1], "")],
     ],
 )
@@ -167,9 +170,11 @@ def test_a_process_is_believed_no_more_than_its_image(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("penstock.processors.images.processors._PROGRAM", "liar")
-    with pytest.raises((EngineFailed, InvalidRequest)):
+    with pytest.raises((EngineFailed, InvalidRequest)) as caught:
         processors.process("a", job(picture(random.Random(1)), FLIP))
-    assert processors.pids() == set()
+    assert len(caught.value.message.encode()) < 2_000
+    assert caught.value.param is None or caught.value.param.encode()
+    wait_until(lambda: processors.pids() == set(), describe="the liar to end")
 
 
 def test_without_a_process_there_is_a_clear_failure(
