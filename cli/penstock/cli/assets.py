@@ -50,6 +50,13 @@ class Asset:
     aliases: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     vram_bytes: int | None = None
+    edition: int = 1
+    """Goes up when the same id is made otherwise than before: what older versions left in the cache is not used."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies in the cache, once it is prepared."""
+        return models_folder() / (self.id if self.edition == 1 else f"{self.id}-{self.edition}")
 
     def model_table(self, source: Path) -> dict[str, object]:
         """This model as one `[[models]]` entry of penstock.toml."""
@@ -196,6 +203,7 @@ ASSETS: Mapping[str, Asset] = {
             engine="vision",
             ready_bytes=1_000_000,
             make=_make_tiny_vision,
+            edition=2,
         ),
         Asset(
             id="tiny-captioner",
@@ -231,7 +239,7 @@ def prepare_model(model: str, progress: Progress = silent) -> Path:
     if model not in ASSETS:
         raise CliFailure(f"unknown model {model!r}; Penstock prepares {', '.join(ASSETS)}", exit_code=ExitCode.USAGE)
     asset = ASSETS[model]
-    return _prepare(asset.id, asset.ready_bytes, asset.make, progress)
+    return _prepare(asset.id, asset.folder, asset.ready_bytes, asset.make, progress)
 
 
 def prepare_gguf(file: Path, progress: Progress = silent) -> Path:
@@ -245,26 +253,23 @@ def prepare_gguf(file: Path, progress: Progress = silent) -> Path:
         progress(f"converting {file.name} to safetensors (once, {stat.st_size / 1e6:.0f} MB)")
         run_maker("gguf", [str(file.absolute()), str(out)], scratch, progress)
 
-    return _prepare(f"{file.stem}-{mark}", 4 * stat.st_size, make, progress)
+    name = f"{file.stem}-{mark}"
+    return _prepare(name, models_folder() / name, 4 * stat.st_size, make, progress)
 
 
-def is_prepared(model: str) -> bool:
-    """Whether the model is in the cache and looks whole."""
-    return looks_whole(model_folder(model))
+def models_folder() -> Path:
+    return cache_dir() / "models"
 
 
-def model_folder(name: str) -> Path:
-    return cache_dir() / "models" / name
-
-
-def _prepare(name: str, ready_bytes: int, make: Callable[[Path, Path, Progress], None], progress: Progress) -> Path:
-    folder = model_folder(name)
-    with exclusive(folder.with_name(f"{name}.lock"), progress):
+def _prepare(
+    name: str, folder: Path, ready_bytes: int, make: Callable[[Path, Path, Progress], None], progress: Progress
+) -> Path:
+    with exclusive(folder.with_name(f"{folder.name}.lock"), progress):
         if looks_whole(folder):
             return folder
         require_space(folder, 3 * ready_bytes, f"the model {name}")
         progress(f"preparing the model {name}")
-        staging, scratch = folder.with_name(f"{name}.tmp"), folder.with_name(f"{name}.scratch")
+        staging, scratch = (folder.with_name(f"{folder.name}.{end}") for end in ("tmp", "scratch"))
         try:
             for path in (staging, scratch):
                 shutil.rmtree(path, ignore_errors=True)

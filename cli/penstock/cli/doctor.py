@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from penstock.cli.assets import ASSETS, looks_whole, model_folder
+from penstock.cli.assets import ASSETS, looks_whole
 from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import java
@@ -167,7 +167,7 @@ def jars_check() -> Check:
 
 def model_checks() -> Iterator[Check]:
     for name in ("smollm2-135m", "all-minilm-l6-v2"):
-        folder = model_folder(name)
+        folder = ASSETS[name].folder
         if looks_whole(folder, read_all=True):
             yield Check(name="model", state="ok", detail=f"{name}, verified, in {folder}")
         else:

@@ -142,6 +142,7 @@ class Connecting:
             service.kafka,
             Errands(service, self._context.allowances, sender),
             counted=self._context.metrics.on_queue_message,
+            waiting=self._context.metrics.on_queue_waiting,
             on_failure=lambda reason: self._context.on_failure(reason),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -56,6 +56,9 @@ class GatewayMetrics:
             ["topic", "outcome"],
             registry=self.registry,
         )
+        self._waiting = Gauge(
+            "penstock_queue_waiting", "Messages of [[queues]] read and not begun.", ["topic"], registry=self.registry
+        )
         self._wait = self._histogram("penstock_wait_seconds", "From accepted to running.")
         self._run = self._histogram("penstock_run_seconds", "From running to the outcome.")
         self._first_token = self._histogram(
@@ -92,6 +95,10 @@ class GatewayMetrics:
     def on_queue_message(self, topic: str, outcome: str) -> None:
         """Count what became of a message of a queue: completed, refused, dead_lettered, ignored or tried_again."""
         self._queued.labels(topic=topic, outcome=outcome).inc()
+
+    def on_queue_waiting(self, topic: str, count: int) -> None:
+        """So many messages of a queue were read here and wait for room in its window."""
+        self._waiting.labels(topic=topic).set(count)
 
     def render(self) -> bytes:
         """The text format of Prometheus."""

@@ -14,6 +14,7 @@ import openai
 import pytest
 from PIL import Image
 
+from penstock.cli.makers.tiny_vision import COLOURS
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import Conflict
 from penstock.schemas.records import ConversationMessage
@@ -82,6 +83,11 @@ def red() -> bytes:
     return data.getvalue()
 
 
+def named_colour(answer: str) -> bool:
+    """Which one is not to be said of noise, which is what the untrained models draw."""
+    return any(colour in answer for colour in COLOURS)
+
+
 def asked(words: str, *artifact_ids: str) -> dict[str, Any]:
     parts = [{"type": "image", "image": {"artifact_id": one}} for one in artifact_ids]
     return {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}]}
@@ -125,14 +131,14 @@ def over_kafka_alone(system: System) -> Process:
 
     # Talk about it, and about an image that is brought along: the next question is about that one.
     turn(system, "look", "image_to_text", {"prompt": "What colour is it?"})
-    assert text(system, "look").startswith("It is ")
+    assert named_colour(text(system, "look"))
     brought = kept.put("default", red(), media_type="image/png", ttl_s=1).artifact_id
     turn(system, "talk", "text_generation", asked("What colour is it?", brought), "c2")
     assert text(system, "talk") == "It is red."
     turn(system, "again", "image_to_text", {"prompt": "What colour is it?"}, "c2")
     assert text(system, "again") == "It is red."
     turn(system, "more", "text_generation", asked("What colour is it?"), "c2")
-    assert text(system, "more").startswith("It is "), "the model is shown the image of two turns ago"
+    assert text(system, "more") == "It is red.", "the model is shown the image of two turns ago"
     over_ms = kept.describe("default", brought).expires_at_ms
     assert over_ms is not None
     eventually(lambda: time.time() * 1000 > over_ms, 30, lambda: "its time is not over")
@@ -169,7 +175,7 @@ def over_http(system: System, gateway: Process) -> None:
         messages=[{"role": "user", "content": "What colour is it?"}],
         extra_body={"penstock": {"conversation_id": "trip"}},
     )
-    assert (chat.choices[0].message.content or "").startswith("It is ")
+    assert named_colour(chat.choices[0].message.content or "")
     items = httpx.get(f"{gateway.url}/v1/conversations/trip/items?order=asc").json()["data"]
     assert [(one["role"], [part["type"] for part in one["content"]]) for one in items] == [
         ("user", ["input_text"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def test_a_model_is_made_once(made: list[str]) -> None:
     assert made == ["toy.tmp"]
     assert looks_whole(folder, read_all=True)
     assert sorted(path.name for path in folder.parent.iterdir()) == ["toy", "toy.lock"]
+
+
+def test_another_edition_is_made_beside_the_older_one(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    older = prepare_model("toy")
+    monkeypatch.setattr(assets, "ASSETS", {"toy": replace(assets.ASSETS["toy"], edition=2)})
+    assert prepare_model("toy") == older.with_name("toy-2")
+    assert made == ["toy.tmp", "toy-2.tmp"]
+    assert looks_whole(older), "an older Penstock on this machine goes on with its own"
 
 
 def test_two_at_once_make_it_once(made: list[str]) -> None:

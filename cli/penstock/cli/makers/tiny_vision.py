@@ -1,7 +1,8 @@
 """Train a tiny model that reads images (LLaVA's form, 0.3 M parameters): it tells colours apart, and little else.
 
 For tests, and to try the routes where no package carries a real one. It answers questions about one or two pictures of
-one colour each. `bare` makes a VisionEncoderDecoder, which knows no questions, from the same pictures.
+one colour each, in the middle of a conversation too: then about the newest. `bare` makes a VisionEncoderDecoder, which
+knows no questions, from the same pictures.
 usage: python -m penstock.cli.makers.tiny_vision chat|bare OUT
 """
 
@@ -24,6 +25,9 @@ DARK = frozenset({"black", "blue"})
 SIDE, PATCH = 32, 8
 BATCH = 32
 STEPS = {"chat": 250, "bare": 150}
+WISHES = ("a cat", "a house", "make it blue", "draw a dog")
+UNEVEN = (8.0, 12.0, 25.0, 60.0)
+"""How far the pixels of a picture are from its colour, in steps of 255: drawings of an untrained model are noise."""
 IMAGE, PAD, END, START = "<image>", "<|pad|>", "<|im_end|>", "<|im_start|>"
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -32,24 +36,41 @@ CHAT_TEMPLATE = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-Example = tuple[list[str], str, str]
-"""(the colours of the pictures, the question, the answer)"""
+Turn = tuple[list[str], str, str]
+"""(the colours of the pictures, what the user says, the answer)"""
 
 
-def examples(source: random.Random) -> Example:
-    """One example, of a kind chosen by chance."""
+def question(source: random.Random) -> Turn:
+    """A question by itself, of a kind chosen by chance, with its answer."""
     names = list(COLOURS)
     colour, other = source.choice(names), source.choice(names)
-    kind = source.randrange(5)
-    if kind == 0:
-        return [colour], "Describe this image.", f"A {colour} picture."
-    if kind == 1:
-        return [colour], source.choice(["What colour is it?", "Which colour is this?"]), f"It is {colour}."
-    if kind == 2:
-        return [colour], "Is it dark or bright?", "It is dark." if colour in DARK else "It is bright."
-    if kind == 3:
+    if source.randrange(5) == 0:
         return [colour, other], "Which colours are they?", f"They are {colour} and {other}."
-    return [], source.choice(["Hello!", "Hi!"]), "Hello! Show me a picture."
+    if source.randrange(5) == 0:
+        return [], source.choice(["Hello!", "Hi!"]), "Hello! Show me a picture."
+    return [colour], *_of_one(colour, source)
+
+
+def _of_one(colour: str, source: random.Random) -> tuple[str, str]:
+    kind = source.randrange(3)
+    if kind == 0:
+        return "Describe this image.", f"A {colour} picture."
+    if kind == 1:
+        return source.choice(["What colour is it?", "Which colour is this?"]), f"It is {colour}."
+    return "Is it dark or bright?", "It is dark." if colour in DARK else "It is bright."
+
+
+def conversation(source: random.Random) -> list[Turn]:
+    """Turns of which the last is learned: half of them have others before, and may ask about a picture of those."""
+    turns: list[Turn] = []
+    for _ in range(source.choice((0, 0, 0, 1, 2, 3))):
+        drawn = source.randrange(3) == 0
+        # What was drawn is shown with the words that asked for it; the answer has none.
+        turns.append(([source.choice(list(COLOURS))], source.choice(WISHES), "") if drawn else question(source))
+    shown = [colour for colours, _, _ in turns for colour in colours]
+    if shown and source.randrange(2) == 0:
+        return [*turns, ([], *_of_one(shown[-1], source))]
+    return [*turns, question(source)]
 
 
 def picture(colour: str, source: random.Random) -> Any:
@@ -59,7 +80,8 @@ def picture(colour: str, source: random.Random) -> Any:
 
     shade = numpy.random.default_rng(source.randrange(1 << 30))
     size = source.randrange(16, 64), source.randrange(16, 64)
-    pixels = numpy.array(COLOURS[colour]) + shade.normal(0, 12, (*size, 3)) + shade.normal(0, 8, 3)
+    uneven = shade.normal(0, source.choice(UNEVEN), (*size, 3))
+    pixels = numpy.array(COLOURS[colour]) + uneven + shade.normal(0, 8, 3)
     return Image.fromarray(pixels.clip(0, 255).astype("uint8"))
 
 
@@ -78,7 +100,9 @@ def make_tokenizer() -> Any:
         show_progress=False,
     )
     source = random.Random(1)
-    core.train_from_iterator((" ".join(("user\nassistant\n", *examples(source)[1:])) for _ in range(2000)), trainer)
+    core.train_from_iterator(
+        (" ".join(("user\nassistant\n", *WISHES, *question(source)[1:])) for _ in range(2000)), trainer
+    )
     tokenizer: Any = PreTrainedTokenizerFast(
         tokenizer_object=core,
         bos_token=START,
@@ -194,18 +218,25 @@ def make_bare_model(tokenizer: Any) -> Any:
     return model
 
 
+def messages_of(turns: list[Turn]) -> list[dict[str, Any]]:
+    """As a chat template wants them, without the last answer."""
+    messages: list[dict[str, Any]] = []
+    for colours, words, answer in turns:
+        content = [*({"type": "image"} for _ in colours), {"type": "text", "text": words}]
+        messages += [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
+    return messages[:-1]
+
+
 def chat_batch(processor: Any, source: random.Random) -> dict[str, Any]:
-    """Examples as tensors; only the answers are learned."""
+    """Examples as tensors; only the last answers are learned."""
     texts: list[str] = []
     answers: list[str] = []
     pictures: list[Any] = []
     for _ in range(BATCH):
-        colours, question, answer = examples(source)
-        content = [*({"type": "image"} for _ in colours), {"type": "text", "text": question}]
-        prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        texts.append(prompt + answer + END)
-        answers.append(answer + END)
-        pictures += [picture(colour, source) for colour in colours]
+        turns = conversation(source)
+        answers.append(turns[-1][2] + END)
+        texts.append(processor.apply_chat_template(messages_of(turns), add_generation_prompt=True) + answers[-1])
+        pictures += [picture(colour, source) for colours, _, _ in turns for colour in colours]
     batch = dict(processor(text=texts, images=pictures, return_tensors="pt", padding=True, padding_side="right"))
     labels = batch["input_ids"].clone()
     lengths = batch["attention_mask"].sum(1).tolist()

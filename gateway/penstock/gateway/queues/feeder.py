@@ -26,7 +26,10 @@ _IDLE_S = 1.0
 
 
 class QueueFeeder:
-    """`start` and `stop` within one event loop. `counted` is told (topic, outcome) of each message that is settled."""
+    """`start` and `stop` within one event loop.
+
+    `counted` is told (topic, outcome) of each message that is settled, `waiting` (topic, how many messages wait here).
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class QueueFeeder:
         errands: Errands,
         *,
         counted: Callable[[str, str], None] = lambda topic, outcome: None,
+        waiting: Callable[[str, int], None] = lambda topic, count: None,
         on_failure: Callable[[str], None],
     ) -> None:
         self._queues = list(queues)
@@ -45,6 +49,7 @@ class QueueFeeder:
         self._kafka = kafka
         self._errands = errands
         self._counted = counted
+        self._tell_waiting = waiting
         self._on_failure = on_failure
         merge = Merge(policy, [queue.weight for queue in self._queues], Random())
         self._book = QueueBook(merge, len(self._queues), merging.window)
@@ -115,6 +120,8 @@ class QueueFeeder:
             task = asyncio.get_running_loop().create_task(self._carry(letter))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        for queue, count in zip(self._queues, self._book.buffered(), strict=True):
+            self._tell_waiting(queue.topic, count)
         if due := self._book.commits():
             consumer.commit(due)
         held = {self._queues[number].topic for number in self._book.full()}
