@@ -19,7 +19,6 @@ from penstock.gateway.view.frames import ChunkFrame
 from penstock.gateway.view.hub import Hub
 from penstock.processors.core import effects as ask
 from penstock.processors.core.arrivals import Taken
-from penstock.processors.core.choosing import Choice
 from penstock.processors.core.estimates import EstimateKey, Estimates
 from penstock.processors.core.fleet import Demand, ModelView, Need, ReplicaView
 from penstock.processors.core.flow import Flow, FlowSettings
@@ -30,6 +29,7 @@ from penstock.processors.core.residents import ModelSpec, Needs
 from penstock.processors.core.scheduler import CLASSES, Scheduler
 from penstock.processors.core.work import Work as FlowWork
 from penstock.processors.kafka.intake import Intake
+from penstock.schemas.choosing import Choice
 from penstock.schemas.codec import default_codec, schema_text
 from penstock.schemas.compiled import reference
 from penstock.schemas.fold import ResultFold

@@ -6,11 +6,11 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
-from penstock.processors.core.choosing import Choice
 from penstock.processors.core.states import Transition
 from penstock.processors.core.work import WorkKey
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.abilities import Need
+from penstock.schemas.choosing import Choice
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, StatusEvent

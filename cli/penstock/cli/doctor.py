@@ -209,8 +209,8 @@ def port_checks(running_url: str | None) -> Iterator[Check]:
         return
     for port, option in ((8000, "--port"), (9092, "--kafka-port")):
         if port_in_use(port):
-            cure = f"stop what listens there, or use {option}"
-            yield Check(name="ports", state="warn", detail=f"{port} is in use by something else", cure=cure)
+            cure = f"if that is no Penstock of yours, stop it or use {option}; --data-dir names a Penstock that runs"
+            yield Check(name="ports", state="warn", detail=f"{port} is in use", cure=cure)
         else:
             yield Check(name="ports", state="ok", detail=f"{port} is free")
 
@@ -221,7 +221,7 @@ def readiness_check(url: str, found: Readiness, worker_log: Path | None) -> Chec
         return Check(name="readiness", state="ok", detail=f"{url} is ready")
     look = f"look into {worker_log}" if worker_log is not None else "look into the logs of the workers"
     cures = {
-        "degraded": f"{look}; `penstock workers list` shows which are alive",
+        "degraded": f"{look}; `penstock workers list` and `penstock models list` show what lives and why not",
         "starting": "wait until it has caught up with the topics",
         "unreachable": "start it with `penstock up`, or name the right one (PENSTOCK_URL)",
     }

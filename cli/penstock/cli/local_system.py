@@ -43,6 +43,7 @@ TINY_MODELS = ("tiny-image-generation", "tiny-image-editing", "tiny-image-to-tex
 EMBEDDED_PARTITIONS = 4
 WORKER_HEALTH_PORT = 8001
 HEALTH_PORT = "PENSTOCK_WORKER__HEALTH_PORT"
+KEYS_FILE = "PENSTOCK_AUTH__KEYS_FILE"
 ARTIFACTS = "PENSTOCK_ARTIFACTS__LOCATION"
 WORKER_READY_S = 300.0
 GATEWAY_READY_S = 90.0
@@ -104,7 +105,7 @@ class LocalSystem:
         self._progress("starting the gateway and the worker (loading models)")
         self.supervisor.wait_ready(gateway, GATEWAY_READY_S)
         self.supervisor.wait_ready(worker, WORKER_READY_S)
-        self._await_model(str(self.models[0]["id"]))
+        self._await_model()
         self.phase = "ready"
         self._changed()
         self._watch.start()
@@ -247,17 +248,22 @@ class LocalSystem:
         )
         return str(named or self.home.data_dir / "artifacts")
 
-    def _await_model(self, model: str) -> None:
+    def _await_model(self) -> None:
         """Wait until the first model is loaded, so that the first answer is quick; Penstock serves without it too."""
+        model = next((str(one["id"]) for one in self.models if one.get("preload", True)), None)
+        if model is None:
+            return
         began = said = time.monotonic()
         while time.monotonic() - began < MODEL_LOADED_S:
             self.supervisor.tend()
             state = model_state(self.url, model, since=self._started_at)
+            if state is None:  # the gateway wants a key
+                state = model_state_of_worker(self.worker_url, model)
             if state == "failed":
                 log = self.home.logs / "worker.log"
                 self._progress(f"the model {model} could not be loaded; asking for it tries again; see {log}")
                 return
-            if state in ("ready", None):
+            if state == "ready":
                 return
             if time.monotonic() - said > 15:
                 said = time.monotonic()
@@ -266,13 +272,22 @@ class LocalSystem:
         self._progress(f"the model {model} is still not loaded; going on without waiting")
 
     @property
+    def worker_url(self) -> str:
+        return f"http://127.0.0.1:{self.worker_port}"
+
+    @property
+    def wants_keys(self) -> bool:
+        """Whether the gateway asks for a key."""
+        return bool(os.environ.get(KEYS_FILE) or self._configured().get("auth", {}).get("keys_file"))
+
+    @property
     def local_url(self) -> str:
         """The gateway as this machine reaches it."""
         host = "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host
         return f"http://{host}:{self.options.port}"
 
     def _worker(self, environment: Mapping[str, str]) -> Part:
-        return self._command("worker", f"http://127.0.0.1:{self.worker_port}", 40.0, environment)
+        return self._command("worker", self.worker_url, 40.0, environment)
 
     def _gateway(self, environment: Mapping[str, str]) -> Part:
         (self.home.data_dir / "gateway").mkdir(exist_ok=True)
@@ -326,20 +341,32 @@ def model_state(url: str, model: str, since: float) -> str | None:
     return "unknown" if found is None or found["created"] < int(since) else str(found["state"])
 
 
+def model_state_of_worker(url: str, model: str) -> str:
+    """What a worker says of a model of its own, to everybody who reaches its health port; "unknown" if nothing."""
+    try:
+        states = httpx.get(f"{url}/readyz", timeout=5, trust_env=False).json()["models"]
+        return str(states.get(model, "unknown"))
+    except (httpx.HTTPError, ValueError, KeyError, AttributeError):
+        return "unknown"
+
+
 def card(system: LocalSystem) -> str:
     """What a person needs now, short."""
     url, data, option = system.url, system.home.data_dir, system.home.option
     chat = next((m["id"] for m in system.models if "text_generation" in m.get("tasks", ["text_generation"])), "default")
     body = f'{{"model":"{chat}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
+    headers, key, named = "-H 'content-type: application/json'", "none", ""
+    if system.wants_keys:
+        headers, key, named = f"-H 'authorization: Bearer KEY' {headers}", "KEY", " --key KEY"
     return f"""
   Penstock is up: {url}   (docs: {url}/docs)
 
-    penstock chat{"" if url == "http://127.0.0.1:8000" else f" --url {url}"}
-    curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'
-    OpenAI(base_url="{url}/v1", api_key="none").chat.completions.create(model="{chat}", messages=[…])
+    penstock chat{"" if url == "http://127.0.0.1:8000" else f" --url {url}"}{named}
+    curl {url}/v1/chat/completions {headers} -d '{body}'
+    OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{chat}", messages=[…])
 
   Kafka {system.bootstrap_servers}   models {", ".join(str(m["id"]) for m in system.models)}{_without_model(system)}
-  worker  http://127.0.0.1:{system.worker_port}/readyz   data  {data}
+  worker  {system.worker_url}/readyz   data  {data}
   logs  penstock logs -f{option}   status  penstock status{option}
 """
 

@@ -271,6 +271,7 @@ class WorkerApp:
             "state": self._state,
             "generation": -1 if parts is None else parts.membership.generation,
             "assigned": 0 if parts is None else len(parts.membership.partitions),
+            "models": {} if parts is None else {lane.name: lane.state for lane in parts.flow.lanes.values()},
         }
 
     def _refresh_gauges(self) -> None:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from penstock.processors.core.choosing import Choice
 from penstock.processors.core.effects import Load, Size, Unload
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.ledger import OutOfMemory
@@ -19,6 +18,7 @@ from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.serving import Serving
 from penstock.processors.models.sizing import ModelSize
 from penstock.schemas.abilities import Need
+from penstock.schemas.choosing import Choice
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)

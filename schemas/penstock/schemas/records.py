@@ -353,6 +353,8 @@ class WaitingFor(Record):
 WAITING_REASONS = (
     "class", "tenant_share", "model_loading", "memory", "conversation", "slack", "paused", "no_worker",
 )  # fmt: skip
+TIMELESS_REASONS = frozenset({"no_worker", "paused", "memory"})
+"""Nobody knows when these end: that is for people and other programs to say."""
 
 
 @record

@@ -40,24 +40,26 @@ def test_a_body_without_a_length_stops_at_the_limit(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "content", "status", "code"),
+    ("method", "path", "content", "status", "code", "words"),
     [
-        ("GET", "/v1/nothing", None, 404, "not_found"),
-        ("PUT", "/v1/models", None, 405, "method_not_allowed"),
-        ("POST", "/v1/chat/completions", b"{", 400, "invalid"),
-        ("POST", "/v1/chat/completions", b"[]", 400, "invalid"),
-        ("POST", "/v1/chat/completions", b"\xff", 400, "invalid"),
-        ("POST", "/v1/chat/completions", b"[" * 100_000, 400, "invalid"),
-        ("POST", "/v1/chat/completions", b'{"model": "smol"}', 400, "invalid"),
+        ("GET", "/v1/nothing", None, 404, "not_found", "Not Found"),
+        ("PUT", "/v1/models", None, 405, "method_not_allowed", "PUT is not allowed here; GET is"),
+        ("POST", "/v1/chat/completions", b"{", 400, "invalid", "not valid JSON"),
+        ("POST", "/v1/chat/completions", b"[]", 400, "invalid", "not a valid JSON object"),
+        ("POST", "/v1/chat/completions", b"\xff", 400, "invalid", "JSON"),
+        ("POST", "/v1/chat/completions", b"[" * 100_000, 400, "invalid", "JSON"),
+        ("POST", "/v1/chat/completions", b'{"model": "smol"}', 400, "invalid", "messages"),
+        ("POST", "/registry/subjects/x", b"[" * 5_000, 400, "invalid", "the body cannot be read as JSON"),
     ],
 )
 def test_everything_else_has_the_one_shape(
-    server: Server, method: str, path: str, content: bytes | None, status: int, code: str
+    server: Server, method: str, path: str, content: bytes | None, status: int, code: str, words: str
 ) -> None:
     answer = httpx.request(method, server.url + path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == status, answer.text
     assert set(answer.json()["error"]) == {"message", "type", "code", "param", "request_id", "retryable", "details"}
     assert answer.json()["error"]["code"] == code
+    assert words in answer.json()["error"]["message"]
     assert answer.headers["x-request-id"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -158,6 +159,61 @@ def test_the_card_is_short_and_says_what_to_type(tmp_path: Path) -> None:
     for word in ("http://127.0.0.1:8123", "curl ", "OpenAI(base_url=", "smollm2-135m", str(tmp_path), "logs"):
         assert word in text
     assert len(text.splitlines()) < 14
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_where_keys_are_asked_for_the_card_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool
+) -> None:
+    """What it told to type was answered with 401."""
+    config = tmp_path / "penstock.toml"
+    config.write_text("" if by_variable else '[auth]\nkeys_file = "keys.json"\n')
+    if by_variable:
+        monkeypatch.setenv("PENSTOCK_AUTH__KEYS_FILE", "keys.json")
+    text = card(LocalSystem(Options(data_dir=tmp_path, config=config), print))
+    assert "authorization: Bearer KEY" in text
+    assert 'api_key="KEY"' in text
+    assert "--key KEY" in text
+
+
+class Asked(BaseHTTPRequestHandler):
+    """A gateway that wants a key, and a worker that loads its model the third time it is asked."""
+
+    looked = 0
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self.answer(401, {})
+        else:
+            Asked.looked += 1
+            self.answer(200, {"ready": True, "models": {"m": "ready" if Asked.looked > 2 else "loading"}})
+
+    def answer(self, status: int, body: dict[str, Any]) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+def test_the_first_model_is_waited_for_though_the_gateway_wants_keys(tmp_path: Path) -> None:
+    http = HTTPServer(("127.0.0.1", 0), Asked)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    try:
+        system = LocalSystem(Options(data_dir=tmp_path, port=http.server_port), print)
+        system.worker_port = http.server_port
+        system.models = [{"id": "later", "preload": False}, {"id": "m"}]
+        system._await_model()
+        assert Asked.looked == 3
+        system.models = system.models[:1]
+        system._await_model()
+        assert Asked.looked == 3, "nobody waits for what is loaded when it is asked for"
+    finally:
+        http.shutdown()
+        thread.join(10)
+        http.server_close()
 
 
 def test_a_data_folder_belongs_to_one(tmp_path: Path) -> None:

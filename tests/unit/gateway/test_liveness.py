@@ -21,7 +21,8 @@ def model(name: str, pool: str | None = None, *, task: str = "text_generation") 
 def worker(
     *models: str, state: str = "running", heard: int = NOW, pool: str | None = None, lost: tuple[str, ...] = ()
 ) -> WorkerState:
-    states = [ModelState(model=one, state="failed" if one in lost else "ready") for one in models]
+    failed = {"state": "failed", "reason": "it is too large"}
+    states = [ModelState(model=one, **(failed if one in lost else {"state": "ready"})) for one in models]
     return WorkerState(worker_id="w", state=state, started_at=1, updated_at=heard, pool=pool, models=states)
 
 
@@ -36,8 +37,10 @@ def worker(
         ([worker("a", "b", state="starting")], ["a", "b"], "no worker is alive"),
         ([worker("a", "b", state="stopping")], ["a", "b"], "no worker is alive"),
         ([worker("a")], ["b"], "no live worker has b"),
-        ([worker("a", "b", lost=("a",))], ["a"], "no live worker has a"),
+        ([worker("a", "b", lost=("a",))], ["a"], "a could not be loaded (it is too large)"),
         ([worker("a", "b", pool="p"), worker()], ["a", "b"], "no live worker has a, b"),
+        ([worker("a", lost=("a",))], ["a", "b"], "no live worker has b; a could not be loaded (it is too large)"),
+        ([worker("a", lost=("a",)), worker("a", "b")], [], None),
     ],
 )
 def test_what_is_without_a_worker(workers: list[WorkerState], without: list[str], reason: str | None) -> None:
@@ -51,7 +54,7 @@ def test_a_request_hears_of_its_own_model_only() -> None:
     judged = judge([worker("a", "b", lost=("b",))], [model("a"), model("b"), embeds], NOW, LATE)
     assert judged.awaits_worker("text_generation", None, None) is None
     assert judged.awaits_worker("text_generation", "a", None) is None
-    assert judged.awaits_worker("text_generation", "b", None) == "no live worker has b"
+    assert judged.awaits_worker("text_generation", "b", None) == "b could not be loaded (it is too large)"
     assert judged.awaits_worker("embedding", "default", None) == "no live worker has e"
     assert judged.awaits_worker("text_generation", "unknown", None) is None
     assert judged.awaits_worker("text_generation", "a", "pool") is None

@@ -75,15 +75,28 @@ def test_a_worker_that_tells_nothing_by_model_is_taken_as_a_whole() -> None:
 
 
 def test_without_a_name_the_best_ready_model_is_taken_else_the_soonest() -> None:
-    models = [model("busy"), model("free"), model("cold", load_seconds=30.0)]
+    models = [model("busy"), model("free"), model("cold", load_seconds=30.0)]  # told in the order of the topic
     ready = [ModelState(model="busy", state="ready", queued=9), ModelState(model="free", state="ready", queued=1)]
     cold = ModelState(model="cold", state="absent")
     assert planned(worker(*ready, cold), models=models).model == "free"
     loading = ModelState(model="busy", state="loading", progress=0.5, load_seconds=20.0)
     found = planned(worker(loading, cold), models=models)
-    assert (found.model, found.estimated_wait_ms, found.model_reason) == ("busy", 10_000, "ready soonest")
+    assert (found.model, found.estimated_wait_ms) == ("busy", 10_000)
+    assert found.model_reason == "none is ready; it is loading"
     assert found.waiting_for is not None
     assert found.waiting_for.reason == "model_loading"
+
+
+def test_the_choice_is_that_of_a_worker() -> None:
+    """By priority, then as they stand in its configuration: the order in which it tells them."""
+    states = [ModelState(model=name, state="ready") for name in ("tiny", "second", "first")]
+    models = [model("first"), model("second"), model("tiny", priority=6)]
+    found = planned(worker(*states), models=models)
+    assert (found.model, found.model_reason) == ("second", "it is ready; first in the configuration")
+    only = planned(worker(*states[:1]), models=models[-1:])
+    assert (only.model, only.model_reason) == ("tiny", "it is the only model for the task")
+    paused = planned(worker(*states, paused=["model/second"]), models=models)
+    assert paused.model == "first"
 
 
 def test_a_model_that_does_not_fit_now_waits_for_memory() -> None:
@@ -92,6 +105,9 @@ def test_a_model_that_does_not_fit_now_waits_for_memory() -> None:
     )
     assert found.waiting_for is not None
     assert (found.waiting_for.reason, found.waiting_for.need_bytes) == ("memory", 60 * GIB)
+    assert found.need_bytes == 60 * GIB
+    # Nobody knows when others give memory back.
+    assert (found.estimated_wait_ms, found.waiting_for.estimated_start_at) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["a", "model/a", "class/medium"])
@@ -113,6 +129,9 @@ def test_what_can_never_fit_and_what_does_not_exist_is_refused() -> None:
     with pytest.raises(InsufficientCapacity) as refused:
         planned(worker(state), models=[model("a")], request=needs)
     assert refused.value.details == {"need": 75 * GIB, "capacity": 70 * GIB, "unit": "bytes"}
+    with pytest.raises(InsufficientCapacity) as too_large:
+        planned(worker(state), models=[model("a", weights_bytes=600 * GIB)])
+    assert too_large.value.details == {"need": 600 * GIB, "capacity": 70 * GIB, "unit": "bytes"}
     with pytest.raises(ModelNotFound):
         planned(worker(state), models=[model("a")], request=replace(REQUEST, model="b"))
 

@@ -271,6 +271,19 @@ async def test_models_come_and_go(shell: Shell) -> None:
     assert choice == ("new", "it is the only model for the task")
 
 
+async def test_what_its_entry_says_of_its_memory_is_told_before_it_is_loaded(shell: Shell) -> None:
+    """A dry run of a model that nobody had asked for yet knew no need, and none that was too large."""
+    told = ModelSection(id="told", source="told", engine="text", vram_bytes=7, preload=False)
+    unknown = ModelSection(id="unknown", source="unknown", engine="text", preload=False)
+    await shell.serving.observe()
+    shell.lanes.configure([ModelConfig.of(told), ModelConfig.of(unknown)])
+    infos = {one.model: one for one in shell.published if isinstance(one, ModelInfo)}
+    assert [(infos[name].state, infos[name].weights_bytes) for name in ("told", "unknown")] == [
+        ("absent", 7),
+        ("absent", None),
+    ]
+
+
 async def test_what_is_wanted_unloaded_is_not_preloaded(shell: Shell) -> None:
     shell.lanes.desire("m", False, None)
     await shell.serving.observe()

@@ -23,6 +23,7 @@ from penstock.cli.commands.common import (
     print_table,
 )
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.producers.engine_kinds import KINDS
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -82,7 +83,7 @@ def _rows(model: Json) -> list[list[Any]]:
             replica["worker_id"],
             replica["replica"],
             replica["device"],
-            size_text(replica["memory_bytes"]),
+            size_text(replica["memory_bytes"] or replica["reserved_bytes"]),  # what is measured, else what is booked
             replica["queued"],
             replica["running"],
             replica["reason"],
@@ -102,7 +103,7 @@ def show(name: Name, pool: Pool = None, url: Url = DEFAULT_URL, key: Key = None,
 def add(
     name: Annotated[str | None, typer.Argument(help="Its id; may stand in the file.")] = None,
     source: Annotated[str | None, typer.Option(help="A hub id, folder, .gguf file, or URL.")] = None,
-    engine: Annotated[str | None, typer.Option(help="text, embedding, remote, managed or noop.")] = None,
+    engine: Annotated[str | None, typer.Option(help=f"{', '.join(KINDS)}.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="A task that it serves; may stand several times.")] = None,
     alias: Annotated[list[str] | None, typer.Option(help="Another name; may stand several times.")] = None,
     pool: Annotated[str | None, typer.Option(help="The pool whose workers serve it.")] = None,

@@ -190,6 +190,16 @@ async def _on_internal_error(request: Request, error: Exception) -> Response:
     return error_response(failure, request_id=_known_request_id(request))
 
 
+def _in_our_words(request: Request, error: HTTPException) -> str:
+    """What the frameworks refuse by themselves, said as everything else is."""
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow") or (error.headers or {}).get("allow")
+        return f"{request.method} is not allowed here" + (f"; {allowed} is" if allowed else "")
+    if error.detail == "There was an error parsing the body":  # FastAPI's, for bodies that are too deep
+        return "the body cannot be read as JSON"
+    return str(error.detail)
+
+
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     request_id = _known_request_id(request)
@@ -198,9 +208,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     status = error.status_code
     if status < 400 or status in (204, 304):
         return Response(status_code=status, headers=error.headers)
-    body = error_body(
-        InvalidRequest(str(error.detail)) if status < 500 else InternalError("internal error"), request_id
-    )
+    told = InvalidRequest(_in_our_words(request, error)) if status < 500 else InternalError("internal error")
+    body = error_body(told, request_id)
     body["error"]["code"] = _CODES_BY_STATUS.get(status, "invalid" if status < 500 else "internal")
     headers = {"x-request-id": request_id or f"edge-{uuid.uuid4().hex[:16]}", **(error.headers or {})}
     return ErrorResponse(body, status, headers=headers)

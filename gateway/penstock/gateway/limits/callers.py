@@ -30,7 +30,7 @@ class Caller:
     def require(self, scope: str) -> None:
         """Raises Forbidden when the key lacks the scope."""
         if not self.allows(scope):
-            raise Forbidden(f"this key may not {scope}: it lacks the scope `{scope}`")
+            raise Forbidden(f"this key may not do that: it lacks the scope `{scope}`")
 
     def priority(self, asked: int | None) -> int:
         """The priority to submit with: what was asked, else the default as far as the key allows it.

@@ -6,11 +6,12 @@ Everything comes from what workers last told of themselves, some seconds ago at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.gateway.service.models import find_model
+from penstock.schemas.choosing import Candidate, Choice, choose, only
 from penstock.schemas.errors import InsufficientCapacity
-from penstock.schemas.records import InferenceRequest, ModelInfo, ModelState, WaitingFor, WorkerState
+from penstock.schemas.records import TIMELESS_REASONS, InferenceRequest, ModelInfo, ModelState, WaitingFor, WorkerState
 from penstock.schemas.topics import CLASSES, priority_class
 
 READY, LOADING = "ready", "loading"
@@ -65,40 +66,68 @@ def plan(
     there = [worker for worker in workers if worker.pool == request.pool]
     known = {model.model: model for model in models if model.pool == request.pool and request.task in model.tasks}
     named = find_model(models, request.task, request.model, request.pool)
-    name, reason = (named, "it was named") if request.model is not None else _best(list(known), there)
-    if name is None or name not in known:
-        return _unserved(request.model if name is None else name, reason, klass)
+    choice = Choice(named or "", "it was named") if request.model is not None else _best(known, there, klass)
+    if choice is None or choice.model not in known:
+        name = request.model if choice is None else choice.model
+        return _unserved(name, "it is left to the worker" if choice is None else choice.reason, klass)
+    name, reason = choice.model, choice.reason
     info = known[name]
     need_bytes = _need_bytes(request, info, there)
-    _check_fits(request, there)
+    _check_fits(request, info, there)
     place = min(_places(name, there), key=_soonness, default=None)
     if place is None:
         return _unserved(name, reason, klass, need_bytes)
-    wait_ms = _wait_ms(place, info, klass, run_ms(name, None))
     device, free_bytes = _device(place)
+    wait_ms = _wait_ms(place, info, klass, run_ms(name, None))
+    waiting = None
+    if wait_ms != 0 or place.state != READY or _is_paused(place, name, klass):
+        waiting = _waiting_for(place, name, klass, need_bytes, free_bytes)
+        if waiting.reason in TIMELESS_REASONS:
+            wait_ms = None
+        elif wait_ms is not None:
+            waiting = replace(waiting, estimated_start_at=now_ms + round(wait_ms))
     return Plan(
         model=name,
-        model_reason=reason,
+        model_reason=reason or "",
         klass=klass,
         worker_id=place.worker.worker_id,
         device=device,
         need_bytes=need_bytes,
         free_bytes=free_bytes,
-        waiting_for=_waiting_for(place, name, klass, wait_ms, need_bytes, free_bytes, now_ms),
-        estimated_wait_ms=None if wait_ms is None else round(wait_ms),
+        waiting_for=waiting,
+        estimated_wait_ms=_rounded(wait_ms),
         estimated_run_ms=_rounded(run_ms(name, request)),
     )
 
 
-def _best(names: list[str], workers: list[WorkerState]) -> tuple[str | None, str]:
-    """The model that runs soonest, as a worker chooses it: the best ready one, else the one that is ready soonest."""
-    if len(names) == 1:
-        return names[0], "the only one for this task"
-    places = [(place, name) for name in names for place in _places(name, workers)]
-    if not places:
-        return None, "it is left to the worker"
-    place, name = min(places, key=lambda one: (*_soonness(one[0]), one[1]))
-    return name, "ready, and has the least waiting" if place.state == READY else "ready soonest"
+def _best(known: dict[str, ModelInfo], workers: list[WorkerState], klass: str) -> Choice | None:
+    """As the worker chooses, to which it would come: the one where its model starts soonest."""
+    if len(known) == 1:
+        return only(next(iter(known)))
+    candidates: list[Candidate] = []
+    for name, info in known.items():
+        if (place := min(_places(name, workers), key=_soonness, default=None)) is not None:
+            candidates.append(_candidate(info, place, klass))
+    return choose(candidates)
+
+
+def _candidate(info: ModelInfo, place: _Place, klass: str) -> Candidate:
+    order = [state.model for state in place.worker.models].index(info.model)  # workers tell them as configured
+    loads = (info.load_seconds, *(one.load_seconds for one in place.engines))
+    return Candidate(
+        model=info.model,
+        state=place.state,
+        order=order,
+        **({} if info.priority is None else {"priority": info.priority}),
+        queued=place.queued + place.running,
+        slots=max(1, info.max_batch_size or 1),
+        load_s=next((seconds for seconds in loads if seconds is not None), None),
+        paused=_is_paused(place, info.model, klass),
+    )
+
+
+def _is_paused(place: _Place, model: str, klass: str) -> bool:
+    return not {model, f"model/{model}", klass, f"class/{klass}"}.isdisjoint(place.worker.paused)
 
 
 def _places(name: str, workers: list[WorkerState]) -> list[_Place]:
@@ -128,23 +157,32 @@ def _need_bytes(request: InferenceRequest, info: ModelInfo, workers: list[Worker
     return max([*sizes[:1], floor]) if sizes or floor else None
 
 
-def _check_fits(request: InferenceRequest, workers: list[WorkerState]) -> None:
+def _check_fits(request: InferenceRequest, info: ModelInfo, workers: list[WorkerState]) -> None:
     """Raises InsufficientCapacity for what no device of the pool could ever hold."""
     asked = request.requirements
-    if asked is None:
-        return
-    for need, on_cpu in ((asked.vram_bytes, False), (asked.cpu_memory_bytes, True)):
-        limits = [
-            device.total_bytes if device.limit_bytes is None else device.limit_bytes
-            for worker in workers
-            for device in worker.devices
-            if (device.kind == "cpu") == on_cpu or all(one.kind == "cpu" for one in worker.devices)
-        ]
-        if need is not None and limits and need > max(limits):
-            raise InsufficientCapacity(
-                f"the request needs {need / 2**20:.0f} MiB; the largest device grants {max(limits) / 2**20:.0f} MiB",
-                details={"need": need, "capacity": max(limits), "unit": "bytes"},
-            )
+    if asked is not None:
+        _check_limit("the request", asked.vram_bytes, _limits(workers, on_cpu=False))
+        _check_limit("the request", asked.cpu_memory_bytes, _limits(workers, on_cpu=True))
+    everywhere = [*_limits(workers, on_cpu=False), *_limits(workers, on_cpu=True)]
+    _check_limit(info.model, info.weights_bytes, everywhere)
+
+
+def _limits(workers: list[WorkerState], *, on_cpu: bool) -> list[int]:
+    """What the devices grant. Where there are no cards, main memory is asked for both."""
+    return [
+        device.total_bytes if device.limit_bytes is None else device.limit_bytes
+        for worker in workers
+        for device in worker.devices
+        if (device.kind == "cpu") == on_cpu or all(one.kind == "cpu" for one in worker.devices)
+    ]
+
+
+def _check_limit(what: str, need: int | None, limits: list[int]) -> None:
+    if need is not None and limits and need > max(limits):
+        raise InsufficientCapacity(
+            f"{what} needs {need / 2**20:.0f} MiB; the largest device grants {max(limits) / 2**20:.0f} MiB",
+            details={"need": need, "capacity": max(limits), "unit": "bytes"},
+        )
 
 
 def _device(place: _Place) -> tuple[str | None, int | None]:
@@ -182,38 +220,26 @@ def _wait_ms(place: _Place, info: ModelInfo, klass: str, mean_run_ms: float | No
     return None if mean_run_ms is None else load_ms + mean_run_ms * must_end / slots
 
 
-def _waiting_for(
-    place: _Place,
-    model: str,
-    klass: str,
-    wait_ms: float | None,
-    need_bytes: int | None,
-    free_bytes: int | None,
-    now_ms: int,
-) -> WaitingFor | None:
-    """What it would wait for; None when it would start at once."""
-    paused = {model, f"model/{model}", klass, f"class/{klass}"}.intersection(place.worker.paused)
-    if wait_ms == 0 and not paused:
-        return None
-    memory_short = place.state == "absent" and (need_bytes or 0) > (free_bytes or 0)
-    if paused:
+def _waiting_for(place: _Place, model: str, klass: str, need_bytes: int | None, free_bytes: int | None) -> WaitingFor:
+    """What it would wait for, without a time."""
+    if _is_paused(place, model, klass):
         reason = "paused"
-    elif memory_short:
+    elif place.state == "absent" and (need_bytes or 0) > (free_bytes or 0):
         reason = "memory"
     else:
         reason = "class" if place.state == READY else "model_loading"
+    memory = reason == "memory"
     return WaitingFor(
         reason=reason,
         position=place.queued,
-        need_bytes=need_bytes if reason == "memory" else None,
-        free_bytes=free_bytes if reason == "memory" else None,
-        estimated_start_at=None if wait_ms is None or paused else now_ms + round(wait_ms),
+        need_bytes=need_bytes if memory else None,
+        free_bytes=free_bytes if memory else None,
     )
 
 
-def _unserved(model: str | None, reason: str, klass: str, need_bytes: int | None = None) -> Plan:
+def _unserved(model: str | None, reason: str | None, klass: str, need_bytes: int | None = None) -> Plan:
     waiting = WaitingFor(reason="no_worker")
-    return Plan(model=model, model_reason=reason, klass=klass, need_bytes=need_bytes, waiting_for=waiting)
+    return Plan(model=model, model_reason=reason or "", klass=klass, need_bytes=need_bytes, waiting_for=waiting)
 
 
 def _rounded(value: float | None) -> int | None:

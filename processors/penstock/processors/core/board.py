@@ -14,7 +14,6 @@ from typing import Protocol
 
 from penstock.processors.core import states
 from penstock.processors.core.budget import Budget
-from penstock.processors.core.choosing import Choice
 from penstock.processors.core.effects import Effect
 from penstock.processors.core.estimates import Estimates
 from penstock.processors.core.explaining import Explainer, LaneFacts
@@ -35,6 +34,7 @@ from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.streams import Streams
 from penstock.processors.core.work import Work, WorkKey
 from penstock.schemas.abilities import Need
+from penstock.schemas.choosing import Choice
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import TP
 

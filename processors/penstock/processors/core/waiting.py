@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.schemas.records import WaitingFor
+from penstock.schemas.records import TIMELESS_REASONS, WaitingFor
 
 Reason = Literal["class", "tenant_share", "model_loading", "memory", "conversation", "slack", "paused", "no_worker"]
 
@@ -36,7 +36,7 @@ def waiting_for(facts: WaitingFacts, now_ms: int) -> WaitingFor:
     """The public answer. `now_ms`: milliseconds since the epoch."""
     reason = _reason(facts)
     memory = reason == "memory"
-    told = facts.starts_in_s is not None and reason not in ("no_worker", "paused")
+    told = facts.starts_in_s is not None and reason not in TIMELESS_REASONS
     return WaitingFor(
         reason=reason,
         position=facts.position,

@@ -121,8 +121,11 @@ class ModelManager:
         size = self._sizes.get(model)
         return () if size is None else size.parts
 
-    def weights_bytes(self, model: str) -> int | None:
-        size = self._sizes.get(model)
+    def need_bytes(self, model: str) -> int | None:
+        """What it takes on a device: what its entry says, else what was estimated; None before it was sized."""
+        config, size = self._configs.get(model), self._sizes.get(model)
+        if config is not None and config.vram_bytes is not None:
+            return config.vram_bytes
         return None if size is None else size.need_bytes
 
     # -- what it is asked to do

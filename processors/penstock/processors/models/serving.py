@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.processors.core.choosing import Candidate, Choice, choose, only
 from penstock.processors.core.fleet import HOST
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.ledger import DeviceCapacity
@@ -27,6 +26,7 @@ from penstock.processors.models.sizing import Estimate, estimate, size_model
 from penstock.processors.settings import WorkerSettings
 from penstock.producers.model_entry import served_by
 from penstock.schemas.abilities import READ_IMAGES, Need
+from penstock.schemas.choosing import Candidate, Choice, choose, only
 from penstock.schemas.desired import model_key
 from penstock.schemas.records import DeviceHolder, DeviceState, ModelInfo, ModelState, Record
 from penstock.schemas.topics import CLASSES, TopicNames
@@ -295,7 +295,7 @@ class Serving:
                 dimensions=info.dimensions,
                 defaults={name: json.dumps(value, ensure_ascii=False) for name, value in config.defaults.items()},
                 state=lane.state,
-                weights_bytes=self.manager.weights_bytes(config.id),
+                weights_bytes=self.manager.need_bytes(config.id),
                 updated_at=self._clock_ms(),
                 worker_id=self._settings.worker_id,
                 priority=config.priority,

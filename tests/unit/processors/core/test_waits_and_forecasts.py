@@ -165,7 +165,7 @@ def test_all_reasons_are_those_of_the_records() -> None:
 
 def test_bytes_are_told_of_memory_alone_and_no_time_of_what_nobody_knows() -> None:
     memory = waiting_for(replace(CALM, memory_short=True), 1_000)
-    assert (memory.need_bytes, memory.free_bytes, memory.estimated_start_at) == (7, 5, 3_000)
+    assert (memory.need_bytes, memory.free_bytes, memory.estimated_start_at) == (7, 5, None)
     plain = waiting_for(CALM, 1_000)
     assert (plain.position, plain.need_bytes, plain.free_bytes, plain.estimated_start_at) == (3, None, None, 3_000)
     assert waiting_for(replace(CALM, worker_lives=False), 1_000).estimated_start_at is None

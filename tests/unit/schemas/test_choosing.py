@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.core.choosing import Candidate, Choice, choose
+from penstock.schemas.choosing import Candidate, Choice, choose
 
 DRAINING = "none is ready; it is still loaded"
 STATES = ("ready", "draining", "loading", "unloading", "absent", "failed")
