@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 UNJOINED_S = 120.0
 OBSERVE_S = 1.0
+REPORT_GAP_S = 0.25
+"""Between reports, however much changes."""
 """How often the devices are measured."""
 EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
 
@@ -83,6 +86,8 @@ class WorkerApp:
         self._parts: Parts | None = None
         self._state = "starting"
         self._seen: dict[TP, Progress] = {}
+        self._changed = asyncio.Event()
+        """A model stands otherwise than it was last told."""
 
     # -- starting
 
@@ -116,6 +121,7 @@ class WorkerApp:
         except PenstockError as error:
             raise CannotStart(f"{kafka.names.desired} could not be read: {error}", EXIT_UNREACHABLE) from error
         parts.refetcher.start()
+        parts.serving.on_change = self._changed.set  # whoever looks at a model that was just loaded finds it so
         await parts.serving.observe()
         parts.serving.publish_models()
         parts.lanes.load_all()
@@ -206,7 +212,10 @@ class WorkerApp:
             if rounds % 12 == 11:  # a gateway that starts late finds recent facts of every model
                 parts.serving.publish_models()
             rounds += 1
-            await asyncio.sleep(self.settings.worker.state_interval_s)
+            self._changed.clear()
+            await asyncio.sleep(REPORT_GAP_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self.settings.worker.state_interval_s)
 
     async def _observe_forever(self) -> None:
         """What others use of the devices changes at any time."""

@@ -65,9 +65,18 @@ class Site:
 @pytest.fixture(scope="module")
 def site(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, prefix = tmp_path_factory.mktemp("desired"), f"d{uuid.uuid4().hex[:6]}-"
-    with running(System(kafka.bootstrap_servers, prefix, folder, models=(OTHER, FAST))) as system:
+    options = {"state_interval_s": 15}
+    system = System(kafka.bootstrap_servers, prefix, folder, models=(OTHER, FAST), worker_options=options)
+    with running(system):
         write_odd_records(kafka.bootstrap_servers, [(f"{prefix}inference.desired", 0)], 20, seed=9, keyed=True)
         yield Site(system)
+
+
+def test_a_change_is_told_when_it_happens(site: Site) -> None:
+    """A worker told how its models stand every few seconds alone: what was just loaded was shown as absent."""
+    for order, state in (("unload", "absent"), ("load", "ready")) * 2:
+        site.models(order, "other")
+        wait_until(lambda: site.state("other") == state, 6, lambda: f"it is {site.state('other')}")
 
 
 def test_defaults_change_the_answer_and_no_model_gets_the_best(site: Site) -> None:

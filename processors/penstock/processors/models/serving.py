@@ -71,6 +71,8 @@ class Serving:
         self.manager = ModelManager(self.catalog, reports, make=make, size=size)
         self.remembered = RememberedEstimates(settings.worker.data_dir / ESTIMATES_FILE)
         self._flow: Flow
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when the facts of a model are told, which is when they change."""
 
     def connect(self, flow: Flow) -> None:
         """The flow decides what is loaded of these models; it hears of them here."""
@@ -308,6 +310,7 @@ class Serving:
                 revision=config.revision,
             )
             self._publish(self._names.model, model_key(config.id, self._settings.worker.pool), record)
+        self.on_change()
 
 
 def _dtype(config: ModelConfig) -> str:
