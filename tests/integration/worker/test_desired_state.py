@@ -56,6 +56,9 @@ class Site:
         found = [one for one in self.models("list") if one["id"] == name]
         return found[0]["state"] if found else None
 
+    def becomes(self, name: str, state: str, deadline_s: float) -> None:
+        wait_until(lambda: self.state(name) == state, deadline_s, lambda: f"{name} is {self.state(name)}")
+
     def restart_worker(self) -> None:
         self.worker.stop()
         self.worker = self.system.worker()
@@ -76,7 +79,7 @@ def test_a_change_is_told_when_it_happens(site: Site) -> None:
     """A worker told how its models stand every few seconds alone: what was just loaded was shown as absent."""
     for order, state in (("unload", "absent"), ("load", "ready")) * 2:
         site.models(order, "other")
-        wait_until(lambda: site.state("other") == state, 6, lambda: f"it is {site.state('other')}")
+        site.becomes("other", state, 6)
 
 
 def test_defaults_change_the_answer_and_no_model_gets_the_best(site: Site) -> None:
