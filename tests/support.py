@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import psutil
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 T = TypeVar("T")
 Describe = str | Callable[[], object]
@@ -81,3 +82,24 @@ def create_topics(bootstrap_servers: str, prefix: str, partitions: int = 4, pool
     if pool is not None:
         specs = [*specs, *topic_specs(TopicNames(prefix), partitions=partitions, pool=pool)]
     ensure_topics(settings, specs)
+
+
+def committed_offsets(bootstrap: str, group: str, partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
+    """What the broker has of a group, asked by a client of its own, again while the coordinator starts or moves.
+
+    By a consumer: AdminClient's list_consumer_group_offsets crashes the process (librdkafka 2.16: rd_kafka_cgrp_op
+    without a group) when the coordinator answers with an error, as at a restart.
+    """
+    asked = [TopicPartition(*place) for place in partitions]
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False})
+    give_up = time.monotonic() + 60
+    try:
+        while True:
+            try:
+                return consumer.committed(asked, 20)
+            except KafkaException as error:
+                if time.monotonic() > give_up:
+                    raise AssertionError(f"no committed offsets of {group}") from error
+                time.sleep(0.2)
+    finally:
+        consumer.close()

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from penstock.cli.paths import free_port
 from penstock.schemas.codec import default_codec
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import DeadLetter, ResultEvent
 from penstock.schemas.topics import TopicNames
-from support import create_topics, wait_until
+from support import committed_offsets, create_topics, wait_until
 
 NOOP = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"tokens": 4}}
 
@@ -213,26 +213,15 @@ class System:
         return [codec.decode(message.value() or b"", DeadLetter) for message in self.read(self.names.dlq)]
 
     def committed(self) -> dict[tuple[str, int], int]:
-        """The group's committed offsets. By a consumer: AdminClient's list_consumer_group_offsets crashes the process
-        (librdkafka 2.16: rd_kafka_cgrp_op without a group) when the coordinator answers with an error, as at a restart.
-        """
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.group, "enable.auto.commit": False})
+        """The offsets that the group has committed."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "reader"})
         try:
             topics = consumer.list_topics(timeout=30).topics
-            wanted = [TopicPartition(name, n) for name in self.names.request_topics() for n in topics[name].partitions]
-            give_up = time.monotonic() + 60
-            while True:
-                try:
-                    found = consumer.committed(wanted, 30)
-                except KafkaException as error:
-                    # A restarting broker loads its coordinator first.
-                    if time.monotonic() > give_up:
-                        raise AssertionError(f"no committed offsets of {self.group}") from error
-                    time.sleep(0.2)
-                else:
-                    return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
         finally:
             consumer.close()
+        wanted = [(name, number) for name in self.names.request_topics() for number in topics[name].partitions]
+        found = committed_offsets(self.bootstrap, self.group, wanted)
+        return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
     def ends(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "reader"})

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.processors.kafka.membership import (
@@ -25,7 +25,7 @@ from penstock.processors.kafka.membership import (
     Membership,
 )
 from penstock.producers.settings import KafkaSettings
-from support import wait_until_async
+from support import committed_offsets, wait_until_async
 
 
 class Seen:
@@ -99,11 +99,7 @@ class Group:
 
     def committed(self) -> dict[TP, Committed]:
         """What the broker has, asked by a client of its own."""
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.id})
-        try:
-            found = consumer.committed([TopicPartition(*tp) for tp in self.partitions], 20)
-        finally:
-            consumer.close()
+        found = committed_offsets(self.bootstrap, self.id, self.partitions)
         assert all(p.error is None for p in found)
         return {(p.topic, p.partition): (p.offset, p.metadata or "") for p in found if p.offset >= 0}
 

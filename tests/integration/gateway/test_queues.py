@@ -21,7 +21,7 @@ from penstock.producers.admin import end_offsets
 from penstock.producers.reader import read_to_end
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import DeadLetter, InferenceRequest
-from support import wait_until
+from support import committed_offsets, wait_until
 
 DEADLINE_S = 40
 
@@ -193,10 +193,5 @@ def test_a_gateway_that_takes_over_sends_nothing_twice(merged: Merged) -> None:
 
 
 def _committed(merged: Merged) -> int:
-    from confluent_kafka import Consumer, TopicPartition
-
-    consumer = Consumer({"bootstrap.servers": merged.place.bootstrap, "group.id": f"{merged.place.prefix}queues"})
-    try:
-        return consumer.committed([TopicPartition(merged.names["batch"], 0)], 10)[0].offset
-    finally:
-        consumer.close()
+    group, place = f"{merged.place.prefix}queues", (merged.names["batch"], 0)
+    return committed_offsets(merged.place.bootstrap, group, [place])[0].offset

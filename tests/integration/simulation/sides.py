@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from simulation.log import TP, IllegalGeneration, Log, UnknownMember
-from support import wait_until
+from support import committed_offsets, wait_until
 
 PROCESS = Path(__file__).with_name("member_process.py")
 SESSION_MS = 6_000
@@ -155,8 +155,8 @@ class RealSide:
         return self._ask(name, do="commit", offsets=commits)
 
     def committed(self) -> Commits:
-        asked = [TopicPartition(self._topic, partition) for partition in range(self._partitions)]
-        found = self._reader.committed(asked, 30)
+        asked = [(self._topic, partition) for partition in range(self._partitions)]
+        found = committed_offsets(self._bootstrap, self._group, asked)
         return [(one.partition, one.offset, one.metadata or "") for one in found if one.offset >= 0]
 
     def close(self) -> None:
