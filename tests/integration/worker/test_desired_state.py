@@ -77,9 +77,9 @@ def site(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]
 
 def test_a_change_is_told_when_it_happens(site: Site) -> None:
     """A worker told how its models stand every few seconds alone: what was just loaded was shown as absent."""
-    for order, state in (("unload", "absent"), ("load", "ready")) * 2:
+    for order, state in (("unload", "absent"), ("load", "ready")) * 3:
         site.models(order, "other")
-        site.becomes("other", state, 6)
+        site.becomes("other", state, 10)
 
 
 def test_defaults_change_the_answer_and_no_model_gets_the_best(site: Site) -> None:

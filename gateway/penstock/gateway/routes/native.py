@@ -145,8 +145,8 @@ async def cancel(request: Request, request_id: str) -> Response:
     """202: its end was asked for. 200 with the request when it has ended already."""
     caller = caller_of(request)
     caller.require("cancel")
-    entry = await service_of(request).control.cancel(caller.tenant, request_id)
-    return JSONResponse(entry.to_json(), 200 if entry.done else 202, {"x-request-id": request_id})
+    entry, asked = await service_of(request).control.cancel(caller.tenant, request_id)
+    return JSONResponse(entry.to_json(), 202 if asked else 200, {"x-request-id": request_id})
 
 
 @router.post("/requests/cancel", status_code=202, summary="Cancel several requests, by ids or by filter")

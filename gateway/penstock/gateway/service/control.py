@@ -44,12 +44,16 @@ class Control:
         self._names = names
         self._artifacts = artifacts
 
-    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> Entry:
-        """Ask for a request's end; its entry, which is done already or will be. Raises NotFound."""
+    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> tuple[Entry, bool]:
+        """Its entry, and whether its end was asked for: False when it had ended already. Raises NotFound.
+
+        It may have ended by the time that this returns: a worker is quick.
+        """
         entry = await self._lookups.find(tenant, request_id)
-        if not entry.done:
-            await self._command("cancel", entry, reason)
-        return entry
+        if entry.done:
+            return entry, False
+        await self._command("cancel", entry, reason)
+        return entry, True
 
     async def cancel_ids(self, tenant: str, request_ids: Sequence[str]) -> list[str]:
         """Ask for the end of those of these requests that run; their ids. Unknown and foreign ones are left out."""

@@ -78,7 +78,7 @@ class GuardedControl:
         self._allowances = allowances
         self._caller = caller
 
-    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> Entry:
+    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> tuple[Entry, bool]:
         """Raises TenantLimit beside what `Control.cancel` raises."""
         if reason is None:  # callers give none: a reason is the gateway's, for a client that went away
             self._allowances.cancel(self._caller)
