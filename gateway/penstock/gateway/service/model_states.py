@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from penstock.gateway.view.liveness import ModelId
 from penstock.producers.model_entry import parse_entry
 from penstock.schemas.desired import CLASS, MODEL, desired_key
 from penstock.schemas.errors import InvalidRequest, ModelNotFound
@@ -13,9 +14,6 @@ from penstock.schemas.records import DesiredState, ModelInfo, ModelState, Worker
 from penstock.schemas.times import rfc3339
 
 Json = dict[str, Any]
-ModelId = tuple[str, str | None]
-"""(id, pool)"""
-
 NAMED_MODELS = 10
 """So many models are named to a caller who asked for another one."""
 _BEST_FIRST = ("ready", "draining", "loading", "unloading", "absent", "failed")
