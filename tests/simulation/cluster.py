@@ -238,8 +238,13 @@ class Cluster:
 
     @property
     def quiet(self) -> bool:
-        """Nothing is left to do: every offset is committed, every worker holds nothing."""
+        """Nothing is left to do: every offset is committed, every worker holds nothing.
+
+        A worker that stops keeps the offsets of what it handed back uncommitted until it has left the group.
+        """
         if len(self.lives()) < len(self.hosts) or self.log.group.rebalancing:
+            return False
+        if any(life.stopping for life in self.lives()):
             return False
         offsets = self.log.group.offsets
         if any(offsets.get(tp, (0, ""))[0] != partition.end for tp, partition in self.log.partitions.items()):

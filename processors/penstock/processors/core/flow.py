@@ -25,8 +25,15 @@ ENDING_BYTES_PER_PARTITION = 8 * 2**20
 as of poison, must not fill memory. The budget counts only what waits.
 """
 
+ROUNDS_A_STEP = 1_000
+"""Rounds of one step beyond four for each request and lane that is held."""
+
 EXPIRED_AT_ONCE = 256
 """Requests that one tick ends by their deadlines: a flood of one age must not hold up the event loop."""
+
+
+class EndlessStep(RuntimeError):
+    """A step went round without coming to an end: parts of the flow undo each other's decisions."""
 
 
 class Flow(Arriving):
@@ -97,9 +104,16 @@ class Flow(Arriving):
     # -- time
 
     def step(self, now: float) -> None:
-        """Start what can start, on every lane where something changed."""
+        """Start what can start, on every lane where something changed.
+
+        Raises EndlessStep instead of holding up the event loop for ever.
+        """
         self.now = now
+        rounds_left = ROUNDS_A_STEP + 4 * (len(self.works) + len(self.lanes))
         while self.taking:
+            rounds_left -= 1
+            if rounds_left < 0:
+                raise EndlessStep(f"a step does not end; lanes still to look at: {sorted(self._dirty)}")
             if self._dirty:
                 name, lane = next(iter(self._dirty.items()))
                 del self._dirty[name]

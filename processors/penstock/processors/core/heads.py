@@ -82,6 +82,8 @@ class Heads(Loads):
                 return False
         elif not replica.inline or work.line is not None or work.stage is not Stage.QUEUED:
             return False
+        if work.group is None and self.starter.has_suspects(lane):
+            return False  # they come first: for its memory a replica would be given up, and they would take its own
         apart = self.starter.alone
         if (apart is not None and apart is not work) or run_bytes(replica, work) <= 0:
             return False

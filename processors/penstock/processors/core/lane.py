@@ -54,6 +54,8 @@ class Lane:
         """It waits for memory."""
         self.spec = ModelSpec(model=name)
         self.needs: Needs | None = None
+        self.size_due = True
+        """Its needs are not known, or may be outdated: it is sized before its next load."""
         self.sizing = False
         self.too_small: set[str] = set()
         """Devices that can never hold a run that was asked of it, beside the model; others can."""
@@ -193,7 +195,7 @@ class Lane:
     def load_failed(self, error: BaseException, now: float) -> PenstockError | None:
         """Plan the next try. Returns the error for those who wait, once waiting is of no use any more."""
         self.load_span = (self.load_span[0], now)
-        self.needs = None  # perhaps its files are mended before the next try
+        self.size_due = True  # perhaps its files are mended before the next try
         self.not_before = now + min(30.0, 0.5 * 2 ** min(self.failures, 8))
         self.failures += 1
         hopeless = isinstance(error, CannotLoad) or not isinstance(error, EngineFailed)

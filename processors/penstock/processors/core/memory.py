@@ -55,7 +55,7 @@ class Memory(Runs):
     def sized(self, model: str, needs: Needs, now: float) -> None:
         """How much memory an engine of the model takes."""
         lane = self.lane(model)
-        lane.sizing, lane.needs = False, needs
+        lane.sizing, lane.size_due, lane.needs = False, False, needs
         lane.never_fits = self._cannot_ever(lane, needs.load_bytes + needs.run_bytes)
         if lane.never_fits is not None:
             self._load_is_hopeless(lane, lane.never_fits, now)

@@ -42,7 +42,7 @@ class Placing(Heads):
             lane = self.lane(name)
             if lane.spec != spec:
                 if _sized_by(lane.spec) != _sized_by(spec):
-                    lane.needs = None
+                    lane.size_due = True
                 lane.spec, lane.never_fits = spec, None
                 lane.too_small.clear()
             lane.served = True
@@ -107,7 +107,7 @@ class Placing(Heads):
         elif waited_for and lane.never_fits is not None and lane.fail_error is None:
             self._load_is_hopeless(lane, lane.never_fits, now)  # a turn of a conversation, whose turn came after that
             self._touch_later(lane)
-        elif lane.needs is None:
+        elif lane.size_due:
             self._size(lane, now)
         elif waited_for and not lane.asked_for:
             self._plan_soon()
@@ -161,9 +161,9 @@ class Placing(Heads):
         self._cancel_needless_reservations(heads)
         models: list[plan.ModelView] = []
         for lane in self.lanes.values():
-            if lane.needs is not None:
+            if lane.needs is not None:  # its replicas hold memory also while it is to be sized again
                 models.append(self._view(lane, now))
-            elif lane.spec.devices and self._is_wanted(lane):
+            if lane.size_due and lane.spec.devices and self._is_wanted(lane):
                 self._size(lane, now)
             if not lane.spec.devices:
                 self._plan_weightless(lane, now)
@@ -180,6 +180,7 @@ class Placing(Heads):
         for lane in self.lanes.values():
             lane.short = bool(
                 lane.needs is not None
+                and not lane.size_due
                 and not lane.ready
                 and not lane.loading
                 and now >= lane.not_before
@@ -345,7 +346,7 @@ class Placing(Heads):
             max_replicas=max(spec.max_replicas, spec.min_replicas),
             desired_loaded=False if lane.unload_due or not lane.served else desired,
             paused=lane.paused,
-            broken_until=lane.not_before,
+            broken_until=plan.NEVER if lane.size_due else lane.not_before,
             saturated_since=lane.saturated_since,
             use_rate=lane.uses.rate(now),
             demand=plan.Demand() if lane.never_fits is not None else self._demand(lane),
@@ -442,7 +443,7 @@ class Placing(Heads):
             and not (lane.paused or lane.loading or lane.sizing)
             and now >= lane.not_before
             and not self._runs_lack_memory(lane)
-            and (bool(lane.ready) or lane.needs is None or self._fits_now(lane, self._booked(lane), now))
+            and (bool(lane.ready) or lane.size_due or self._fits_now(lane, self._booked(lane), now))
             for lane in self.lanes.values()
         )
         if not fits:

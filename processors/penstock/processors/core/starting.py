@@ -286,6 +286,10 @@ class Starter:
                 return work
         return None
 
+    def has_suspects(self, lane: Lane) -> bool:
+        """Whether a replica of the model is kept for suspects, of whom one waits to run there or runs."""
+        return any(replica.exclusive is not None and self._still_exclusive(lane, replica) for replica in lane.ready)
+
     def _still_exclusive(self, lane: Lane, replica: Replica) -> bool:
         group = replica.exclusive
         return group is not None and any(

@@ -1,0 +1,68 @@
+"""A step comes to an end: no two decisions of the flow undo each other at one instant."""
+
+from __future__ import annotations
+
+import pytest
+
+from card_driver import GB, Card, gb
+from penstock.processors.core import effects as ask
+from penstock.processors.core.flow import EndlessStep
+from penstock.processors.core.residents import ModelSpec
+from penstock.schemas.errors import EngineFailed
+from penstock.schemas.records import Requirements
+
+
+def test_a_step_that_goes_round_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose event loop is gone would never be restarted."""
+    world = Card(80, {"a": gb(10)})
+    monkeypatch.setattr(world.flow, "_plan", lambda now: None)
+    with pytest.raises(EndlessStep):
+        world.configure()
+
+
+def test_a_run_that_waits_for_memory_and_a_suspect_do_not_take_replicas_from_each_other_for_ever() -> None:
+    """A suspect has a replica for itself. A run beside it wants memory, and one replica less would give it."""
+    world = Card(100, {"a": gb(20), "b": gb(20)}, slots=2)
+    world.configure(a=ModelSpec(model="a", devices=("simulated",), min_replicas=2, max_replicas=2))
+    world.observe()
+    hungry = Requirements(vram_bytes=90 * GB)
+    world.hold_answers.add(ask.Prepare)
+    world.submit("b1", "low", model="b")
+    world.submit("a1", "high", model="a", requirements=hungry)
+    world.submit("a2", "high", model="a", requirements=hungry, line="x")
+    world.submit("a3", "high", model="a", requirements=hungry)
+    world.submit("a4", "low", model="a", requirements=hungry, line="y")
+    world.finish("b1")
+    world.submit("b2", model="b", requirements=hungry, line="y")
+    world.die("a")
+    if world.running:
+        world.finish(sorted(world.running)[0])
+    world.release(ask.Prepare)
+    for _ in range(20):
+        for name in sorted(world.running):
+            world.finish(name)
+        world.pass_steps(5.0)
+    assert set(dict(world.ended).values()) == {"completed"}
+    assert len(world.ended) == 6
+
+
+def test_a_failed_load_of_a_second_replica_does_not_hide_the_first_from_placement() -> None:
+    """Its size is read again before the next load. Until then the memory that it holds can still be taken back."""
+    world = Card(100, {"a": gb(40), "b": gb(70)})
+    world.slow_loads = []
+    world.configure(a=ModelSpec(model="a", devices=("simulated",), min_replicas=2, max_replicas=2))
+    world.observe()
+    world.submit("r1", model="a")
+    assert world.slow_loads == [("a", 0)]
+    world.loaded("a", 0)
+    world.settle()
+    world.pass_steps(0.5)
+    assert world.slow_loads == [("a", 0), ("a", 1)]
+    world.flow.load_failed("a", 1, EngineFailed("it did not start"), world.now)
+    world.settle()
+    world.flow.desire("a", False, None)  # nobody wants it any more; the order is taken back before it was followed
+    world.flow.desire("a", None, None)
+    world.finish("r1")
+    world.submit("r2", model="b")
+    world.pass_steps(30.0)
+    assert ("b", 0) in world.slow_loads, world.flow.lane("a").replicas
