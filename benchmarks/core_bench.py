@@ -219,13 +219,13 @@ class FullCard:
         self.now, self.number = 100.0, 0
         names = [f"m{number}" for number in range(self.MODELS)]
         self.flow = Flow(FlowSettings(), BenchModels(), BenchBook(), devices=[card])
-        self.flow.configure({name: ModelSpec(model=name, devices=("simulated",)) for name in names}, self.now)
-        self.flow.devices_observed({"sim": (1 << 30, 0)}, self.now)
+        self.flow.orders.configure({name: ModelSpec(model=name, devices=("simulated",)) for name in names}, self.now)
+        self.flow.measurements.observed({"sim": (1 << 30, 0)}, self.now)
         self.flow.assigned({("medium", 0): (0, "")}, 1, fenced=False, now=self.now)
         for name in names:
             needs = Needs(load_bytes=8 << 30, run_bytes=1 << 28, exact=True)
-            self.flow.sized(name, needs, self.now)
-            self.flow.want(name)
+            self.flow.replicas.sized(name, needs, self.now)
+            self.flow.orders.want(name)
         self.running: list[Begun] = []
         self._carry_out()
         while len(self.flow.scheduler) < queued:
@@ -252,8 +252,8 @@ class FullCard:
             pool=None,
             names_deadline=False,
         )
-        self.flow.delivered_range(tp, number, number + 1, [number])
-        self.flow.arrived(tp, number, taken, b"", (), None, self.now, 1)
+        self.flow.arrivals.delivered_range(tp, number, number + 1, [number])
+        self.flow.arrivals.arrived(tp, number, taken, b"", (), None, self.now, 1)
 
     def _carry_out(self) -> None:
         """What the shells do, at once: engines are up, outcomes acknowledged."""
@@ -265,18 +265,18 @@ class FullCard:
                 return
             for effect in effects:
                 if isinstance(effect, ask.Load):
-                    flow.replica_up(effect.model, effect.replica, self.SLOTS, None, self.now, inline=True)
+                    flow.replicas.up(effect.model, effect.replica, self.SLOTS, None, self.now, inline=True)
                 elif isinstance(effect, ask.Start):
                     self.running.append((effect.work, effect.run_id))
                 elif isinstance(effect, ask.Terminal):
-                    flow.delivered(effect.work, effect.status)
+                    flow.endings.delivered(effect.work, effect.status)
 
     def work(self) -> int:
         """A run ends, the next starts with its grant, and a request arrives."""
         for _ in range(100):
             self.now += 0.001
             work, run_id = self.running.pop(0)
-            self.flow.finished(work, run_id, None, self.now, large=False)
+            self.flow.attempts.finished(work, run_id, None, self.now, large=False)
             self._arrive()
             self._carry_out()
         for tp, (offset, metadata) in self.flow.gate.commits().items():

@@ -103,7 +103,7 @@ async def unload(site: Site) -> Figures:
         await flow.until(lambda: flow.status_of("r") == "completed", 90, "its answer")
         held = site.reading().used_bytes - start
         expect(held > 0, "a loaded model holds nothing")
-        flow.flow.desire("a", False, None)
+        flow.flow.orders.desire("a", False, None)
         await flow.until(lambda: not flow.flow.lane("a").replicas, 30, "its end")
         allowed = start + max(LEFT * held, 0 if site.on_cpu else SLACK_BYTES)
         await flow.until(lambda: site.reading().used_bytes <= allowed, 20, "the memory that it held")

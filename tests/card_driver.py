@@ -31,19 +31,19 @@ class Card(World):
 
     def observe(self, foreign_gb: int = 0) -> None:
         held = self.flow.ledger.reserved_bytes("sim")
-        self.flow.devices_observed({"sim": (held + foreign_gb * GB, held)}, self.now)
+        self.flow.measurements.observed({"sim": (held + foreign_gb * GB, held)}, self.now)
         self.settle()
 
     def configure(self, **changes: ModelSpec) -> None:
         self.specs |= changes
-        self.flow.configure(self.specs, self.now)
+        self.flow.orders.configure(self.specs, self.now)
         self.settle()
 
     def answer(self, effect: Any) -> None:
         super().answer(effect)
         match effect:
             case ask.Size(model):
-                self.flow.sized(model, self.needs[model], self.now)
+                self.flow.replicas.sized(model, self.needs[model], self.now)
             case ask.Load(model, replica):
                 if self.slow_loads is None:
                     self.loaded(model, replica)
@@ -51,12 +51,12 @@ class Card(World):
                     self.slow_loads.append((model, replica))
             case ask.Unload(model, replica, reason):
                 self.unloads.append((model, replica, reason))
-                self.flow.replica_gone(model, replica, self.now)
+                self.flow.replicas.gone(model, replica, self.now)
             case _:
                 pass
 
     def loaded(self, model: str, replica: int) -> None:
-        self.flow.replica_up(model, replica, self.slots, None, self.now, inline=self.inline)
+        self.flow.replicas.up(model, replica, self.slots, None, self.now, inline=self.inline)
 
     def ready(self, model: str) -> list[int]:
         return [replica.number for replica in self.flow.lane(model).ready]

@@ -72,7 +72,7 @@ class World:
         self.now = 100.0
         self.models, self.book = Models(*(lanes or ("m",))), Book()
         self.flow = self.make_flow(FlowSettings(**settings), self.models, self.book)
-        self.flow.transitions = set()
+        self.flow.registry.transitions = set()
         self.wall_ms = 1_000_000
         self.seen: list[ask.Effect] = []
         self.running: dict[str, Work] = {}
@@ -153,8 +153,8 @@ class World:
             names_deadline=ttl_ms is not None,
         )
         self.bodies[(*tp, offset)] = (read, Body(request, b"value", (), None, size))
-        self.flow.delivered_range(tp, offset, offset + 1, [offset])
-        work = self.flow.arrived(tp, offset, read, b"value", (), None, self.now, self.wall_ms)
+        self.flow.arrivals.delivered_range(tp, offset, offset + 1, [offset])
+        work = self.flow.arrivals.arrived(tp, offset, read, b"value", (), None, self.now, self.wall_ms)
         if settle:
             self.settle()
         return work
@@ -165,38 +165,38 @@ class World:
         self.offsets[tp] = offset + 1
         origin = Origin(topic=MEDIUM, partition=0, offset=offset, append_time_ms=self.wall_ms)
         read = Poison(reason=reason, request_id=request_id, tenant=None, origin=origin, attempt=1)
-        self.flow.delivered_range(tp, offset, offset + 1, [offset])
-        work = self.flow.arrived(tp, offset, read, value, (), None, self.now, self.wall_ms)
+        self.flow.arrivals.delivered_range(tp, offset, offset + 1, [offset])
+        work = self.flow.arrivals.arrived(tp, offset, read, value, (), None, self.now, self.wall_ms)
         self.settle()
         return work
 
     def up(self, lane: str = "m", slots: int = 1, tokens: int | None = None, *, inline: bool = False) -> None:
-        self.flow.replica_up(lane, 0, slots, tokens, self.now, inline=inline)
+        self.flow.replicas.up(lane, 0, slots, tokens, self.now, inline=inline)
         self.settle()
 
     def die(self, lane: str = "m") -> None:
         """The lane's engine dies with what runs on it."""
         for request_id in [r for r, work in self.running.items() if work.lane == lane]:
             del self.running[request_id]
-        self.flow.replica_down(lane, 0, self.now)
+        self.flow.replicas.down(lane, 0, self.now)
         self.settle()
 
     def finish(self, request_id: str, *, large: bool = False) -> None:
         work = self.running.pop(request_id)
         assert work.run is not None
-        self.flow.finished(work, work.run.run_id, Finished(), self.now, large=large)
+        self.flow.attempts.finished(work, work.run.run_id, Finished(), self.now, large=large)
         self.settle()
 
     def fail(self, request_id: str, error: PenstockError, *, again: bool = True) -> None:
         work = self.running.pop(request_id)
         assert work.run is not None
-        self.flow.failed(work, work.run.run_id, error, self.now, again=again)
+        self.flow.attempts.failed(work, work.run.run_id, error, self.now, again=again)
         self.settle()
 
     def delta(self, request_id: str, text: str) -> None:
         work = self.running[request_id]
         assert work.run is not None
-        self.flow.delta(work, work.run.run_id, text, [1], self.now)
+        self.flow.attempts.delta(work, work.run.run_id, text, [1], self.now)
         self.settle()
 
     def cancel(self, request_id: str, tenant: str = "default") -> None:
@@ -242,9 +242,9 @@ class World:
         flow = self.flow
         match effect:
             case ask.Prepare(work, run_id):
-                flow.prepared(work, run_id, self.need(work), None, self.now, memory_bytes=self.memory(work))
+                flow.attempts.prepared(work, run_id, self.need(work), None, self.now, memory_bytes=self.memory(work))
             case ask.Begin(work, run_id):
-                flow.begun(work, run_id, self.now)
+                flow.attempts.begun(work, run_id, self.now)
             case ask.Start(work, _):
                 self.running[work.request_id] = work
                 self.started.append(work.request_id)
@@ -253,21 +253,21 @@ class World:
                     if work.run is not None and work.run.run_id == run_id:
                         del self.running[request_id]
             case ask.Keep(work, finished, _):
-                flow.kept(work, finished, None, self.now)
+                flow.endings.kept(work, finished, None, self.now)
             case ask.LookUp(work):
-                flow.looked_up(work, None, self.now)
+                flow.endings.looked_up(work, None, self.now)
             case ask.Terminal(work, status):
                 self.ended.append((work.request_id, status))
-                flow.delivered(work, status)
+                flow.endings.delivered(work, status)
             case ask.Letter(work):
                 self.letters.append(work.request_id)
-                flow.lettered(work, self.now)
+                flow.endings.lettered(work, self.now)
             case ask.Republish(work):
-                flow.moved(work)
+                flow.endings.moved(work)
             case ask.Fetch(tp, offsets):
                 for offset in offsets:
                     read, body = self.bodies[(*tp, offset)]
-                    flow.fetched((*tp, offset), read, body, self.now)
+                    flow.arrivals.fetched((*tp, offset), read, body, self.now)
             case ask.Load(model, _):
                 self.loads.append(model)
             case ask.Chunk():

@@ -97,8 +97,10 @@ class Memory:
         if {grant.number for grant in held} != {grant.number for grant in flow.ledger.grants()}:
             raise Violation(f"leaked: granted are {flow.ledger.grants()}, held are {held}")
         turns = len(self.seen) * self._life.world.now / self._settings.min_turn_s
-        if flow.evictions > EVICTIONS_AT_ONCE + self._runs + turns:
-            raise Violation(f"evictions: {flow.evictions} in {self._life.world.now:.1f} s, with {self._runs} runs")
+        if flow.lifecycle.evictions > EVICTIONS_AT_ONCE + self._runs + turns:
+            raise Violation(
+                f"evictions: {flow.lifecycle.evictions} in {self._life.world.now:.1f} s, with {self._runs} runs"
+            )
 
     @staticmethod
     def _of_runs(replica: Replica) -> list[Grant]:

@@ -150,7 +150,7 @@ class Engine:
 
     def _ended(self) -> None:
         self.device = None
-        self._tell("gone", self.life.flow.replica_gone, self.spec.name, self.replica, self._world.now)
+        self._tell("gone", self.life.flow.replicas.gone, self.spec.name, self.replica, self._world.now)
 
     def die(self, killer: Work | None = None) -> None:
         """The process dies; the worker notices a moment later."""

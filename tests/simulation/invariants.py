@@ -131,7 +131,7 @@ class Checks:
         """Partitions are held for reasons of their own only: none hides another."""
         flow, most = life.flow, self._cluster.plan.endings // 2
         for tp in tps:
-            if not (flow.gate.full(tp) or flow.budget.full(tp) or flow._endings[tp] >= most):
+            if not (flow.gate.full(tp) or flow.budget.full(tp) or flow.registry.endings[tp] >= most):
                 raise Violation(
                     f"hidden: {tp} is held with {flow.gate.span(tp)} offsets and {len(flow.works)} works in all"
                 )
@@ -226,7 +226,7 @@ class Checks:
             "runs": sum(len(engine.runs) for engine in life.engines.values()),
             "bytes": flow.budget.used_bytes,
             "in flight": flow.gate.inflight,
-            "endings": sum(flow._endings.values()),
+            "endings": sum(flow.registry.endings.values()),
         }
         if any(held.values()):
             raise Violation(f"leak: {life.name} is idle and holds {held}")

@@ -10,13 +10,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.processors.core import donemap, starting
-from penstock.processors.core.effects import Ended, Terminal
+from penstock.processors.core.attempts import Attempts
+from penstock.processors.core.effects import Ended, Fetch, Terminal
+from penstock.processors.core.endings import Endings
 from penstock.processors.core.eviction import Evictions
 from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.gate import Arrival, CommitGate
+from penstock.processors.core.holdings import Holdings
 from penstock.processors.core.ledger import Ledger
+from penstock.processors.core.memory import DeviceMemory
 from penstock.processors.core.replica import Replica
+from penstock.processors.core.replicas import Replicas
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.span import Span
 from penstock.processors.core.states import Stage
@@ -49,14 +54,20 @@ def planted(name: str | None) -> Iterator[None]:
             setattr(owner, attribute, original)
 
 
-def _owner(kind: type, name: str) -> type:
-    """The layer of the flow that has the method."""
-    return next(layer for layer in kind.__mro__ if name in layer.__dict__)
-
-
-def _wrap(kind: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Patch:
-    owner = _owner(kind, name)
+def _wrap(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Patch:
     return owner, name, make(owner.__dict__[name])
+
+
+def _without(kind: type) -> Patch:
+    """The shell never hears of effects of a kind."""
+
+    def make(take: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def some(self: Flow) -> list[Any]:
+            return [effect for effect in take(self) if not isinstance(effect, kind)]
+
+        return some
+
+    return _wrap(Flow, "take_effects", make)
 
 
 # -- commits
@@ -67,13 +78,13 @@ def commit_before_outcome() -> list[Patch]:
     """The offset counts as done when the outcome is sent, not when the broker has it."""
 
     def make(settle: Callable[..., None]) -> Callable[..., None]:
-        def early(self: Flow, work: Work, *args: Any, **named: Any) -> None:
+        def early(self: Endings, work: Work, *args: Any, **named: Any) -> None:
             settle(self, work, *args, **named)
-            self.gate.complete(work.tp, work.key[2])
+            self._holdings._gate.complete(work.tp, work.key[2])
 
         return early
 
-    return [_wrap(Flow, "_settle", make)]
+    return [_wrap(Endings, "settle", make)]
 
 
 @plant
@@ -163,14 +174,14 @@ def attempt_used_twice() -> list[Patch]:
     """A run whose words were published begins again under the same number."""
 
     def make(requeue: Callable[..., None]) -> Callable[..., None]:
-        def same(self: Flow, work: Work, *args: Any) -> None:
+        def same(self: Attempts, work: Work, *args: Any) -> None:
             attempt = work.attempt
             requeue(self, work, *args)
             work.attempt = attempt
 
         return same
 
-    return [_wrap(Flow, "_requeue", make)]
+    return [_wrap(Attempts, "requeue", make)]
 
 
 @plant
@@ -178,13 +189,13 @@ def dropped_work_publishes() -> list[Patch]:
     """Work of a partition that went elsewhere is told to be cancelled."""
 
     def make(drop: Callable[..., None]) -> Callable[..., None]:
-        def loud(self: Flow, work: Work) -> None:
+        def loud(self: Holdings, work: Work) -> None:
             drop(self, work)
             self._emit(Terminal(work, "cancelled", 0.0))
 
         return loud
 
-    return [_wrap(Flow, "_drop", make)]
+    return [_wrap(Holdings, "drop", make)]
 
 
 @plant
@@ -233,16 +244,16 @@ def retry_polls_slot() -> list[Patch]:
     """A retry that is due looks for a free slot now and then, and loses to newer work (6)."""
 
     def make(retry_due: Callable[..., None]) -> Callable[..., None]:
-        def poll(self: Flow, now: float) -> None:
+        def poll(self: Attempts, now: float) -> None:
             for at, (due, seq, work) in enumerate(self._retries):
-                if due <= now and not any(one.free_slots > 0 for one in self.lane(work.lane).ready):
+                if due <= now and not any(one.free_slots > 0 for one in self._lanes[work.lane].ready):
                     self._retries[at] = (now + 0.05, seq, work)
             self._retries.sort()
             retry_due(self, now)
 
         return poll
 
-    return [_wrap(Flow, "_retry_due", make)]
+    return [_wrap(Attempts, "retry_due", make)]
 
 
 @plant
@@ -254,7 +265,7 @@ def global_intake_cap() -> list[Patch]:
         self._paused = frozenset(tp for tp in self.gate.partitions() if full and "high" not in tp[0])
         return self._paused
 
-    return [(_owner(Flow, "pauses"), "pauses", pauses)]
+    return [(Flow, "pauses", pauses)]
 
 
 @plant
@@ -282,20 +293,22 @@ def batch_dies_with_poison() -> list[Patch]:
     """Whoever was on an engine that died has failed (3)."""
 
     def make(replica_down: Callable[..., None]) -> Callable[..., None]:
-        def all_guilty(self: Flow, name: str, number: int, now: float) -> None:
-            running = [work for work in self.lane(name).holders() if work.stage is Stage.RUNNING]
+        def all_guilty(self: Replicas, name: str, number: int, now: float) -> None:
+            running = [work for work in self._lanes[name].holders() if work.stage is Stage.RUNNING]
             replica_down(self, name, number, now)
             for work in running:
                 if work.stage is Stage.QUEUED:
                     work.spent += 1
                     if work.spent > work.max_attempts:
-                        self._leave_waiting(work)
+                        self._attempts._holdings.leave_waiting(work)
                         work.stage = Stage.RUNNING
-                        self._letter(work, "replica_down", EngineFailed("the engine's process died while it ran"))
+                        self._endings.letter(
+                            work, "replica_down", EngineFailed("the engine's process died while it ran")
+                        )
 
         return all_guilty
 
-    return [_wrap(Flow, "replica_down", make)]
+    return [_wrap(Replicas, "down", make)]
 
 
 @plant
@@ -303,16 +316,16 @@ def poison_forgotten() -> list[Patch]:
     """A record that cannot be read is passed over without a dead letter."""
 
     def make(letter: Callable[..., None]) -> Callable[..., None]:
-        def silent(self: Flow, work: Work, event: str, error: Any) -> None:
+        def silent(self: Endings, work: Work, event: str, error: Any) -> None:
             if work.request_id:
                 letter(self, work, event, error)
                 return
-            self._transition(work, event, Stage.LETTERING)
+            self._registry.transition(work, event, Stage.LETTERING)
             self.lettered(work, 0.0)
 
         return silent
 
-    return [_wrap(Flow, "_letter", make)]
+    return [_wrap(Endings, "letter", make)]
 
 
 @plant
@@ -333,28 +346,14 @@ def duplicate_not_held() -> list[Patch]:
 def parked_never_fetched() -> list[Patch]:
     """What is parked stays parked until a turn that never comes."""
 
-    def make(go: Callable[..., None]) -> Callable[..., None]:
-        def forget(self: Any, effect: Any) -> None:
-            if type(effect).__name__ != "Fetch":
-                go(self, effect)
-
-        return forget
-
-    return [_wrap(Flow, "_emit", make)]
+    return [_without(Fetch)]
 
 
 @plant
 def journal_not_told() -> list[Patch]:
     """The crash journal never hears that a request has its outcome."""
 
-    def make(emit: Callable[..., None]) -> Callable[..., None]:
-        def quiet(self: Flow, effect: Any) -> None:
-            if not isinstance(effect, Ended):
-                emit(self, effect)
-
-        return quiet
-
-    return [_wrap(Flow, "_emit", make)]
+    return [_without(Ended)]
 
 
 # -- memory
@@ -364,10 +363,10 @@ def journal_not_told() -> list[Patch]:
 def leaked_grant() -> list[Patch]:
     """A replica whose process died, or that was unloaded, keeps its memory in the books."""
 
-    def release(self: Flow, replica: Replica) -> None:
+    def release(self: DeviceMemory, replica: Replica) -> None:
         replica.grant = None
 
-    return [(_owner(Flow, "_release"), "_release", release)]
+    return [(DeviceMemory, "release", release)]
 
 
 @plant

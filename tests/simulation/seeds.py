@@ -6,7 +6,7 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 
-from penstock.processors.core import flow as flow_module
+from penstock.processors.core import registry
 from penstock.processors.core.states import Transition
 from simulation.clients import Clients
 from simulation.cluster import Cluster
@@ -76,7 +76,7 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
     world = cluster.world
     watch = _Watch(cluster)
     violation: str | None = None
-    endings, flow_module.ENDINGS_PER_PARTITION = flow_module.ENDINGS_PER_PARTITION, plan.endings
+    endings, registry.ENDINGS_PER_PARTITION = registry.ENDINGS_PER_PARTITION, plan.endings
     try:
         for number, host in enumerate(cluster.hosts):
             late = plan.has("join") and number == len(cluster.hosts) - 1 and number > 0
@@ -94,7 +94,7 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
             f"{type(error).__name__}: {error} ({where.name} in {where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
         )
     finally:
-        flow_module.ENDINGS_PER_PARTITION = endings
+        registry.ENDINGS_PER_PARTITION = endings
     world.note(f"violation {violation}")
     return Outcome(
         plan, violation, world.steps, world.digest, world.now, cluster.transitions, world.faults, world.trace

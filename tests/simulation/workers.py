@@ -51,8 +51,8 @@ class Life(Actor):
             deaths=host.journal.deaths,
             devices=host.devices.capacities,
         )
-        self.flow.transitions = cluster.transitions
-        self.flow.configure({lane.name: lane.spec for lane in cluster.plan.lanes}, self.world.now)
+        self.flow.registry.transitions = cluster.transitions
+        self.flow.orders.configure({lane.name: lane.spec for lane in cluster.plan.lanes}, self.world.now)
         self.consumer = Consumer(self)
         self.membership = Membership(self)
         self.turns = Turns(self, cluster.talks)
@@ -142,7 +142,9 @@ class Life(Actor):
     def _announce(self, batch: Batch) -> bool:
         """Tell the gate of a batch. Where the consumer has skipped one, the worker breaks off and is started again."""
         try:
-            self.flow.delivered_range(batch.tp, batch.start, batch.end, [record.offset for record in batch.records])
+            self.flow.arrivals.delivered_range(
+                batch.tp, batch.start, batch.end, [record.offset for record in batch.records]
+            )
         except GapInDelivery:
             if not self.consumer.skipped:
                 raise
@@ -151,7 +153,7 @@ class Life(Actor):
         return True
 
     def _take(self, tp: TP, record: Stored) -> None:
-        self.flow.arrived(
+        self.flow.arrivals.arrived(
             tp,
             record.offset,
             self._read(tp, record),
@@ -227,7 +229,7 @@ class Life(Actor):
         def told(answer: str | None, mark: Any) -> None:
             if answer is not None:
                 output = Output(answer)
-                self.flow.answer_stands(work, run_id, output, self.world.now, large=_large(work))
+                self.flow.attempts.answer_stands(work, run_id, output, self.world.now, large=_large(work))
             else:
                 self._count(work, run_id, mark)
 
@@ -239,11 +241,11 @@ class Life(Actor):
             engine.prepare(work, run_id, mark)
 
     def prepared(self, work: Work, run_id: str, need: int, mark: Any, memory: int) -> None:
-        self.flow.prepared(work, run_id, need, "prepared", self.world.now, mark, memory_bytes=memory)
+        self.flow.attempts.prepared(work, run_id, need, "prepared", self.world.now, mark, memory_bytes=memory)
 
     def refused(self, work: Work, run_id: str, error: PenstockError, again: bool) -> None:
         self.cluster.truth.told_failures[work] += again
-        self.flow.refused(work, run_id, error, self.world.now, again=again)
+        self.flow.attempts.refused(work, run_id, error, self.world.now, again=again)
 
     def _begin(self, effect: ask.Begin) -> None:
         work, run_id, run = effect.work, effect.run_id, effect.work.run
@@ -255,9 +257,9 @@ class Life(Actor):
 
         def told(agreed: bool) -> None:
             if agreed:
-                self.flow.begun(work, run_id, self.world.now)
+                self.flow.attempts.begun(work, run_id, self.world.now)
             else:
-                self.flow.log_moved(work, run_id, self.world.now)
+                self.flow.attempts.log_moved(work, run_id, self.world.now)
 
         self.turns.begin(work, run, told)
 
@@ -272,32 +274,32 @@ class Life(Actor):
         if engine.alive:
             engine.start(work, run.run_id)
         else:
-            self.flow.not_started(work, run.run_id, self.world.now)
+            self.flow.attempts.not_started(work, run.run_id, self.world.now)
 
     def delta(self, work: Work, run_id: str, word: str, token: int) -> None:
-        self.flow.delta(work, run_id, word, [token], self.world.now)
+        self.flow.attempts.delta(work, run_id, word, [token], self.world.now)
 
     def finished(self, work: Work, run_id: str, output: Output) -> None:
-        self.flow.finished(work, run_id, output, self.world.now, large=output.large)
+        self.flow.attempts.finished(work, run_id, output, self.world.now, large=output.large)
 
     def failed(self, work: Work, run_id: str, error: PenstockError, again: bool) -> None:
         self.cluster.truth.told_failures[work] += again
-        self.flow.failed(work, run_id, error, self.world.now, again=again)
+        self.flow.attempts.failed(work, run_id, error, self.world.now, again=again)
 
     def garbage(self, work: Work, run_id: str) -> None:
         """A piece of the stream that cannot be published."""
         if work.run is not None and work.run.run_id == run_id and work.stream:
-            self.flow.chunk_refused(work, self.world.now)
+            self.flow.endings.chunk_refused(work, self.world.now)
 
     def _keep(self, effect: ask.Keep) -> None:
         work, output = effect.work, effect.finished
 
         def kept(text: str) -> None:
             if self.cluster.happens("keep_failed", self._rng, 0.15):
-                self.flow.keep_failed(work, InternalError("it cannot be kept"), self.world.now)
+                self.flow.endings.keep_failed(work, InternalError("it cannot be kept"), self.world.now)
             else:
                 told = output if text == output.text else Output(text)
-                self.flow.kept(work, told, None, self.world.now, another=told is not output)
+                self.flow.endings.kept(work, told, None, self.world.now, another=told is not output)
 
         if effect.in_conversation:
             self.turns.finish(work, output.text, kept)
@@ -309,7 +311,7 @@ class Life(Actor):
 
         def told(answer: str | None) -> None:
             output = None if answer is None else Output(answer)
-            self.flow.looked_up(work, output, self.world.now, large=answer is not None and _large(work))
+            self.flow.endings.looked_up(work, output, self.world.now, large=answer is not None and _large(work))
 
         self.turns.answer(work, told)
 
@@ -329,7 +331,7 @@ class Life(Actor):
     def replica_up(self, engine: Engine) -> None:
         spec = engine.spec
         if engine.alive:
-            self.flow.replica_up(
+            self.flow.replicas.up(
                 spec.name,
                 engine.replica,
                 spec.slots,
@@ -341,19 +343,19 @@ class Life(Actor):
 
     def replica_down(self, engine: Engine) -> None:
         self.cluster.checks.replica_goes_down(self, engine)
-        self.flow.replica_down(engine.spec.name, engine.replica, self.world.now)
+        self.flow.replicas.down(engine.spec.name, engine.replica, self.world.now)
 
     def replica_busy(self, engine: Engine, seconds: float) -> None:
-        self.flow.replica_busy(engine.spec.name, engine.replica, seconds, self.world.now)
+        self.flow.replicas.busy(engine.spec.name, engine.replica, seconds, self.world.now)
 
     def load_failed(self, engine: Engine, error: PenstockError) -> None:
-        self.flow.load_failed(engine.spec.name, engine.replica, error, self.world.now)
+        self.flow.replicas.load_failed(engine.spec.name, engine.replica, error, self.world.now)
 
     def unload(self, engine: Engine) -> None:
         """A replica is taken away from outside."""
         if engine.alive:
             engine.end()
-            self.flow.replica_gone(engine.spec.name, engine.replica, self.world.now)
+            self.flow.replicas.gone(engine.spec.name, engine.replica, self.world.now)
 
     def _size(self, effect: ask.Size) -> None:
         spec = self._lanes[effect.model]
@@ -362,9 +364,11 @@ class Life(Actor):
 
         def told() -> None:
             if failed:
-                self.flow.size_failed(effect.model, EngineFailed("its files could not be read"), self.world.now)
+                self.flow.replicas.size_failed(
+                    effect.model, EngineFailed("its files could not be read"), self.world.now
+                )
             else:
-                self.flow.sized(effect.model, needs, self.world.now)
+                self.flow.replicas.sized(effect.model, needs, self.world.now)
 
         self.world.at(self._rng.uniform(0.0, 0.1), self, f"{self.name} sizes {effect.model}", told)
 
@@ -386,7 +390,7 @@ class Life(Actor):
             for key, engine in self.engines.items()
             if engine.alive and engine.device
         }
-        self.flow.devices_observed(observed, self.world.now, measured)
+        self.flow.measurements.observed(observed, self.world.now, measured)
         self.timer("observe", self.cluster.plan.observe_s, self._observe)
 
     # -- effects: what is published
@@ -408,7 +412,7 @@ class Life(Actor):
         label = f"terminal {event.request_id} {event.epoch}.{event.attempt} {event.status}"
 
         def acknowledged(_: object) -> None:
-            self.flow.delivered(work, event.status or "")
+            self.flow.endings.delivered(work, event.status or "")
             self.may_commit()
 
         self.network.ask("result", label, lambda: self.cluster.on_result(event), acknowledged)
@@ -418,7 +422,7 @@ class Life(Actor):
         letter = events.letter(effect, self.name, self.world.wall_ms)
 
         def acknowledged(_: object) -> None:
-            self.flow.lettered(work, self.world.now)
+            self.flow.endings.lettered(work, self.world.now)
             self.may_commit()
 
         label = f"letter {work.origin.topic}/{work.origin.partition}/{work.origin.offset}"
@@ -429,13 +433,14 @@ class Life(Actor):
         if self.cluster.happens("unmovable", self._rng, 0.3):
             # Poison, or a pool that is not there: its caller hears which.
             poison = work.key[2] % 2 == 0
-            self.flow.cannot_move(work, BadAvro("it cannot be written again") if poison else InvalidRequest("no pool"))
+            error = BadAvro("it cannot be written again") if poison else InvalidRequest("no pool")
+            self.flow.endings.cannot_move(work, error, self.world.now)
             return
         key, value, headers = events.republished(effect, self.cluster.codec)
         tp = (work.key[0], effect.partition)
 
         def acknowledged(_: object) -> None:
-            self.flow.moved(work)
+            self.flow.endings.moved(work)
             self.may_commit()
 
         self.network.ask(
@@ -455,13 +460,13 @@ class Life(Actor):
         def told(records: list[Stored | None]) -> None:
             for offset, record in zip(effect.offsets, records, strict=True):
                 if record is None:
-                    self.flow.gone((*tp, offset), self.world.now)
+                    self.flow.arrivals.gone((*tp, offset), self.world.now)
                     continue
                 known = self._read(tp, record)
                 value = record.value or b""
                 request = None if isinstance(known, Poison) else known.request
                 body = Body(request, value, record.headers, record.key, len(value))
-                self.flow.fetched((*tp, offset), known, body, self.world.now)
+                self.flow.arrivals.fetched((*tp, offset), known, body, self.world.now)
 
         self.network.ask("fetch", f"reads again {tp} {effect.offsets}", read, told)
 

@@ -243,10 +243,10 @@ class WorkerApp:
             devices=parts.serving.device_states(),
             completed_total=self._metrics.completed_total,
             failed_total=self._metrics.failed_total,
-            paused=parts.flow.paused(),
+            paused=parts.flow.facts.paused(),
             waiting=parts.flow.explainer.reasons(),
             reason="; ".join(self._not_ready()) or None,
-            evictions_total=parts.flow.evictions,
+            evictions_total=parts.flow.lifecycle.evictions,
         )
         parts.publisher.record(self.settings.kafka_settings().names.worker, self.settings.worker_id, state)
 
@@ -268,7 +268,7 @@ class WorkerApp:
                 reasons.append(f"the model {lane.name} has died and cannot be loaded again")
         for device, (why, seconds) in parts.serving.machine.unread().items():
             reasons.append(f"the device {device} has not been measured for {seconds:.0f} s ({why}): nothing is granted")
-        idle_s = parts.flow.idle_in_spite_of_work(time.monotonic())
+        idle_s = parts.flow.watch.idle_in_spite_of_work(time.monotonic())
         if idle_s >= self.settings.worker.stall_s:
             reasons.append(f"work waits, memory is free, and nothing was admitted for {idle_s:.0f} s")
         return reasons

@@ -125,7 +125,7 @@ class Execution:
                 if turn.answer is not None:
                     finished = await self._standing(run_id, turn.answer)
                     large = size_of(finished.output) > INLINE_BYTES
-                    self._flow.answer_stands(work, run_id, finished, self._clock(), large=large)
+                    self._flow.attempts.answer_stands(work, run_id, finished, self._clock(), large=large)
                     return
             images = await self._images.of(work, turn)
             if (conversation_id := _told_of(work)) is not None:
@@ -135,7 +135,7 @@ class Execution:
                 return  # the replica is down: the flow has been told
             run.spec, run.shown = self._spec(work, run, images), images.shown
             prepared = await engine.prepare(run.spec)
-            self._flow.prepared(
+            self._flow.attempts.prepared(
                 work,
                 run_id,
                 prepared.need_tokens,
@@ -147,11 +147,11 @@ class Execution:
         except (LostOwnership, EngineGone):
             return
         except PenstockError as error:
-            self._flow.refused(work, run_id, error, self._clock(), again=True)
+            self._flow.attempts.refused(work, run_id, error, self._clock(), again=True)
         except Exception as error:
             logger.exception("run.prepare_failed request=%s", work.request_id)
             failure = InternalError(f"{type(error).__name__} while the run was prepared")
-            self._flow.refused(work, run_id, failure, self._clock(), again=True)
+            self._flow.attempts.refused(work, run_id, failure, self._clock(), again=True)
         finally:
             self._changed()
 
@@ -169,17 +169,17 @@ class Execution:
                 request, work.epoch, now_ms(), lambda: _goes_on(work, run), run.mark, run.shown
             )
             if agreed:
-                self._flow.begun(work, run_id, self._clock())
+                self._flow.attempts.begun(work, run_id, self._clock())
             else:
-                self._flow.log_moved(work, run_id, self._clock())
+                self._flow.attempts.log_moved(work, run_id, self._clock())
         except LostOwnership:
             return
         except PenstockError as error:
-            self._flow.refused(work, run_id, error, self._clock(), again=False)
+            self._flow.attempts.refused(work, run_id, error, self._clock(), again=False)
         except Exception as error:
             logger.exception("turn.begin_failed request=%s", work.request_id)
             failure = InternalError(f"{type(error).__name__} while the turn began")
-            self._flow.refused(work, run_id, failure, self._clock(), again=False)
+            self._flow.attempts.refused(work, run_id, failure, self._clock(), again=False)
         finally:
             self._changed()
 
@@ -197,13 +197,13 @@ class Execution:
                 run.prepared = _at_once(engine.prepare(run.spec))
             engine.run(run.spec, run.prepared, _Sink(self, work, run.run_id))
         except EngineGone:
-            self._flow.not_started(work, run.run_id, self._clock())
+            self._flow.attempts.not_started(work, run.run_id, self._clock())
         except PenstockError as error:
-            self._flow.failed(work, run.run_id, error, self._clock(), again=False)
+            self._flow.attempts.failed(work, run.run_id, error, self._clock(), again=False)
         except Exception as error:
             logger.exception("run.start_failed request=%s", work.request_id)
             failure = InternalError(f"{type(error).__name__} while the run was started")
-            self._flow.failed(work, run.run_id, failure, self._clock(), again=False)
+            self._flow.attempts.failed(work, run.run_id, failure, self._clock(), again=False)
 
     def cancel(self, model: str, replica: int, run_id: str) -> None:
         """Stop a run, if its engine is still there."""
@@ -227,15 +227,15 @@ class Execution:
                 finished = await self._append_answer(work, finished, references)
             large = size_of(finished.output) > INLINE_BYTES
             artifact = await self._outputs.keep(work, finished.output) if large else None
-            self._flow.kept(work, finished, artifact, self._clock(), another=finished is not made)
+            self._flow.endings.kept(work, finished, artifact, self._clock(), another=finished is not made)
         except LostOwnership:
             return
         except PenstockError as error:
-            self._flow.keep_failed(work, error, self._clock())
+            self._flow.endings.keep_failed(work, error, self._clock())
         except Exception as error:
             logger.exception("run.keep_failed request=%s", work.request_id)
             failure = InternalError(f"{type(error).__name__} while the output was kept")
-            self._flow.keep_failed(work, failure, self._clock())
+            self._flow.endings.keep_failed(work, failure, self._clock())
         finally:
             self._changed()
 
@@ -306,7 +306,7 @@ class Execution:
         except Exception:
             logger.exception("turn.look_up_failed request=%s", work.request_id)
         large = finished is not None and size_of(finished.output) > INLINE_BYTES
-        self._flow.looked_up(work, finished, self._clock(), large=large)
+        self._flow.endings.looked_up(work, finished, self._clock(), large=large)
         self._changed()
 
     # -- events of a run
@@ -315,15 +315,15 @@ class Execution:
         now, run = self._clock(), work.run
         if run is not None and run.first_token_at is None:
             self._metrics.first_token.observe(now - work.arrived_at)
-        self._flow.delta(work, run_id, delta.text, delta.token_ids, now, delta.calls)
+        self._flow.attempts.delta(work, run_id, delta.text, delta.token_ids, now, delta.calls)
         self._changed()
 
     def progress(self, work: Work, run_id: str, progress: Progress) -> None:
-        self._flow.stepped(work, run_id, progress.step, progress.steps, self._clock())
+        self._flow.attempts.stepped(work, run_id, progress.step, progress.steps, self._clock())
         self._changed()
 
     def preview(self, work: Work, run_id: str, preview: Preview) -> None:
-        self._flow.previewed(work, run_id, preview)
+        self._flow.attempts.previewed(work, run_id, preview)
         self._changed()
 
     def finished(self, work: Work, run_id: str, finished: Finished) -> None:
@@ -332,14 +332,14 @@ class Execution:
         if (pixels := pixels_of(finished.output)) is not None:
             self._metrics.pixels.inc(pixels)
         large = has_images(finished.output) or size_of(finished.output) > INLINE_BYTES
-        self._flow.finished(work, run_id, finished, self._clock(), large=large)
+        self._flow.attempts.finished(work, run_id, finished, self._clock(), large=large)
         self._changed()
 
     def failed(self, work: Work, run_id: str, error: PenstockError, *, again: bool) -> None:
         if isinstance(error, TurnedAway):
-            self._flow.turned_away(work, run_id, self._clock())
+            self._flow.attempts.turned_away(work, run_id, self._clock())
         else:
-            self._flow.failed(work, run_id, error, self._clock(), again=again)
+            self._flow.attempts.failed(work, run_id, error, self._clock(), again=again)
         self._changed()
 
     # -- inside

@@ -54,7 +54,7 @@ class Lanes:
         specs = self._serving.specs()
         for model in models:
             if specs[model].preload and self._flow.lane(model).desired is not False:
-                self._flow.want(model)
+                self._flow.orders.want(model)
 
     def _changed(self) -> None:
         self._serving.publish_models()
@@ -76,11 +76,11 @@ class Lanes:
         self._changed()
 
     def desire(self, model: str, loaded: bool | None, pinned: bool | None) -> None:
-        self._flow.desire(model, loaded, pinned)
+        self._flow.orders.desire(model, loaded, pinned)
         self._changed()
 
     def pause(self, kind: str, name: str, paused: bool) -> None:
-        self._flow.pause(kind, name, paused)
+        self._flow.orders.pause(kind, name, paused)
         self._changed()
 
     # -- effects
@@ -113,7 +113,7 @@ class Lanes:
         )
         parts = " ".join(f"{part.name.replace(' ', '_')}={part.bytes}" for part in size.parts)
         logger.info("model.sized model=%s bytes=%d %s", model, needs.load_bytes, parts)
-        self._flow.sized(model, needs, self._clock())
+        self._flow.replicas.sized(model, needs, self._clock())
         self._changed()
 
     def progressed(self, model: str, fraction: float) -> None:
@@ -121,16 +121,16 @@ class Lanes:
         tenths = int(fraction * 10)
         if self._told_tenths.get(model) != tenths:
             self._told_tenths[model] = tenths
-            self._flow.loading_progressed(model, fraction, self._clock())
+            self._flow.placing.loading_progressed(model, fraction, self._clock())
             self._changed()
 
     def size_failed(self, model: str, error: PenstockError) -> None:
         logger.warning("model.size_failed model=%s error=%s", model, error)
-        self._flow.size_failed(model, error, self._clock())
+        self._flow.replicas.size_failed(model, error, self._clock())
         self._changed()
 
     def up(self, model: str, replica: int, engine: Engine) -> None:
-        engine.on_busy = lambda seconds: self._flow.replica_busy(model, replica, seconds, self._clock())
+        engine.on_busy = lambda seconds: self._flow.replicas.busy(model, replica, seconds, self._clock())
         engine.on_limits = lambda limits: self._limits(model, replica, limits)
         engine.on_out_of_memory = lambda: self._out_of_memory(model, replica)
         limits, now = engine.limits(), self._clock()
@@ -138,7 +138,7 @@ class Lanes:
         seconds = now - self._loads.pop((model, replica), now)
         self._metrics.load_seconds.labels(model).observe(seconds)
         logger.info("replica.loaded model=%s replica=%d seconds=%.1f", model, replica, seconds)
-        self._flow.replica_up(
+        self._flow.replicas.up(
             model,
             replica,
             limits.slots,
@@ -152,11 +152,11 @@ class Lanes:
 
     def _out_of_memory(self, model: str, replica: int) -> None:
         self._metrics.out_of_memory.labels(model).inc()
-        self._flow.replica_out_of_memory(model, replica, self._clock())
+        self._flow.measurements.out_of_memory(model, replica, self._clock())
         self._wake()
 
     def _limits(self, model: str, replica: int, limits: Limits) -> None:
-        self._flow.replica_limits(model, replica, limits.slots, self._clock())
+        self._flow.replicas.limits(model, replica, limits.slots, self._clock())
         self._wake()
 
     def load_failed(self, model: str, replica: int, error: PenstockError) -> None:
@@ -165,14 +165,14 @@ class Lanes:
         if isinstance(error, OutOfMemory):
             self._metrics.out_of_memory.labels(model).inc()
         logger.warning("replica.load_failed model=%s replica=%d error=%s", model, replica, error)
-        self._flow.load_failed(model, replica, error, self._clock())
+        self._flow.replicas.load_failed(model, replica, error, self._clock())
         self._changed()
 
     def down(self, model: str, replica: int, code: int) -> None:
         self._reasons.pop((model, replica), None)
         self._metrics.unloads.labels(model, "died").inc()
         logger.error("replica.died model=%s replica=%d exitcode=%s", model, replica, code)
-        self._flow.replica_down(model, replica, self._clock())
+        self._flow.replicas.down(model, replica, self._clock())
         self._changed()
 
     def gone(self, model: str, replica: int) -> None:
@@ -180,7 +180,7 @@ class Lanes:
         reason = self._reasons.pop((model, replica), "unknown")
         if loaded:
             self._metrics.unloads.labels(model, reason).inc()
-        self._flow.replica_gone(model, replica, self._clock())
+        self._flow.replicas.gone(model, replica, self._clock())
         self._changed()
 
     # -- for events

@@ -186,14 +186,14 @@ class Worker:
                 again = partial(self._rooms.refetcher.request, tp, (record.offset,))
                 asyncio.get_running_loop().call_later(REGISTRY_AGAIN_S, again)
                 continue
-            self._rooms.flow.fetched(key, read, _body(read, record), self._clock())
+            self._rooms.flow.arrivals.fetched(key, read, _body(read, record), self._clock())
         self.changed()
 
     @_breaking
     def on_gone(self, tp: TP, offsets: list[int]) -> None:
         """Parked records that are not on their topic any more."""
         for offset in offsets:
-            self._rooms.flow.gone((*tp, offset), self._clock())
+            self._rooms.flow.arrivals.gone((*tp, offset), self._clock())
         self.changed()
 
     # -- turns of the shell
@@ -239,7 +239,7 @@ class Worker:
             if not pending.announced:
                 pending.announced = True
                 offsets = [record.offset for record in batch.records]
-                self._rooms.flow.delivered_range(pending.tp, batch.start, batch.end, offsets)
+                self._rooms.flow.arrivals.delivered_range(pending.tp, batch.start, batch.end, offsets)
             records = batch.records[pending.at : pending.at + RECORDS_A_TURN - taken]
             for record in records:
                 try:
@@ -256,7 +256,7 @@ class Worker:
 
     def _take(self, tp: TP, record: Delivered) -> None:
         read = self._read(tp, record)
-        self._rooms.flow.arrived(
+        self._rooms.flow.arrivals.arrived(
             tp, record.offset, read, record.value or b"", record.headers, record.key, self._clock(), now_ms()
         )
 
@@ -301,7 +301,7 @@ class Worker:
         faults = self._rooms.faults
         acknowledged = (lambda: faults.hit("mid_stream")) if faults.armed("mid_stream") else None
         if not self._rooms.outcomes.chunk(effect, acknowledged):
-            self._rooms.flow.chunk_refused(effect.work, self._clock())
+            self._rooms.flow.endings.chunk_refused(effect.work, self._clock())
 
     def _terminal(self, effect: ask.Terminal) -> None:
         self._rooms.faults.hit("before_terminal")
@@ -316,7 +316,7 @@ class Worker:
         ran_s = None if run is None or run.run_at is None else effect.at - run.run_at
         started = work.started_at if work.started_at is not None else effect.at
         self._rooms.metrics.outcome(work.task, status, waited_s=started - work.arrived_at, ran_s=ran_s)
-        self._rooms.flow.delivered(work, status)
+        self._rooms.flow.endings.delivered(work, status)
         self.changed()
 
     def _letter(self, effect: ask.Letter) -> None:
@@ -325,7 +325,7 @@ class Worker:
 
     @_breaking
     def _lettered(self, work: Work) -> None:
-        self._rooms.flow.lettered(work, self._clock())
+        self._rooms.flow.endings.lettered(work, self._clock())
         self.changed()
 
     def _republish(self, effect: ask.Republish) -> None:
@@ -338,12 +338,12 @@ class Worker:
 
     @_breaking
     def _cannot_move(self, work: Work, error: PenstockError) -> None:
-        self._rooms.flow.cannot_move(work, error)
+        self._rooms.flow.endings.cannot_move(work, error, self._clock())
         self.changed()
 
     @_breaking
     def _moved(self, work: Work) -> None:
-        self._rooms.flow.moved(work)
+        self._rooms.flow.endings.moved(work)
         self.changed()
 
     def _ended(self, effect: ask.Ended) -> None:

@@ -264,7 +264,7 @@ async def test_an_engine_that_goes_while_it_prepares_costs_no_attempt(shell: She
     await shell.until_idle()
     assert shell.work().stage is Stage.PREPARING, "the flow hears of it from the lane"
     shell.the_engine().refusal = None
-    shell.flow.replica_gone("m", 0, shell.now)
+    shell.flow.replicas.gone("m", 0, shell.now)
     shell.up(slots=4)
     await shell.until_running()
     assert (shell.work().attempt, shell.work().spent) == (1, 1)
@@ -276,7 +276,7 @@ async def test_without_an_engine_nothing_is_said(shell: Shell) -> None:
     await shell.until_idle()
     assert shell.work().stage is Stage.PREPARING
     shell.engine = engine
-    shell.flow.replica_gone("m", 0, shell.now)
+    shell.flow.replicas.gone("m", 0, shell.now)
     shell.up(slots=4)
     await shell.until_running()
 
@@ -299,7 +299,7 @@ async def test_what_was_overtaken_by_another_run_is_not_prepared_again(shell: Sh
     shell.submit("r", settle=False)
     shell.flow.step(shell.now)
     (overtaken,) = [effect for effect in shell.flow.take_effects() if isinstance(effect, ask.Prepare)]
-    shell.flow.replica_gone("m", 0, shell.now)
+    shell.flow.replicas.gone("m", 0, shell.now)
     shell.up(slots=4)
     shell.execution.prepare(overtaken)
     await shell.until_running()
@@ -317,7 +317,7 @@ async def test_an_engine_that_has_gone_at_the_grant_costs_no_attempt(shell: Shel
     await shell.until_idle()
     assert shell.started == ["r"], "nothing is offered to it until the lane is up again"
     shell.the_engine().run_error = None
-    shell.flow.replica_down("m", 0, shell.now)
+    shell.flow.replicas.down("m", 0, shell.now)
     shell.up(slots=4)
     await shell.until_running()
     assert (shell.work().attempt, shell.work().spent) == (1, 1)
@@ -512,7 +512,7 @@ async def test_an_answer_that_cannot_be_kept_fails_its_request(shell: Shell, err
 
 async def cancelled_while_queued(shell: Shell) -> None:
     """A turn of a model that is not loaded, cancelled."""
-    shell.flow.replica_gone("m", 0, shell.now)
+    shell.flow.replicas.gone("m", 0, shell.now)
     shell.submit("r", line="c")
     shell.cancel("r")
     await shell.until_idle()

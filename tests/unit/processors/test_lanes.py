@@ -153,7 +153,7 @@ async def test_what_an_operator_unloads_is_loaded_again_when_somebody_asks(shell
     await shell.serving.observe()
     shell.lanes.load_all()
     await shell.until_ready()
-    shell.flow.desire("m", loaded=False, pinned=None)
+    shell.flow.orders.desire("m", loaded=False, pinned=None)
     shell.settle()
     await wait_until_async(lambda: not shell.flow.lane("m").replicas)
     assert [grant.owner for grant in shell.flow.ledger.grants()] == ["other"]
@@ -202,7 +202,7 @@ def counted(shell: Shell, name: str, **labels: str) -> float:
 async def test_evictions_unloads_and_loads_are_counted_by_reason(shell: Shell) -> None:
     total = shell.flow.ledger.limit_bytes("cpu")
     shell.sizes = {"m": int(0.6 * total), "other": int(0.6 * total)}
-    shell.flow.devices_observed({"cpu": (0, 0)}, shell.now)
+    shell.flow.measurements.observed({"cpu": (0, 0)}, shell.now)
     shell.submit("r")
     await wait_until_async(lambda: "r" in shell.running)
     shell.finish("r")
@@ -219,16 +219,16 @@ async def test_evictions_unloads_and_loads_are_counted_by_reason(shell: Shell) -
         for sample in metric.samples
         if sample.name == "penstock_model_evictions_total"
     }
-    assert sum(evicted.values()) == shell.flow.evictions == 1
+    assert sum(evicted.values()) == shell.flow.lifecycle.evictions == 1
     (reason,) = evicted
     assert counted(shell, "penstock_model_unloads_total", model="m", reason=reason) == 1
     assert counted(shell, "penstock_model_load_seconds_count", model="other") == 1
     shell.finish("o")
-    shell.flow.desire("other", loaded=False, pinned=None)
+    shell.flow.orders.desire("other", loaded=False, pinned=None)
     shell.settle()
     await wait_until_async(lambda: not shell.flow.lane("other").replicas)
     assert counted(shell, "penstock_model_unloads_total", model="other", reason="desired") == 1
-    assert shell.flow.evictions == 1, "what an operator orders is no eviction"
+    assert shell.flow.lifecycle.evictions == 1, "what an operator orders is no eviction"
 
 
 async def test_memory_that_ran_out_is_counted_and_the_next_load_gets_more(shell: Shell) -> None:

@@ -179,7 +179,7 @@ class Shell:
         self.worker.on_batch(Batch(tp, start, start + len(values), 1, records, lambda: self.given_back.append(tp)))
 
     def up(self, slots: int = 4, *, inline: bool = True) -> None:
-        self.flow.replica_up("m", 0, slots, None, self.now, inline=inline)
+        self.flow.replicas.up("m", 0, slots, None, self.now, inline=inline)
         self.worker.changed()
 
     async def turns(self) -> None:
@@ -262,13 +262,13 @@ async def test_a_large_batch_takes_several_turns_and_the_gate_hears_of_it_once(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, int]] = []
-    original = shell.flow.delivered_range
+    original = shell.flow.arrivals.delivered_range
 
     def delivered_range(tp: Any, start: int, end: int, offsets: Any) -> None:
         told.append((start, end))
         original(tp, start, end, offsets)
 
-    monkeypatch.setattr(shell.flow, "delivered_range", delivered_range)
+    monkeypatch.setattr(shell.flow.arrivals, "delivered_range", delivered_range)
     count = 2 * RECORDS_A_TURN + 10
     shell.deliver(LOW, *(request(f"r{n}") for n in range(count)))
     await asyncio.sleep(0)

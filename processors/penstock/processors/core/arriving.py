@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.arrivals import Poison, Taken
-from penstock.processors.core.effects import Republish
-from penstock.processors.core.gate import Arrival
-from penstock.processors.core.placing import Placing
+from penstock.processors.core.budget import Budget
+from penstock.processors.core.effects import Effect, Republish
+from penstock.processors.core.endings import Endings
+from penstock.processors.core.explaining import Explainer
+from penstock.processors.core.gate import Arrival, CommitGate
+from penstock.processors.core.holdings import Holdings
+from penstock.processors.core.lane import Lanes
+from penstock.processors.core.lifetimes import Lifetimes
+from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.registry import Registry
+from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.settings import Catalog, Commands
 from penstock.processors.core.states import Stage
+from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.work import Body, Work, WorkKey
 from penstock.schemas.abilities import needed
 from penstock.schemas.errors import Cancelled, EngineFailed, Expired, InternalError, PenstockError
@@ -18,15 +29,52 @@ TWINS = 16
 """So many repeats of a request have outcomes of their own."""
 
 
-class Arriving(Placing):
+class Arrivals:
     """What a record is to this worker: new work, a repeat, poison, or one that belongs on another partition."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        gate: CommitGate,
+        scheduler: Scheduler[Work],
+        budget: Budget,
+        lanes: Lanes,
+        memory: DeviceMemory,
+        statuses: Statuses,
+        explainer: Explainer,
+        lifetimes: Lifetimes,
+        holdings: Holdings,
+        endings: Endings,
+        agenda: Agenda,
+        emit: Callable[[Effect], None],
+        catalog: Catalog,
+        commands: Commands,
+        deaths: Callable[[WorkKey, str], int],
+    ) -> None:
+        """`deaths`: how many workers died while this request ran."""
+        self._registry = registry
+        self._gate = gate
+        self._scheduler = scheduler
+        self._budget = budget
+        self._lanes = lanes
+        self._memory = memory
+        self._statuses = statuses
+        self._explainer = explainer
+        self._lifetimes = lifetimes
+        self._holdings = holdings
+        self._endings = endings
+        self._agenda = agenda
+        self._emit = emit
+        self._catalog = catalog
+        self._commands = commands
+        self._deaths = deaths
 
     def delivered_range(self, tp: TP, start: int, end: int, offsets: Sequence[int]) -> None:
         """The consumer has delivered [start, end) of a partition, with records at `offsets`. Raises GapInDelivery.
 
         Call it before the first `arrived` of the range; those may follow at any later time.
         """
-        self.gate.batch(tp, start, end, offsets)
+        self._gate.batch(tp, start, end, offsets)
 
     def arrived(
         self,
@@ -41,31 +89,31 @@ class Arriving(Placing):
     ) -> Work | None:
         """A record of a delivered range. Returns the work when it is new."""
         key = (*tp, offset)
-        arrival = self.gate.arrive(tp, offset, _gate_id(read, key))
+        arrival = self._gate.arrive(tp, offset, _gate_id(read, key))
         if arrival is Arrival.DUPLICATE:
             self._twin(read)
         if arrival is not Arrival.NEW:
             return None
-        if (former := self.works.get(key)) is not None:  # of a topic that was deleted and made anew since
-            self._drop(former)
+        if (former := self._registry.works.get(key)) is not None:  # of a topic that was deleted and made anew since
+            self._holdings.drop(former)
         if isinstance(read, Poison):
             return self._poison(key, read, value, headers, record_key, now)
         body = Body(read.request, value, headers, record_key, read.size_bytes)
         work = self._hold(key, read, body, now, wall_ms)
         if read.belongs_on is not None or read.pool is not None:
-            self._transition(work, "arrive_elsewhere", Stage.MOVING)
+            self._registry.transition(work, "arrive_elsewhere", Stage.MOVING)
             self._emit(Republish(work, read.belongs_on, read.origin, read.pool))
             return work
-        self._subjects[(work.tenant, work.request_id)] = work
+        self._registry.name(work)
         error = read.error or self._unfit(work, read, wall_ms)
         if error is None:
             self._enqueue(work, now)
         elif isinstance(error, Cancelled | Expired):
-            self._end_unrun(work, "arrive_ended", error, now)
+            self._endings.end_unrun(work, "arrive_ended", error, now)
         elif isinstance(error, EngineFailed):  # what two workers died of is not tried again
-            self._letter(work, "arrive_poison", error)
+            self._endings.letter(work, "arrive_poison", error)
         else:
-            self._settle(work, "arrive_ended", now, error=error)
+            self._endings.settle(work, "arrive_ended", now, error=error)
         return work
 
     def _twin(self, read: Taken | Poison) -> None:
@@ -73,9 +121,9 @@ class Arriving(Placing):
 
         What came since this worker owns the partition was published by nobody: that repeat ends silently.
         """
-        if isinstance(read, Poison) or read.origin.append_time_ms >= self.owned_since_ms:
+        if isinstance(read, Poison) or read.origin.append_time_ms >= self._registry.owned_since_ms:
             return
-        work = self._subjects.get((read.request.tenant, read.request.request_id))
+        work = self._registry.find(read.request.tenant, read.request.request_id)
         known = work is None or read.origin == work.first_place or read.origin in work.twins
         if work is not None and not known and len(work.twins) < TWINS:
             work.twins.append(read.origin)
@@ -102,10 +150,10 @@ class Arriving(Placing):
             deadline=None,
             arrived_at=now,
             cost=1,
-            seq=next(self._seq),
+            seq=self._registry.next_seq(),
             attempt=poison.attempt,
             max_attempts=1,
-            epoch=self.generation,
+            epoch=self._registry.generation,
             stream=False,
             first_place=poison.origin,
             body=None,
@@ -113,14 +161,14 @@ class Arriving(Placing):
         )
         stub = work.request
         work.body = Body(stub, value, headers, record_key, len(value))
-        self.works[key] = work
-        self._letter(work, "arrive_poison", poison.reason)
+        self._registry.hold(work)
+        self._endings.letter(work, "arrive_poison", poison.reason)
         return work
 
     def _hold(self, key: WorkKey, read: Taken, body: Body, now: float, wall_ms: int) -> Work:
         request = read.request
-        self.explainer.clock(now, wall_ms)
-        ttl_ms = None if read.names_deadline else self.lifetimes.choose_ms(read.klass)
+        self._explainer.clock(now, wall_ms)
+        ttl_ms = None if read.names_deadline else self._lifetimes.choose_ms(read.klass)
         deadline_ms = read.deadline_ms if ttl_ms is None else read.origin.append_time_ms + ttl_ms
         deadline = None if deadline_ms is None else now + (deadline_ms - wall_ms) / 1000
         work = Work(
@@ -136,17 +184,17 @@ class Arriving(Placing):
             deadline=deadline,
             arrived_at=now,
             cost=read.cost,
-            seq=next(self._seq),
+            seq=self._registry.next_seq(),
             attempt=read.attempt,
             max_attempts=request.max_attempts,
-            epoch=self.generation,
+            epoch=self._registry.generation,
             stream=request.stream,
             first_place=read.origin,
             body=body,
             size_bytes=read.size_bytes,
         )
         work.ttl_ms = ttl_ms
-        self.works[key] = work
+        self._registry.hold(work)
         return work
 
     def _unfit(self, work: Work, read: Taken, wall_ms: int) -> PenstockError | None:
@@ -160,7 +208,7 @@ class Arriving(Placing):
             request = read.request
             need = needed(work.task, request.payload)
             work.lane, work.model_reason = self._catalog.resolve(work.task, request.model, need)
-            self.check_fits(self.lane(work.lane), read.request.requirements)
+            self._memory.check_fits(self._lanes[work.lane], read.request.requirements)
         except PenstockError as error:
             return error
         deaths = self._deaths(work.key, work.request_id)
@@ -173,44 +221,44 @@ class Arriving(Placing):
         return None
 
     def _enqueue(self, work: Work, now: float) -> None:
-        lane = self.lane(work.lane)
+        lane = self._lanes[work.lane]
         work.in_budget = True
-        self.budget.count_fact(work.tp)
-        if self.budget.try_keep_body(work.klass, work.lane, work.size_bytes):
-            self._transition(work, "arrive", Stage.QUEUED)
+        self._budget.count_fact(work.tp)
+        if self._budget.try_keep_body(work.klass, work.lane, work.size_bytes):
+            self._registry.transition(work, "arrive", Stage.QUEUED)
         else:
             work.body = None
             lane.parked[work.klass] += 1
-            self._transition(work, "arrive", Stage.PARKED)
-        work.position = self.scheduler.up_to(work.klass)
-        self.scheduler.add(work)
-        self.statuses.say(work, "queued", now)
-        self._mark_changed(lane)
+            self._registry.transition(work, "arrive", Stage.PARKED)
+        work.position = self._scheduler.up_to(work.klass)
+        self._scheduler.add(work)
+        self._statuses.say(work, "queued", now)
+        self._agenda.look_at(lane)
 
     def fetched(self, key: WorkKey, read: Taken | Poison, body: Body, now: float) -> None:
         """The record of a parked request was read again; another request in its place means that it is gone."""
-        work = self.works.get(key)
+        work = self._registry.works.get(key)
         if work is None or work.stage is not Stage.FETCHING:
             return
         if isinstance(read, Poison) or read.request.request_id != work.request_id or read.request.tenant != work.tenant:
             self.gone(key, now)
             return
         work.body = body
-        self.budget.keep_body(work.klass, work.lane, work.size_bytes)
+        self._budget.keep_body(work.klass, work.lane, work.size_bytes)
         if work.end_with is not None:
-            self._end_unrun(work, "fetched_to_end", work.end_with, now)
+            self._endings.end_unrun(work, "fetched_to_end", work.end_with, now)
             return
-        self._transition(work, "fetched", Stage.QUEUED)
-        self._mark_changed(self.lane(work.lane))
+        self._registry.transition(work, "fetched", Stage.QUEUED)
+        self._agenda.look_at(self._lanes[work.lane])
 
     def gone(self, key: WorkKey, now: float) -> None:
         """The record of a parked request is not there any more."""
-        work = self.works.get(key)
+        work = self._registry.works.get(key)
         if work is None or work.stage is not Stage.FETCHING:
             return
-        self._unqueue(work)
+        self._holdings.unqueue(work)
         reason = work.end_with or InternalError("its record was deleted from the topic before its turn came")
-        self._letter(work, "gone", reason)
+        self._endings.letter(work, "gone", reason)
 
 
 def _gate_id(read: Taken | Poison, key: WorkKey) -> str:

@@ -1,29 +1,61 @@
 """The flow: every request of a worker from its arrival to its commit. Events in, effects out, time passed in.
 
-A shell calls one method per event, then `step`, then carries out what `take_effects` gives. The flow decides what
-starts, what is retried, what ends and what may be committed; it does no I/O and knows no clock. Its states and
-transitions stand in `penstock.processors.core.states`, its layers in `board`. Models: websockets' `protocol.py` and
-vLLM's `schedule()` / `update_from_output()`.
+A shell calls one method per event, then `step`, then carries out what `take_effects` gives. The flow does no I/O and
+knows no clock. It owns its parts and asks them in a fixed order; each part is given those that it uses, and no part
+knows the flow. Events of one kind go to the part that has them:
+
+- `arrivals`: records that were delivered, and parked ones that were read again
+- `attempts`: answers of engines about runs; `endings`: what became durable
+- `replicas`: engines that come up, die and go; `measurements`: memory of devices and engines
+- `orders`: what operators and the configuration want
+
+The states of a request stand in `penstock.processors.core.states`. Models: websockets' `protocol.py` and vLLM's
+`schedule()` / `update_from_output()`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
-from penstock.processors.core.arriving import Arriving
-from penstock.processors.core.board import Catalog, Commands, FlowSettings
-from penstock.processors.core.effects import Erase
+from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.arriving import Arrivals
+from penstock.processors.core.attempts import Attempts
+from penstock.processors.core.budget import Budget
+from penstock.processors.core.effects import Effect, Erase
+from penstock.processors.core.endings import Endings
+from penstock.processors.core.estimates import Estimates
+from penstock.processors.core.explaining import Explainer
+from penstock.processors.core.facts import FleetFacts
+from penstock.processors.core.forecast import Forecast
+from penstock.processors.core.gate import CommitGate
+from penstock.processors.core.heads import Heads
+from penstock.processors.core.holdings import Holdings
+from penstock.processors.core.lane import Lane, Lanes
+from penstock.processors.core.ledger import DeviceCapacity, Ledger
+from penstock.processors.core.lifecycle import Lifecycle
+from penstock.processors.core.lifetimes import Lifetimes
+from penstock.processors.core.measurements import Measurements
+from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.orders import Orders
+from penstock.processors.core.placing import Placing
+from penstock.processors.core.progress import Steps
+from penstock.processors.core.registry import Registry
+from penstock.processors.core.replicas import Replicas
+from penstock.processors.core.run_memory import RunMemory
+from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.settings import Catalog, Commands, FlowSettings
+from penstock.processors.core.starting import Starter
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
-from penstock.processors.core.work import Work
+from penstock.processors.core.statuses import Statuses
+from penstock.processors.core.streams import Streams
+from penstock.processors.core.views import Views
+from penstock.processors.core.waits import Waits
+from penstock.processors.core.watch import FleetWatch
+from penstock.processors.core.work import Work, WorkKey
 from penstock.schemas.errors import Cancelled, ExecutionTimeout, Expired
-from penstock.schemas.records import ControlCommand
+from penstock.schemas.records import ControlCommand, WaitingFor
 from penstock.schemas.topics import TP, priority_class
-
-ENDINGS_PER_PARTITION = 512
-ENDING_BYTES_PER_PARTITION = 8 * 2**20
-"""Ends under way to the broker at which a partition pauses, and bytes of their records: a flood of what ends at once,
-as of poison, must not fill memory. The budget counts only what waits.
-"""
 
 ROUNDS_A_STEP = 1_000
 """Rounds of one step beyond four for each request and lane that is held."""
@@ -36,8 +68,149 @@ class EndlessStep(RuntimeError):
     """A step went round without coming to an end: parts of the flow undo each other's decisions."""
 
 
-class Flow(Arriving):
+class Flow:
     """One worker's requests. Not thread-safe. Two flows in one process share nothing."""
+
+    def __init__(
+        self,
+        settings: FlowSettings,
+        catalog: Catalog,
+        commands: Commands,
+        *,
+        deaths: Callable[[WorkKey, str], int] = lambda key, request_id: 0,
+        devices: Sequence[DeviceCapacity] = (),
+        estimate_error: Callable[[str, float], None] | None = None,
+        memory_error: Callable[[int, int], None] | None = None,
+        estimates: Estimates | None = None,
+    ) -> None:
+        """`estimate_error` hears what came less what was estimated, `memory_error` the peak and what was booked.
+
+        `deaths`: how many workers died while a request ran. `estimates`: what was learned before.
+        """
+        placement = replace(settings.placement, longest_reservation_s=settings.longest_reservation_s)
+        self._commands = commands
+        self._effects: list[Effect] = []
+        self._paused: frozenset[TP] = frozenset()
+        self.taking = True
+        emit = self._effects.append
+        self.agenda = agenda = Agenda()
+        self.registry = registry = Registry()
+        self.gate = gate = CommitGate(commit_span=settings.commit_span)
+        self.forecast = forecast = Forecast(estimate_error)
+        self.scheduler: Scheduler[Work] = Scheduler(
+            aging_s=settings.aging_s, aged_share=settings.aged_share, slack=settings.slack, run_s=forecast.run_s
+        )
+        scheduler = self.scheduler
+        self.budget = budget = Budget(settings.intake_bytes)
+        self.lanes = lanes = Lanes(budget.register)
+        self.ledger = ledger = Ledger(devices, longest_reservation_s=settings.longest_reservation_s)
+        self.estimates = estimates = estimates or Estimates()
+        run_memory = RunMemory(ledger)
+        memory = DeviceMemory(ledger, estimates, lanes, run_memory, agenda)
+        self.facts = FleetFacts(scheduler, lanes, ledger, memory, run_memory)
+        self.explainer = Explainer(scheduler, forecast, self.facts.of)
+        lifetimes = Lifetimes(settings.lifetimes)
+        self._waits = Waits(forecast, self.explainer, lifetimes)
+        self.statuses = Statuses(emit, settings.status_linger_s, self.explainer, self._waits.ran)
+        self._streams = Streams(emit, settings.chunk_linger_s)
+        self._steps = Steps(emit)
+        self.starter = Starter(
+            scheduler,
+            budget,
+            self.statuses,
+            emit,
+            registry.transition,
+            lambda: registry.generation,
+            max_execution_s=settings.max_execution_s,
+            affinity_s=settings.affinity_s,
+            memory=run_memory,
+        )
+        self._holdings = Holdings(registry, gate, scheduler, budget, lanes, memory, self.starter, agenda, emit)
+        self.endings = Endings(registry, self._holdings, lanes, self._streams, emit)
+        self.attempts = Attempts(
+            registry,
+            scheduler,
+            lanes,
+            memory,
+            self.starter,
+            self.statuses,
+            self._streams,
+            self._steps,
+            forecast,
+            self._holdings,
+            self.endings,
+            agenda,
+            emit,
+            retry_delay_s=settings.retry_delay_s,
+        )
+        self.measurements = Measurements(ledger, estimates, lanes, memory, agenda)
+        self.replicas = Replicas(
+            registry,
+            scheduler,
+            lanes,
+            memory,
+            self.measurements,
+            self.starter,
+            forecast,
+            self.attempts,
+            self.endings,
+            agenda,
+            memory_error,
+        )
+        heads = Heads(scheduler, lanes, ledger, self.starter, agenda, placement)
+        views = Views(ledger, memory, self.starter, heads)
+        self.lifecycle = Lifecycle(lanes, self.starter, agenda, emit)
+        self.placing = Placing(
+            registry,
+            scheduler,
+            lanes,
+            ledger,
+            memory,
+            self.starter,
+            self.statuses,
+            heads,
+            views,
+            self.replicas,
+            self.endings,
+            self.lifecycle,
+            agenda,
+            placement,
+        )
+        self.orders = Orders(scheduler, lanes, self.lifecycle, agenda)
+        self.watch = FleetWatch(scheduler, lanes, memory, self.starter, heads, views, agenda)
+        self.arrivals = Arrivals(
+            registry,
+            gate,
+            scheduler,
+            budget,
+            lanes,
+            memory,
+            self.statuses,
+            self.explainer,
+            lifetimes,
+            self._holdings,
+            self.endings,
+            agenda,
+            emit,
+            catalog,
+            commands,
+            deaths,
+        )
+
+    @property
+    def works(self) -> dict[WorkKey, Work]:
+        """Everything that is held, by the place of its record."""
+        return self.registry.works
+
+    def lane(self, model: str) -> Lane:
+        """The lane of a model; it is made when it is new."""
+        return self.lanes[model]
+
+    def take_effects(self) -> list[Effect]:
+        """What the shell is to do, in order."""
+        effects = list(self._effects)
+        self._effects.clear()  # the parts hold this very list
+        return effects
 
     # -- assignments
 
@@ -54,18 +227,18 @@ class Flow(Arriving):
 
         `wall_ms` is the time now in milliseconds since the epoch: nobody else has worked on what is appended after it.
         """
-        self.generation, self.owned_since_ms = generation, wall_ms
+        self.registry.generation, self.registry.owned_since_ms = generation, wall_ms
         revocation = self.gate.assign(committed, generation, fenced=fenced)
         held = list(self.works.values())
         dropped = set(revocation.dropped)
         gone = [w for w in held if revocation.restart_all or w.key in dropped or w.tp not in committed]
         for work in gone:
-            self._drop(work)
+            self._holdings.drop(work)
         self.budget.assign(list(committed))
         self._paused = frozenset()
         for command in self._commands.erasures():
-            self._emit(Erase(command))
-        self._all_dirty()
+            self._effects.append(Erase(command))
+        self.agenda.look_at_all(self.lanes.values())
 
     # -- commands
 
@@ -73,9 +246,9 @@ class Flow(Arriving):
         """A command from the control topic, in log order."""
         if not self._commands.apply(command, wall_ms):
             return
-        work = self._subjects.get((command.tenant, command.request_id))
+        work = self.registry.find(command.tenant, command.request_id)
         if command.kind == "erase":
-            self._emit(Erase(command))
+            self._effects.append(Erase(command))
         elif work is None:
             return
         elif command.kind == "cancel":
@@ -85,9 +258,9 @@ class Flow(Arriving):
 
     def _cancel(self, work: Work, error: Cancelled, now: float) -> None:
         if work.stage in IN_SCHEDULER or work.stage is Stage.RETRYING:
-            self._end_waiting(work, "cancel", error, now)
+            self.endings.end_waiting(work, "cancel", error, now)
         elif work.stage in ON_LANE:
-            self._end_running(work, "cancel", error, now)
+            self.endings.end_running(work, "cancel", error, now)
 
     def _reprioritize(self, work: Work, priority: int) -> None:
         klass = priority_class(priority)
@@ -95,11 +268,11 @@ class Flow(Arriving):
             self.budget.drop_body(work.klass, work.lane, work.size_bytes)
             self.budget.keep_body(klass, work.lane, work.size_bytes)
         if work.stage is Stage.PARKED:
-            parked = self.lane(work.lane).parked
+            parked = self.lanes[work.lane].parked
             parked[work.klass] -= 1
             parked[klass] += 1
         if self.scheduler.reprioritize(work, klass, priority):
-            self._mark_changed(self.lane(work.lane))
+            self.agenda.look_at(self.lanes[work.lane])
 
     # -- time
 
@@ -108,38 +281,37 @@ class Flow(Arriving):
 
         Raises EndlessStep instead of holding up the event loop for ever.
         """
-        self.now = now
+        self.agenda.now = now
         rounds_left = ROUNDS_A_STEP + 4 * (len(self.works) + len(self.lanes))
         while self.taking:
             rounds_left -= 1
             if rounds_left < 0:
-                raise EndlessStep(f"a step does not end; lanes still to look at: {sorted(self._dirty)}")
-            if self._dirty:
-                name, lane = next(iter(self._dirty.items()))
-                del self._dirty[name]
-                self._fill_or_load(lane, now)
-            elif self._plan_due:
-                self._plan(now)
+                raise EndlessStep(f"a step does not end; lanes still to look at: {sorted(self.agenda.lanes)}")
+            lane = self.agenda.next_lane()
+            if lane is not None:
+                self.placing.fill_or_load(lane, now)
+            elif self.agenda.plan_due:
+                self.placing.plan(now)
             else:
                 return
 
     def tick(self, now: float, wall_ms: int) -> None:
         """What is due by time. Call it every 10 ms or so while there is work, and at `next_due`."""
-        self.now = now
+        self.agenda.now = now
         if not self.taking:
             self._hand_back_waiting()  # a run may have failed or lost its engine since
         self.explainer.clock(now, wall_ms)
         self.statuses.tick(now)
-        self.streams.tick(now)
-        self.steps.tick(now)
+        self._streams.tick(now)
+        self._steps.tick(now)
         if not self.taking:
             return
-        self._retry_due(now)
+        self.attempts.retry_due(now)
         for work in self.scheduler.expired(now, EXPIRED_AT_ONCE):
-            self._measure_wait(work, now)
-            self._end_waiting(work, "expire", Expired("its deadline passed while it waited"), now)
-        self._look_at_fleet(now)
-        self._all_dirty()
+            self._waits.measure(work, now)
+            self.endings.end_waiting(work, "expire", Expired("its deadline passed while it waited"), now)
+        self.watch.tick(now)
+        self.agenda.look_at_all(self.lanes.values())
 
     def check_timeouts(self, now: float) -> None:
         """End runs that take longer than they may; call it a few times a second."""
@@ -148,13 +320,15 @@ class Flow(Arriving):
                 run = work.run
                 if run is not None and run.timeout_at is not None and run.timeout_at <= now:
                     took = now - (run.run_at or now)
-                    self._end_running(work, "timeout", ExecutionTimeout(f"the run took longer than {took:.1f} s"), now)
+                    self.endings.end_running(
+                        work, "timeout", ExecutionTimeout(f"the run took longer than {took:.1f} s"), now
+                    )
 
     def next_due(self) -> float | None:
         """When the next status, chunk, retry or paced start is due."""
-        due = (self.statuses, self.streams, self.steps, self.scheduler.slack)
+        due = (self.statuses, self._streams, self._steps, self.scheduler.slack)
         times = [part.next_due() for part in due]
-        times.append(self._retries[0][0] if self._retries else None)
+        times.append(self.attempts.next_due())
         return min((at for at in times if at is not None), default=None)
 
     def tell_positions(self, count: int) -> None:
@@ -163,7 +337,7 @@ class Flow(Arriving):
         for position, work in enumerate(self.scheduler.front(count)):
             work.position = position
             requests, tokens = ahead.get(work.lane, (0, 0))
-            self.statuses.near_front(work, self.now, (requests, tokens))
+            self.statuses.near_front(work, self.agenda.now, (requests, tokens))
             ahead[work.lane] = requests + 1, tokens + work.cost
 
     # -- what the consumer should do
@@ -172,11 +346,8 @@ class Flow(Arriving):
         """Partitions of which no more should be delivered now; two watermarks keep it from flapping."""
         paused: set[TP] = set()
         for tp in self.gate.partitions():
-            was = tp in self._paused
-            share = 2 if was else 1
-            ending = self._endings[tp] * share >= ENDINGS_PER_PARTITION
-            heavy = self._ending_bytes[tp] * share >= ENDING_BYTES_PER_PARTITION
-            if ending or heavy or self.gate.full(tp) or self.budget.full(tp):
+            endings = self.registry.too_many_endings(tp, was_paused=tp in self._paused)
+            if endings or self.gate.full(tp) or self.budget.full(tp):
                 paused.add(tp)
         self._paused = frozenset(paused)
         return self._paused
@@ -190,12 +361,18 @@ class Flow(Arriving):
 
     def _hand_back_waiting(self) -> None:
         for work in [w for w in self.works.values() if w.stage in IN_SCHEDULER or w.stage is Stage.RETRYING]:
-            self._drop(work)
+            self._holdings.drop(work)
 
     def hand_back(self) -> None:
         """Let go of what still runs. It stays uncommitted, so another worker begins it anew."""
         for work in [w for w in self.works.values() if w.stage is not Stage.SETTLING]:
-            self._drop(work)
+            self._holdings.drop(work)
+
+    # -- looking
+
+    def waiting_for(self, work: Work, now: float) -> WaitingFor:
+        """Why a request that waits does not run yet."""
+        return self.explainer.explain(work, now)
 
     @property
     def running(self) -> int:
@@ -204,6 +381,3 @@ class Flow(Arriving):
     def unfinished(self) -> Collection[Work]:
         """Everything that is held: neither done nor dropped."""
         return self.works.values()
-
-
-__all__ = ["Catalog", "Commands", "Flow", "FlowSettings"]

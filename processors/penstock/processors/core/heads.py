@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.processors.core import fleet as plan
-from penstock.processors.core.lane import Lane, RunWant
-from penstock.processors.core.loads import Loads
+from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.lane import Lane, Lanes, RunWant
+from penstock.processors.core.ledger import Ledger
 from penstock.processors.core.replica import Replica, ReplicaState
 from penstock.processors.core.run_memory import Head, head_owner, run_bytes
+from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.starting import Starter
 from penstock.processors.core.states import IN_SCHEDULER, Stage
 from penstock.processors.core.work import Work
 from penstock.schemas.topics import CLASSES
@@ -22,12 +25,32 @@ FRONT = 8
 """Of a class, among which the oldest is looked for."""
 
 
-class Heads(Loads):
+class Heads:
     """Chosen anew before each planning from those that wait; who is a head already stays it among equals."""
 
-    def _choose_heads(self, now: float) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler[Work],
+        lanes: Lanes,
+        ledger: Ledger,
+        starter: Starter,
+        agenda: Agenda,
+        settings: plan.PlacementSettings,
+    ) -> None:
+        self._scheduler = scheduler
+        self._lanes = lanes
+        self._ledger = ledger
+        self._starter = starter
+        self._agenda = agenda
+        self._settings = settings
+        self.reserved_for: set[str] = set()
+        """Models and runs for whom the ledger keeps room."""
+        self._ended_at: dict[str, float] = {}
+        """By device, when the newest of those for whom room was kept had it, or did not wait any more."""
+
+    def choose(self, now: float) -> None:
         """By device, the run that is first to get memory."""
-        memory = self.starter.memory
+        memory = self._starter.memory
         before = {head.device: head for head in memory.heads.values()}
         waiting: dict[str, list[Head]] = {}
         for want in self._run_wants(now):
@@ -44,10 +67,10 @@ class Heads(Loads):
             head.work.head_since = head.since
         memory.head_left = False
 
-    def _misplaced(self) -> Iterator[RunWant]:
+    def misplaced(self) -> Iterator[RunWant]:
         """Runs that the device on which they wait can never hold beside their replica."""
-        memory = self.starter.memory
-        for lane in self.lanes.values():
+        memory = self._starter.memory
+        for lane in self._lanes.values():
             for want in list(lane.run_wants.values()):
                 waits = self._waits_for_memory(lane, want.replica, want.work)
                 if waits and not memory.fits_ever(want.replica, want.work):
@@ -56,12 +79,12 @@ class Heads(Loads):
     def _run_wants(self, now: float) -> Iterator[RunWant]:
         """Runs that could start but for memory: the heads of now, and the first of each model and device."""
         seen: set[Work] = set()
-        for head in list(self.starter.memory.heads.values()):
-            if self._waits_for_memory(self.lane(head.work.lane), head.replica, head.work):
+        for head in list(self._starter.memory.heads.values()):
+            if self._waits_for_memory(self._lanes[head.work.lane], head.replica, head.work):
                 seen.add(head.work)
-                device = self.starter.memory.short_device(head.replica, head.work, now) or head.device
+                device = self._starter.memory.short_device(head.replica, head.work, now) or head.device
                 yield RunWant(head.work, head.replica, device, run_bytes(head.replica, head.work))
-        for lane in self.lanes.values():
+        for lane in self._lanes.values():
             for device, want in list(lane.run_wants.items()):
                 if not self._waits_for_memory(lane, want.replica, want.work):
                     del lane.run_wants[device]
@@ -73,18 +96,18 @@ class Heads(Loads):
         """Whether nothing but memory, and those before it, keeps it from starting on this replica."""
         if work.stage not in IN_SCHEDULER or replica not in lane.ready or lane.paused:
             return False
-        if work.klass in self.scheduler.paused or not self.scheduler.eligible(work):
+        if work.klass in self._scheduler.paused or not self._scheduler.eligible(work):
             return False
-        if work.klass == LOW and self.scheduler.holds_back(lane.name):
+        if work.klass == LOW and self._scheduler.holds_back(lane.name):
             return False
         if work.run is not None:
             if work.stage is not Stage.READY or work.run.replica != replica.number:
                 return False
         elif not replica.inline or work.line is not None or work.stage is not Stage.QUEUED:
             return False
-        if work.group is None and self.starter.has_suspects(lane):
+        if work.group is None and self._starter.has_suspects(lane):
             return False  # they come first: for its memory a replica would be given up, and they would take its own
-        apart = self.starter.alone
+        apart = self._starter.alone
         if (apart is not None and apart is not work) or run_bytes(replica, work) <= 0:
             return False
         return replica.exclusive is None or replica.exclusive is work.group
@@ -93,9 +116,7 @@ class Heads(Loads):
         work, device = want.work, want.device
         since = work.head_since
         if since is None:
-            since = max(
-                now if work.blocked_at is None else work.blocked_at, self._head_ended.get(device, float("-inf"))
-            )
+            since = max(now if work.blocked_at is None else work.blocked_at, self._ended_at.get(device, float("-inf")))
         klass, oldest = self._stands_for(work)
         return Head(work, want.replica, device, want.need_bytes, head_owner(work), klass, oldest, since)
 
@@ -105,26 +126,26 @@ class Heads(Loads):
         Not its own class: while it is the run with which the model waits (it is the turn of what has waited long, the
         others lack a prompt), nobody else speaks for the others, and models that wait to be loaded take turns for ever.
         """
-        demand = self._demand(self.lane(work.lane))
+        demand = self.demand(self._lanes[work.lane])
         for klass in CLASSES[: CLASSES.index(work.klass)]:
             if klass in demand.oldest:
                 return klass, demand.oldest[klass]
         return work.klass, min(work.arrived_at, demand.oldest.get(work.klass, work.arrived_at))
 
-    def _demand(self, lane: Lane) -> plan.Demand:
+    def demand(self, lane: Lane) -> plan.Demand:
         """The classes that wait for a model, and when the oldest near the front of each came."""
         counts: dict[str, int] = {}
         oldest: dict[str, float] = {}
         for klass in CLASSES:
-            heads = [] if klass in self.scheduler.paused else self.scheduler.ahead(lane.name, klass, FRONT)
+            heads = [] if klass in self._scheduler.paused else self._scheduler.ahead(lane.name, klass, FRONT)
             if heads:
-                counts[klass] = self.scheduler.depth(lane.name, klass)
+                counts[klass] = self._scheduler.depth(lane.name, klass)
                 oldest[klass] = min(work.arrived_at for work in heads)
         return plan.Demand(counts=counts, oldest=oldest)
 
     def _head_order(self, head: Head, known: Head | None, now: float) -> tuple[bool, int, bool, float]:
         """Who lets others pass comes last; then by class, but for what has waited very long; then who is it already."""
-        settings = self._placement
+        settings = self._settings
         starved = now - head.oldest > settings.aging_s * settings.aged_share
         rank = 0 if starved else CLASSES.index(head.klass)
         others = known is None or known.work is not head.work
@@ -132,15 +153,15 @@ class Heads(Loads):
 
     def _head_goes(self, head: Head, now: float) -> None:
         """It has its memory, or does not wait any more: what was kept for it and drained for it is given back."""
-        if head.owner in self._reserved_for:
-            self._reserved_for.discard(head.owner)
-            self.ledger.cancel_reservations(head.owner)
-            self._head_ended[head.device] = now
-        for lane in self.lanes.values():
+        if head.owner in self.reserved_for:
+            self.reserved_for.discard(head.owner)
+            self._ledger.cancel_reservations(head.owner)
+            self._ended_at[head.device] = now
+        for lane in self._lanes.values():
             if lane.run_wants:
-                self._mark_changed(lane)
+                self._agenda.look_at(lane)
 
-    def _head_views(self) -> list[plan.ModelView]:
+    def views(self) -> list[plan.ModelView]:
         """A run that waits for memory is to placement as a model that waits for it, on one device."""
         return [
             plan.ModelView(
@@ -151,12 +172,12 @@ class Heads(Loads):
                 at=(head.replica.model, head.replica.number),
                 waits_since=head.since,
             )
-            for head in self.starter.memory.heads.values()
+            for head in self._starter.memory.heads.values()
         ]
 
-    def _runs_lack_memory(self, lane: Lane) -> bool:
+    def lack_memory(self, lane: Lane) -> bool:
         """Whether a run of the model waits for memory that is not free."""
         return any(
-            want.replica.state is ReplicaState.READY and want.need_bytes > self.ledger.free_bytes(device)
+            want.replica.state is ReplicaState.READY and want.need_bytes > self._ledger.free_bytes(device)
             for device, want in lane.run_wants.items()
         )

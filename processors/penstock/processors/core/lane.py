@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from penstock.processors.core.fleet import UseRate
@@ -32,6 +32,19 @@ class RunWant:
     replica: Replica
     device: str
     need_bytes: int
+
+
+class Lanes(dict[str, "Lane"]):
+    """The lanes by model. One that is asked for by `lanes[name]` is made when it is new."""
+
+    def __init__(self, on_new: Callable[[str], None]) -> None:
+        super().__init__()
+        self._on_new = on_new
+
+    def __missing__(self, name: str) -> Lane:
+        lane = self[name] = Lane(name)
+        self._on_new(name)
+        return lane
 
 
 class Lane:

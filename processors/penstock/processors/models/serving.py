@@ -77,11 +77,11 @@ class Serving:
     def connect(self, flow: Flow) -> None:
         """The flow decides what is loaded of these models; it hears of them here."""
         self._flow = flow
-        flow.configure(self.specs(), self._clock())
+        flow.orders.configure(self.specs(), self._clock())
 
     async def stop(self) -> None:
         """End all engines and all loading at once; their memory comes back with their processes."""
-        self._flow.lives_end()
+        self._flow.replicas.lives_end()
         await self.manager.stop()
         await self.remembered.keep()
 
@@ -152,7 +152,7 @@ class Serving:
         gone = set(self.models) - {config.id for config in models}
         self.catalog.replace(models)
         self.manager.configure(models)
-        self._flow.configure(self.specs(), self._clock())
+        self._flow.orders.configure(self.specs(), self._clock())
         for model in gone:
             self._publish(self._names.model, model_key(model, self._settings.worker.pool), None)
 
@@ -184,8 +184,8 @@ class Serving:
     async def observe(self) -> None:
         """Measure the devices; what no grant explains is not granted again."""
         found = await self.machine.observe(list(self._residents()))
-        self._flow.devices_observed(found.observed, self._clock(), found.measured, self._peaks())
-        self._flow.devices_unread(found.unread)
+        self._flow.measurements.observed(found.observed, self._clock(), found.measured, self._peaks())
+        self._flow.measurements.unread(found.unread)
         await self.remembered.keep()
 
     def _residents(self) -> Iterator[Resident]:
@@ -252,7 +252,7 @@ class Serving:
                         device=None if replica is None else replica.device,
                         reserved_bytes=None if replica is None or replica.grant is None else replica.bytes,
                         pinned=lane.is_pinned,
-                        reason=self._flow.reason_of(lane) if replica is None else replica.reason,
+                        reason=self._flow.facts.reason_of(lane) if replica is None else replica.reason,
                         load_seconds=lane.load_s,
                         progress=self.manager.progress(lane.name),
                         queued=queued,
@@ -303,7 +303,7 @@ class Serving:
                 priority=config.priority,
                 pinned=lane.is_pinned,
                 max_batch_size=config.max_batch_size,
-                reason=self._flow.reason_of(lane),
+                reason=self._flow.facts.reason_of(lane),
                 load_seconds=lane.load_s,
                 progress=self.manager.progress(config.id),
                 replicas_ready=len(lane.ready),

@@ -31,7 +31,7 @@ class Fleet(World):
         specs = {
             name: ModelSpec(model=name, devices=("simulated",), count=count) for name, (_, count) in models.items()
         }
-        self.flow.configure(specs, self.now)
+        self.flow.orders.configure(specs, self.now)
         self.observe()
 
     def make_flow(self, *args: Any) -> Flow:
@@ -46,8 +46,8 @@ class Fleet(World):
             for name in self.fleet
             if name not in unread
         }
-        self.flow.devices_observed(observed, self.now)
-        self.flow.devices_unread(unread)
+        self.flow.measurements.observed(observed, self.now)
+        self.flow.measurements.unread(unread)
         self.settle()
 
     def answer(self, effect: Any) -> None:
@@ -55,12 +55,12 @@ class Fleet(World):
         match effect:
             case ask.Size(model):
                 needs = Needs(load_bytes=self.sizes[model][0] * GB, exact=True)
-                self.flow.sized(model, needs, self.now)
+                self.flow.replicas.sized(model, needs, self.now)
             case ask.Load(model, replica):
-                self.flow.replica_up(model, replica, 1, None, self.now, inline=True)
+                self.flow.replicas.up(model, replica, 1, None, self.now, inline=True)
             case ask.Unload(model, replica):
                 self.unloads.append(model)
-                self.flow.replica_gone(model, replica, self.now)
+                self.flow.replicas.gone(model, replica, self.now)
             case _:
                 pass
 
@@ -86,13 +86,13 @@ def test_an_engine_on_two_devices_has_a_grant_on_each_and_gives_both_back() -> N
     assert sorted(world.free_gb()) == [30, 30, 40]
     (replica,) = world.flow.lane("tp").replicas.values()
     measured = {("tp", 0): {load.devices[0]: 45 * GB, load.devices[1]: 60 * GB}}
-    world.flow.devices_observed({}, world.now, measured)
+    world.flow.measurements.observed({}, world.now, measured)
     assert replica.measured_bytes == 45 * GB
     holders = {name: world.flow.ledger.holders(name) for name in load.devices}
     assert [one.measured_bytes for name in load.devices for one in holders[name]] == [45 * GB, 60 * GB]
     assert world.flow.ledger.free_bytes(load.devices[1]) == 20 * GB, "what it takes beyond its grant is nobody's"
     world.finish("t")
-    world.flow.desire("tp", False, None)
+    world.flow.orders.desire("tp", False, None)
     world.pass_steps(0.5)
     assert sorted(world.free_gb()) == [40, 80, 80]
 
@@ -105,7 +105,7 @@ def test_a_run_on_two_devices_is_granted_its_memory_on_each() -> None:
     assert set(world.running) == {"t"}
     assert world.free_gb() == [5, 5]
     measured = {("tp", 0): {"sim0": 70 * GB, "sim1": 70 * GB}}
-    world.flow.devices_observed({}, world.now, measured)
+    world.flow.measurements.observed({}, world.now, measured)
     assert world.free_gb() == [5, 5], "what its run takes is granted already"
     world.finish("t")
     assert world.free_gb() == [30, 30]
@@ -131,8 +131,8 @@ class ThroughHost(World):
     def __init__(self, host_gb: int) -> None:
         self.needs = Needs(load_bytes=60 * GB, host_bytes=host_gb * GB, exact=True)
         super().__init__("m")
-        self.flow.configure({"m": ModelSpec(model="m", devices=("simulated",))}, self.now)
-        self.flow.devices_observed({"sim": (0, 0), "cpu": (4 * GB, 0)}, self.now)
+        self.flow.orders.configure({"m": ModelSpec(model="m", devices=("simulated",))}, self.now)
+        self.flow.measurements.observed({"sim": (0, 0), "cpu": (4 * GB, 0)}, self.now)
         self.settle()
 
     def make_flow(self, *args: Any) -> Flow:
@@ -142,7 +142,7 @@ class ThroughHost(World):
     def answer(self, effect: Any) -> None:
         super().answer(effect)
         if isinstance(effect, ask.Size):
-            self.flow.sized("m", self.needs, self.now)
+            self.flow.replicas.sized("m", self.needs, self.now)
 
     @property
     def free_of_host_gb(self) -> int:
@@ -233,7 +233,7 @@ def test_a_suspect_goes_apart_where_its_run_can_be_held() -> None:
     """Found by the simulator: a replica was kept for it alone whose device could never hold its run."""
     world = Uneven(2, m=(45, 1))
     spec = ModelSpec(model="m", devices=("simulated",), min_replicas=2, max_replicas=2)
-    world.flow.configure({"m": spec}, world.now)
+    world.flow.orders.configure({"m": spec}, world.now)
     world.submit("first")
     world.pass_steps(1.0)
     lane = world.flow.lane("m")
@@ -255,7 +255,7 @@ def test_the_largest_device_is_never_taken_for_too_small() -> None:
     was given up for the other, and the model was loaded and unloaded for ever."""
     world = Uneven(2, m=(45, 1))
     spec = ModelSpec(model="m", devices=("simulated",))
-    world.flow.configure({"m": spec}, world.now)
+    world.flow.orders.configure({"m": spec}, world.now)
     world.submit("first")
     world.pass_steps(1.0)
     lane = world.flow.lane("m")

@@ -198,7 +198,7 @@ def test_a_model_that_cannot_be_loaded_fails_what_waits_and_is_tried_again() -> 
     world.pass_time(0.01)
     assert world.loads == ["m"]
     for _ in range(3):
-        world.flow.load_failed("m", 0, EngineFailed("its process dies at the start"), world.now)
+        world.flow.replicas.load_failed("m", 0, EngineFailed("its process dies at the start"), world.now)
         world.settle()
         world.pass_time(5.0)
     assert world.status_of("runs") == "failed"
@@ -219,7 +219,7 @@ def test_a_failed_lane_touches_only_what_waits() -> None:
     letter = world.poison(BadAvro("no"), "named")
     world.submit("turn", line="c")
     world.cancel("turn")
-    world.flow.load_failed("m", 0, InvalidRequest("never"), world.now)
+    world.flow.replicas.load_failed("m", 0, InvalidRequest("never"), world.now)
     world.settle()
     assert letter is not None
     assert letter.stage is Stage.LETTERING
@@ -235,12 +235,12 @@ def test_a_turn_on_a_failed_lane_ends_with_the_answer_that_stands_in_its_convers
     world.hold_answers = {ask.LookUp}
     turn = world.submit("turn", line="c")
     world.submit("plain")
-    world.flow.load_failed("m", 0, InvalidRequest("never"), world.now)
+    world.flow.replicas.load_failed("m", 0, InvalidRequest("never"), world.now)
     world.settle()
     assert turn is not None
     assert turn.stage is Stage.LOOKING
     assert world.ended == [("plain", "failed")]
-    world.flow.looked_up(
+    world.flow.endings.looked_up(
         turn, Finished(run_id="", output={"text": "it stands"}, finish_reason="stop"), world.now, large=False
     )
     world.settle()
@@ -334,7 +334,7 @@ def test_a_parked_request_that_is_gone_becomes_a_dead_letter() -> None:
             world.finish(next(iter(world.running)))
     (fetch,) = [e for e in world.asked if isinstance(e, ask.Fetch)][:1]
     for offset in fetch.offsets:
-        world.flow.gone((*fetch.tp, offset), world.now)
+        world.flow.arrivals.gone((*fetch.tp, offset), world.now)
     world.settle()
     assert set(world.letters) == {f"r{offset}" for offset in fetch.offsets}
     assert {world.status_of(name) for name in world.letters} == {"dead_lettered"}
@@ -405,7 +405,7 @@ def test_large_dead_letters_pause_their_partition_by_their_bytes() -> None:
 
 def test_what_two_workers_died_of_runs_alone() -> None:
     world = World()
-    world.flow._deaths = lambda key, request_id: 2 if request_id == "bad" else 0
+    world.flow.arrivals._deaths = lambda key, request_id: 2 if request_id == "bad" else 0
     world.up(slots=4, inline=True)
     world.submit("before")
     world.submit("bad", max_attempts=5)
@@ -484,11 +484,11 @@ def test_two_turns_of_two_classes_are_prepared_and_the_later_one_is_refused() ->
     assert (first.stage, second.stage) == (Stage.PREPARING, Stage.PREPARING)
     world.hold_answers = set()
     assert first.run is not None
-    world.flow.prepared(first, first.run.run_id, 0, None, world.now)
+    world.flow.attempts.prepared(first, first.run.run_id, 0, None, world.now)
     world.settle()
     assert first.stage is Stage.RUNNING
     assert second.run is not None
-    world.flow.refused(second, second.run.run_id, Overloaded("busy"), world.now, again=True)
+    world.flow.attempts.refused(second, second.run.run_id, Overloaded("busy"), world.now, again=True)
     world.settle()
     world.pass_time(1.0)
     assert second.stage is Stage.QUEUED
@@ -534,7 +534,7 @@ def test_a_group_of_suspects_has_one_replica(runs: bool) -> None:
     """Found by the simulator (seed 30090): drained, replaced and taken back, two took them from each other for ever."""
     world = World()
     for number in (0, 1):
-        world.flow.replica_up("m", number, 4, None, world.now, inline=False)
+        world.flow.replicas.up("m", number, 4, None, world.now, inline=False)
     lane = world.flow.lane("m")
     suspect = world.submit("suspect", settle=False)
     assert suspect is not None
@@ -545,10 +545,10 @@ def test_a_group_of_suspects_has_one_replica(runs: bool) -> None:
     if runs:
         world.release(ask.Prepare)
         assert suspect.stage is Stage.RUNNING
-    world.flow._drain(lane, first, "too_small", None)
+    world.flow.lifecycle.drain(lane, first, "too_small", None)
     (other,) = lane.ready
     other.exclusive = suspect.group
-    assert world.flow.undo_drain("m", first.number)
+    assert world.flow.lifecycle.undo_drain("m", first.number)
     assert [one for one in lane.ready if one.exclusive] == [first if runs else other]
 
 
@@ -582,10 +582,10 @@ def test_a_turn_that_failed_behind_another_class_stays_before_the_later_ones_of_
     world.pass_time(0.02)
     assert high.run is not None
     world.hold_answers = set()
-    world.flow.prepared(high, high.run.run_id, 0, None, world.now)
+    world.flow.attempts.prepared(high, high.run.run_id, 0, None, world.now)
     world.settle()
     assert low.run is not None
-    world.flow.refused(low, low.run.run_id, Overloaded("busy"), world.now, again=True)
+    world.flow.attempts.refused(low, low.run.run_id, Overloaded("busy"), world.now, again=True)
     world.finish("high")
     assert (low.stage, later.stage) == (Stage.RUNNING, Stage.QUEUED)
     assert low.attempt == 2
@@ -600,7 +600,7 @@ def test_an_answer_of_an_earlier_run_stands_under_a_new_number() -> None:
     assert work is not None
     world.delta("r", "my words")
     world.finish("r")
-    world.flow.kept(work, None, None, world.now, another=True)
+    world.flow.endings.kept(work, None, None, world.now, another=True)
     world.settle()
     terminal = next(e for e in world.seen if isinstance(e, ask.Terminal))
     assert (terminal.work.attempt, terminal.work.spent) == (2, 1)
@@ -617,7 +617,7 @@ def test_each_place_of_a_request_has_its_outcome_before_it_is_committed() -> Non
     for _ in range(2):
         assert world.committed(HIGH) == world.committed(LOW) == 0
         (work,) = world.flow.works.values()
-        world.flow.delivered(work, "completed")
+        world.flow.endings.delivered(work, "completed")
         world.settle()
     asked = [effect.origin for effect in world.seen if isinstance(effect, ask.Terminal)]
     assert [origin and origin.topic for origin in asked] == [None, LOW]
@@ -636,7 +636,7 @@ def test_a_refused_prompt_does_not_use_up_the_aged_share() -> None:
     before = lane.since_aged
     aged = next(work for work in world.flow.works.values() if work.request_id == "aged")
     assert aged.run is not None
-    world.flow.refused(aged, aged.run.run_id, EngineFailed("no"), world.now, again=True)
+    world.flow.attempts.refused(aged, aged.run.run_id, EngineFailed("no"), world.now, again=True)
     assert aged.stage is Stage.RETRYING
     assert lane.since_aged == before
 
@@ -684,7 +684,7 @@ def test_a_request_for_a_pool_that_there_is_not_fails_clearly() -> None:
     world.hold_answers = {ask.Republish}
     work = world.submit("r", pool="nowhere")
     assert work is not None
-    world.flow.cannot_move(work, InvalidRequest("there is no pool nowhere", param="pool"))
+    world.flow.endings.cannot_move(work, InvalidRequest("there is no pool nowhere", param="pool"), world.now)
     world.settle()
     assert (world.ended, world.letters, world.committed()) == ([("r", "failed")], [], 1)
 
@@ -695,14 +695,14 @@ def test_what_a_server_turned_away_goes_behind_what_is_more_urgent_and_spends_no
     low = world.submit("low", LOW)
     assert low is not None
     assert low.run is not None
-    world.flow.replica_limits("m", 0, 1, world.now)
+    world.flow.replicas.limits("m", 0, 1, world.now)
     world.submit("high", HIGH)
     assert list(world.running) == ["low"]  # the limit is one now
     del world.running["low"]
-    world.flow.turned_away(low, low.run.run_id, world.now)
+    world.flow.attempts.turned_away(low, low.run.run_id, world.now)
     world.settle()
     assert list(world.running) == ["high"]
     assert (low.stage, low.spent) == (Stage.QUEUED, 1)
-    world.flow.replica_limits("m", 0, 2, world.now)
+    world.flow.replicas.limits("m", 0, 2, world.now)
     world.settle()
     assert sorted(world.running) == ["high", "low"]

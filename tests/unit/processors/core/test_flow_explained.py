@@ -5,7 +5,6 @@ from __future__ import annotations
 from card_driver import Card, gb
 from flow_driver import HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.forecast import Forecast
 from penstock.processors.core.lifetimes import LifetimeSettings
 from penstock.processors.core.slack import SlackSettings
 
@@ -61,8 +60,7 @@ def test_who_is_near_the_front_hears_only_what_is_new() -> None:
 def test_an_estimate_is_what_was_measured() -> None:
     errors: list[tuple[str, float]] = []
     world = World()
-    world.flow.forecast = Forecast(lambda kind, error: errors.append((kind, error)))
-    world.flow.explainer._forecast = world.flow.forecast
+    world.flow.forecast._observe_error = lambda kind, error: errors.append((kind, error))
     world.up(slots=1, inline=True)
     world.submit("first", MEDIUM)
     world.pass_time(4)
@@ -142,7 +140,7 @@ def test_the_status_and_the_reason_of_a_wait_say_the_same() -> None:
     world.submit("other", model="b")
     world.submit("behind", model="a")
     world.pass_steps(1.0)
-    world.flow.replica_down("a", 0, world.now)
+    world.flow.replicas.down("a", 0, world.now)
     world.pass_steps(1.0)
     said = [
         (one.status, one.waiting.reason)

@@ -140,7 +140,7 @@ def test_an_idle_model_goes_for_one_that_is_waited_for_and_comes_back_when_it_is
     world.pass_steps(1.0)
     assert "b1" in world.running
     assert world.unloads == [("a", 0, "idle")]
-    assert world.flow.evictions == 1
+    assert world.flow.lifecycle.evictions == 1
     world.finish("b1")
     world.pass_steps(60.0)
     assert world.ready("a") == [], "nobody asks for it"
@@ -190,7 +190,7 @@ def test_pinned_models_stay() -> None:
     assert world.ready("a") == [0]
     waiting = world.flow.waiting_for(work, world.now)
     assert (waiting.reason, waiting.need_bytes, waiting.free_bytes) == ("memory", 50 * GB, 30 * GB)
-    world.flow.desire("a", loaded=None, pinned=False)
+    world.flow.orders.desire("a", loaded=None, pinned=False)
     world.pass_steps(30.0)
     assert "b1" in world.running
 
@@ -212,23 +212,23 @@ def test_keep_alive_unloads_what_nobody_uses(size: int) -> None:
 
 def test_an_operator_loads_unloads_and_pauses() -> None:
     world = card(80, a=gb(10), b=gb(10))
-    world.flow.desire("a", loaded=True, pinned=None)
+    world.flow.orders.desire("a", loaded=True, pinned=None)
     world.settle()
     assert world.ready("a") == [0]
-    world.flow.desire("a", loaded=False, pinned=None)
+    world.flow.orders.desire("a", loaded=False, pinned=None)
     world.settle()
     assert world.unloads == [("a", 0, "desired")]
-    world.flow.pause("model", "a", paused=True)
-    world.flow.pause("class", "low", paused=True)
+    world.flow.orders.pause("model", "a", paused=True)
+    world.flow.orders.pause("class", "low", paused=True)
     model, klass = world.submit("r", model="a"), world.submit("s", "low", model="b")
     assert model is not None
     assert klass is not None
     world.pass_steps(5.0)
     assert not world.running
     assert [world.flow.waiting_for(work, world.now).reason for work in (model, klass)] == ["paused", "paused"]
-    assert world.flow.paused() == ["class/low", "model/a"]
-    world.flow.pause("model", "a", paused=False)
-    world.flow.pause("class", "low", paused=False)
+    assert world.flow.facts.paused() == ["class/low", "model/a"]
+    world.flow.orders.pause("model", "a", paused=False)
+    world.flow.orders.pause("class", "low", paused=False)
     world.settle()
     assert sorted(world.running) == ["r", "s"]
 
@@ -236,12 +236,12 @@ def test_an_operator_loads_unloads_and_pauses() -> None:
 def test_a_model_that_nobody_wants_waits_for_nothing() -> None:
     """An operator who unloads a model and lists the models must not read that it waits for memory."""
     world = card(20, a=gb(10))
-    world.flow.desire("a", loaded=True, pinned=None)
+    world.flow.orders.desire("a", loaded=True, pinned=None)
     world.settle()
-    world.flow.desire("a", loaded=False, pinned=None)
+    world.flow.orders.desire("a", loaded=False, pinned=None)
     world.pass_steps(1.0)
     assert world.ready("a") == []
-    assert world.flow.reason_of(world.flow.lane("a")) is None
+    assert world.flow.facts.reason_of(world.flow.lane("a")) is None
 
 
 def test_a_saturated_model_gets_a_replica_more_where_memory_lies_free() -> None:
@@ -302,13 +302,13 @@ def test_placement_is_not_asked_for_each_run_that_ends(monkeypatch: pytest.Monke
     for number in range(40):
         world.submit(f"r{number}", model="a")
     plans: list[float] = []
-    plan = world.flow._plan
+    plan = world.flow.placing.plan
 
     def counted(now: float) -> None:
         plans.append(now)
         plan(now)
 
-    monkeypatch.setattr(world.flow, "_plan", counted)
+    monkeypatch.setattr(world.flow.placing, "plan", counted)
     for _ in range(20):
         world.finish(next(iter(world.running)))
     assert len(plans) <= 1
@@ -356,7 +356,7 @@ def test_an_engine_that_dies_takes_no_more_than_its_own_requests_along() -> None
     assert [grant.owner for grant in world.flow.ledger.grants()].count("b (runs)") == 1
     world.pass_steps(1.0)
     assert world.slow_loads == [("a", 0)]
-    world.flow.load_failed("a", 0, EngineFailed("killed while it loaded"), world.now)
+    world.flow.replicas.load_failed("a", 0, EngineFailed("killed while it loaded"), world.now)
     world.settle()
     assert world.free_gb == 80 - 10 - 2
     world.pass_steps(3.0)
@@ -385,12 +385,12 @@ def test_health_turns_bad_when_work_waits_and_memory_is_free(monkeypatch: pytest
     world.slow_loads = []
     world.submit("r")
     world.pass_steps(2.0)
-    assert world.flow.idle_in_spite_of_work(world.now) == 0.0, "it loads"
+    assert world.flow.watch.idle_in_spite_of_work(world.now) == 0.0, "it loads"
     world.flow.lane("a").replicas.clear()  # a fault of ours: the load was forgotten
     world.flow.lane("a").sizing = False
-    monkeypatch.setattr(world.flow, "_plan", lambda now: setattr(world.flow, "_plan_due", False))
+    monkeypatch.setattr(world.flow.placing, "plan", world.flow.agenda.planning)
     world.pass_steps(5.0)
-    assert world.flow.idle_in_spite_of_work(world.now) > 3.0
+    assert world.flow.watch.idle_in_spite_of_work(world.now) > 3.0
 
 
 def test_a_model_that_is_not_served_any_more_is_unloaded() -> None:

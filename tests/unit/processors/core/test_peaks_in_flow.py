@@ -10,7 +10,7 @@ from flow_driver import World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.ledger import DeviceCapacity, OutOfMemory
-from penstock.processors.core.loads import LIVED
+from penstock.processors.core.replicas import LIVED
 from penstock.processors.core.residents import ModelSpec, Needs
 
 MB = 1 << 20
@@ -26,7 +26,7 @@ class Host(World):
         self.granted: list[int] = []
         self.load_error: Exception | None = None
         super().__init__("m")
-        self.flow.configure({"m": ModelSpec(model="m", devices=("cpu",))}, self.now)
+        self.flow.orders.configure({"m": ModelSpec(model="m", devices=("cpu",))}, self.now)
         self.observe()
 
     def make_flow(self, *args: Any) -> Flow:
@@ -36,22 +36,22 @@ class Host(World):
     def observe(self, measured_mb: int | None = None, peak_mb: int = 0) -> None:
         held = self.flow.ledger.reserved_bytes("cpu")
         measured = {} if measured_mb is None else {("m", 0): {"cpu": measured_mb * MB}}
-        self.flow.devices_observed({"cpu": (held, held)}, self.now, measured, {("m", 0): peak_mb * MB})
+        self.flow.measurements.observed({"cpu": (held, held)}, self.now, measured, {("m", 0): peak_mb * MB})
         self.settle()
 
     def answer(self, effect: Any) -> None:
         super().answer(effect)
         match effect:
             case ask.Size(model):
-                self.flow.sized(model, self.needs, self.now)
+                self.flow.replicas.sized(model, self.needs, self.now)
             case ask.Load(model, replica, _, granted):
                 self.granted.append(granted // MB)
                 if self.load_error is not None:
-                    self.flow.load_failed(model, replica, self.load_error, self.now)
+                    self.flow.replicas.load_failed(model, replica, self.load_error, self.now)
                 else:
-                    self.flow.replica_up(model, replica, 8, None, self.now, inline=True)
+                    self.flow.replicas.up(model, replica, 8, None, self.now, inline=True)
             case ask.Unload(model, replica):
-                self.flow.replica_gone(model, replica, self.now)
+                self.flow.replicas.gone(model, replica, self.now)
             case _:
                 pass
 
@@ -64,9 +64,9 @@ class Host(World):
         self.unload()
 
     def unload(self) -> None:
-        self.flow.desire("m", loaded=False, pinned=None)
+        self.flow.orders.desire("m", loaded=False, pinned=None)
         self.settle()
-        self.flow.desire("m", loaded=None, pinned=None)
+        self.flow.orders.desire("m", loaded=None, pinned=None)
         self.settle()
 
     def next_grant(self) -> int:
@@ -98,7 +98,7 @@ def test_an_engine_that_lives_when_the_worker_stops_teaches_too() -> None:
         world.submit(f"r{number}", model="m")
         world.finish(f"r{number}")
     world.observe(30, 60)
-    world.flow.lives_end()
+    world.flow.replicas.lives_end()
     (learned,) = world.flow.estimates.to_json()["learned"]
     assert [peak for _, peak, _ in learned["samples"]] == [60 * MB]
 
@@ -129,7 +129,7 @@ def test_other_options_are_sized_anew_and_what_was_measured_for_them_is_kept_apa
     world = Host(load_mb=100, shape=(8.0,))
     world.live(peak_mb=60)
     world.needs = Needs(load_bytes=200 * MB, shape=(64.0,))
-    world.flow.configure({"m": ModelSpec(model="m", devices=("cpu",), options="more slots")}, world.now)
+    world.flow.orders.configure({"m": ModelSpec(model="m", devices=("cpu",), options="more slots")}, world.now)
     assert world.next_grant() == 132, "by the ratio of what was measured to what was estimated"
 
 
@@ -144,7 +144,7 @@ def test_running_out_of_memory_raises_what_the_next_load_gets(way: str) -> None:
         world.pass_time(2.0)
     else:
         world.submit("r", model="m")
-        world.flow.replica_out_of_memory("m", 0, world.now)
+        world.flow.measurements.out_of_memory("m", 0, world.now)
         assert world.running.keys() == {"r"}, "it goes on in smaller batches"
         world.finish("r")
         world.unload()
@@ -156,7 +156,7 @@ def test_what_an_operator_told_is_granted_whatever_happens() -> None:
     world = Host()
     world.needs = Needs(load_bytes=100 * MB, exact=True)
     world.submit("r", model="m")
-    world.flow.replica_out_of_memory("m", 0, world.now)
+    world.flow.measurements.out_of_memory("m", 0, world.now)
     world.finish("r")
     world.live(peak_mb=60)
     world.next_grant()

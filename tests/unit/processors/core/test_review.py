@@ -19,8 +19,8 @@ def test_words_keep_the_number_of_the_run_that_said_them() -> None:
     assert work is not None
     assert work.run is not None
     run_id = work.run.run_id
-    world.flow.delta(work, run_id, "old", [1], world.now)
-    world.flow.failed(work, run_id, EngineFailed("it ran out of memory"), world.now, again=True)
+    world.flow.attempts.delta(work, run_id, "old", [1], world.now)
+    world.flow.attempts.failed(work, run_id, EngineFailed("it ran out of memory"), world.now, again=True)
     effects = world.flow.take_effects()
     (chunk,) = [effect for effect in effects if isinstance(effect, ask.Chunk)]
     assert work.attempt == 2
@@ -33,11 +33,11 @@ def test_words_keep_the_epoch_of_the_run_that_said_them() -> None:
     work = world.submit("r", stream=True)
     assert work is not None
     assert work.run is not None
-    world.flow.delta(work, work.run.run_id, "old", [1], world.now)
+    world.flow.attempts.delta(work, work.run.run_id, "old", [1], world.now)
     committed = dict.fromkeys(world.flow.gate.partitions(), (0, ""))
     world.flow.assigned(committed, 2, fenced=False, now=world.now)
-    world.flow.replica_down("m", 0, world.now)
-    world.flow.replica_up("m", 0, 1, None, world.now, inline=True)
+    world.flow.replicas.down("m", 0, world.now)
+    world.flow.replicas.up("m", 0, 1, None, world.now, inline=True)
     world.pass_time(3.0)
     (chunk,) = world.chunks
     assert (chunk.epoch, chunk.attempt) == (1, 1)
@@ -71,7 +71,7 @@ def test_what_never_ran_is_not_said_to_be_retried() -> None:
 @pytest.mark.parametrize("end", ["cancel", "expire", "gone"])
 def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up(end: str) -> None:
     world = World(intake_bytes=1200)
-    world.flow._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.flow.arrivals._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
     world.submit("first", size=150, ttl_ms=60_000)
     work = world.submit("alone", size=150, ttl_ms=60_000)
     assert work is not None
@@ -88,7 +88,7 @@ def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up
         world.pass_time(61)
         world.release(ask.Fetch)
     else:
-        world.flow.gone(work.key, world.now)
+        world.flow.arrivals.gone(work.key, world.now)
         world.settle()
     world.submit("next", size=10)
     world.pass_time(0.1)
@@ -97,7 +97,7 @@ def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up
 
 def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_holds_nobody_up() -> None:
     world = World("m", "other")
-    world.flow._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.flow.arrivals._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
     world.submit("before", MEDIUM, line="c", model="other")
     work = world.submit("alone", LOW, line="c", model="m")
     world.hold_answers = {ask.Prepare}
@@ -116,7 +116,7 @@ def test_those_who_waited_for_a_model_that_cannot_be_loaded_end_some_at_a_time()
     for n in range(1000):
         world.submit(f"r{n}", settle=False)
     world.settle()
-    world.flow.load_failed("m", 0, CannotLoad("no such file"), world.now)
+    world.flow.replicas.load_failed("m", 0, CannotLoad("no such file"), world.now)
     world.flow.step(world.now)
     ends = [effect for effect in world.flow.take_effects() if isinstance(effect, ask.Terminal)]
     assert 0 < len(ends) <= 256
@@ -132,7 +132,7 @@ def test_a_model_that_is_loaded_after_all_fails_nobody_more() -> None:
     for n in range(600):
         world.submit(f"r{n}", settle=False)
     world.settle()
-    world.flow.load_failed("m", 0, CannotLoad("no such file"), world.now)
+    world.flow.replicas.load_failed("m", 0, CannotLoad("no such file"), world.now)
     world.settle()
     failed = len(world.ended)
     world.up(inline=True)
@@ -172,7 +172,7 @@ def test_another_record_at_the_offset_of_held_work_ends_that_silently() -> None:
     assert new is not None
     world.settle()
     assert old.stage is Stage.DROPPED
-    world.flow.finished(old, run_id, Finished(), world.now, large=False)
+    world.flow.attempts.finished(old, run_id, Finished(), world.now, large=False)
     world.settle()
     assert world.committed() == 0
     world.finish("new")

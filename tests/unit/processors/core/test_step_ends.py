@@ -15,7 +15,7 @@ from penstock.schemas.records import Requirements
 def test_a_step_that_goes_round_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker whose event loop is gone would never be restarted."""
     world = Card(80, {"a": gb(10)})
-    monkeypatch.setattr(world.flow, "_plan", lambda now: None)
+    monkeypatch.setattr(world.flow.placing, "plan", lambda now: None)
     with pytest.raises(EndlessStep):
         world.configure()
 
@@ -58,10 +58,12 @@ def test_a_failed_load_of_a_second_replica_does_not_hide_the_first_from_placemen
     world.settle()
     world.pass_steps(0.5)
     assert world.slow_loads == [("a", 0), ("a", 1)]
-    world.flow.load_failed("a", 1, EngineFailed("it did not start"), world.now)
+    world.flow.replicas.load_failed("a", 1, EngineFailed("it did not start"), world.now)
     world.settle()
-    world.flow.desire("a", False, None)  # nobody wants it any more; the order is taken back before it was followed
-    world.flow.desire("a", None, None)
+    world.flow.orders.desire(
+        "a", False, None
+    )  # nobody wants it any more; the order is taken back before it was followed
+    world.flow.orders.desire("a", None, None)
     world.finish("r1")
     world.submit("r2", model="b")
     world.pass_steps(30.0)

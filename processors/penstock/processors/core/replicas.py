@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
+from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.attempts import Attempts
+from penstock.processors.core.endings import Endings
 from penstock.processors.core.fleet import HOST
-from penstock.processors.core.lane import Lane
+from penstock.processors.core.forecast import Forecast
+from penstock.processors.core.lane import Lane, Lanes
 from penstock.processors.core.ledger import OutOfMemory
-from penstock.processors.core.memory import Memory
+from penstock.processors.core.measurements import Measurements
+from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.registry import Registry
 from penstock.processors.core.replica import Replica, ReplicaState
-from penstock.processors.core.states import ON_LANE, Stage
+from penstock.processors.core.residents import Needs
+from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.starting import Starter
+from penstock.processors.core.states import ON_LANE
 from penstock.processors.core.suspects import suspect_all
-from penstock.schemas.errors import EngineFailed
+from penstock.processors.core.work import Work
+from penstock.schemas.errors import EngineFailed, PenstockError
 
 FAILED_AT_ONCE = 256
 """So many are ended at a time when a model cannot be loaded."""
@@ -23,10 +34,63 @@ AFTERMATH_S = 1.0
 """A death this soon after a run was stopped may be the stopped run's fault: nobody is blamed alone for it."""
 
 
-class Loads(Memory):
+class Replicas:
     """Who is to blame for a death, and who is told that waiting is of no use any more."""
 
-    def replica_up(
+    def __init__(
+        self,
+        registry: Registry,
+        scheduler: Scheduler[Work],
+        lanes: Lanes,
+        memory: DeviceMemory,
+        measurements: Measurements,
+        starter: Starter,
+        forecast: Forecast,
+        attempts: Attempts,
+        endings: Endings,
+        agenda: Agenda,
+        memory_error: Callable[[int, int], None] | None,
+    ) -> None:
+        """`memory_error` hears the peak of a replica and what it was booked, when it has ended."""
+        self._registry = registry
+        self._scheduler = scheduler
+        self._lanes = lanes
+        self._memory = memory
+        self._measurements = measurements
+        self._starter = starter
+        self._forecast = forecast
+        self._attempts = attempts
+        self._endings = endings
+        self._agenda = agenda
+        self._memory_error = memory_error
+
+    def sized(self, model: str, needs: Needs, now: float) -> None:
+        """How much memory an engine of the model takes."""
+        lane = self._lanes[model]
+        lane.sizing, lane.size_due, lane.needs = False, False, needs
+        lane.never_fits = self._memory.cannot_ever(lane, needs.load_bytes + needs.run_bytes)
+        if lane.never_fits is not None:
+            self.load_is_hopeless(lane, lane.never_fits, now)
+        self._agenda.plan_soon()
+        self._agenda.look_at(lane)
+
+    def size_failed(self, model: str, error: BaseException, now: float) -> None:
+        """How much it takes could not be found out: that counts as a load that failed."""
+        lane = self._lanes[model]
+        lane.sizing = False
+        known = lane.load_failed(error, now)
+        if known is not None:
+            self.load_is_hopeless(lane, known, now)
+        self._agenda.plan_soon()
+        self._agenda.look_at(lane)
+
+    def load_is_hopeless(self, lane: Lane, error: PenstockError, now: float) -> None:
+        """Those who wait are told, unless another replica serves them."""
+        if not lane.ready:
+            lane.fail_error, lane.fail_through = error, self._registry.next_seq()
+            lane.wanted = False
+
+    def up(
         self,
         model: str,
         number: int,
@@ -42,7 +106,7 @@ class Loads(Memory):
 
         `measured_bytes` and `peak_bytes`: what it holds after its warm-up, and the most that it has held.
         """
-        lane = self.lane(model)
+        lane = self._lanes[model]
         replica = lane.replicas.get(number)
         if replica is None:
             replica = Replica(model, number)
@@ -51,17 +115,17 @@ class Loads(Memory):
             return  # its end was asked for meanwhile
         replica.run_bytes = 0 if lane.needs is None or replica.grant is None else lane.needs.run_bytes
         if replica.state is ReplicaState.LOADING:
-            self.forecast.loaded(model, now - replica.load_began)
+            self._forecast.loaded(model, now - replica.load_began)
         lane.up(replica, slots, tokens, inline=inline, now=now)
-        self._settled(replica)
+        self._measurements.settled(replica)
         if measured_bytes is not None:
-            self._warmed_up(lane, replica, measured_bytes, peak_bytes)
-        self._plan_soon()
-        self._mark_changed(lane)
+            self._measurements.warmed_up(lane, replica, measured_bytes, peak_bytes)
+        self._agenda.plan_soon()
+        self._agenda.look_at(lane)
 
-    def replica_down(self, model: str, number: int, now: float) -> None:
+    def down(self, model: str, number: int, now: float) -> None:
         """A replica's engine died. What ran on it runs again; who killed it is found by halves."""
-        lane = self.lane(model)
+        lane = self._lanes[model]
         replica = lane.replicas.get(number)
         if replica is None:
             return
@@ -73,89 +137,89 @@ class Loads(Memory):
             culprit = None  # what was stopped a moment ago may be to blame: it runs again by itself
         for work in [*replica.holders, *replica.ahead]:
             if work is not culprit:
-                self._requeue(work, "replica_down", now)
+                self._attempts.requeue(work, "replica_down", now)
         if culprit is not None:
             culprit.spent = max(culprit.spent, min(culprit.deaths, culprit.max_attempts))
             error = EngineFailed("the engine's process died while it ran")
-            self._failed(culprit, "replica_down", error, now, again=True)
+            self._attempts.attempt_failed(culprit, "replica_down", error, now, again=True)
         self._removed(lane, replica, died=True)
 
-    def replica_gone(self, model: str, number: int, now: float) -> None:
+    def gone(self, model: str, number: int, now: float) -> None:
         """A replica was unloaded, on purpose: nobody is to blame."""
-        lane = self.lane(model)
+        lane = self._lanes[model]
         replica = lane.replicas.get(number)
         if replica is None:
             return
         if len(lane.replicas) == 1:
             lane.wanted = False
         for work in [*replica.holders, *replica.ahead]:
-            self._requeue(work, "replica_down", now)
+            self._attempts.requeue(work, "replica_down", now)
         self._removed(lane, replica)
 
     def lives_end(self) -> None:
         """The worker stops in order: what its engines have held teaches as if each had been unloaded."""
-        for lane in self.lanes.values():
+        for lane in self._lanes.values():
             for replica in lane.replicas.values():
                 self._life_ended(lane, replica)
 
     def _life_ended(self, lane: Lane, replica: Replica, *, died: bool = False) -> None:
         """On a card its warm-up has taught already."""
         if replica.device == HOST:
-            self._learn(lane, replica, whole_life=not died and replica.runs_begun >= LIVED)
+            self._measurements.learn(lane, replica, whole_life=not died and replica.runs_begun >= LIVED)
 
     def _removed(self, lane: Lane, replica: Replica, *, died: bool = False) -> None:
         """Its process has ended."""
         lane.remove(replica)
         self._life_ended(lane, replica, died=died)
-        if replica.peak_bytes and replica.grant is not None and self.memory_error is not None:
-            self.memory_error(replica.peak_bytes, replica.booked_bytes)
-        self._release(replica)
+        if replica.peak_bytes and replica.grant is not None and self._memory_error is not None:
+            self._memory_error(replica.peak_bytes, replica.booked_bytes)
+        self._memory.release(replica)
         self._unset_alone(lane.name)
-        self._mark_changed(lane)
+        self._agenda.look_at(lane)
 
-    def replica_limits(self, model: str, number: int, slots: int, now: float) -> None:
+    def limits(self, model: str, number: int, slots: int, now: float) -> None:
         """A replica's engine runs so many at once from now on. What is on it in excess may end."""
-        lane = self.lane(model)
+        lane = self._lanes[model]
         replica = lane.replicas.get(number)
         if replica is not None:
             replica.slots = slots
-            self._mark_changed(lane)
+            self._agenda.look_at(lane)
 
-    def replica_busy(self, model: str, number: int, seconds: float, now: float) -> None:
+    def busy(self, model: str, number: int, seconds: float, now: float) -> None:
         """A replica's engine takes nothing new for so long."""
-        replica = self.lane(model).replicas.get(number)
+        replica = self._lanes[model].replicas.get(number)
         if replica is not None:
             replica.busy_until = max(replica.busy_until, now + seconds)
 
     def load_failed(self, model: str, number: int, error: BaseException, now: float) -> None:
         """A replica could not be loaded. Those who wait are failed when waiting is of no use any more."""
-        lane = self.lane(model)
+        lane = self._lanes[model]
         replica = lane.replicas.get(number)
         if replica is not None and isinstance(error, OutOfMemory):
-            self._ran_out(lane, replica)
+            self._measurements.ran_out(lane, replica)
         known = lane.load_failed(error, now)
         if replica is not None:
             self._removed(lane, replica)
         if known is not None:
-            self._load_is_hopeless(lane, known, now)
+            self.load_is_hopeless(lane, known, now)
         self._unset_alone(model)
-        self._mark_changed(lane)
+        self._agenda.look_at(lane)
 
     def _unset_alone(self, lane: str) -> None:
-        alone = self.starter.alone
+        alone = self._starter.alone
         if alone is not None and alone.lane == lane and alone.stage not in ON_LANE:
-            self.starter.alone = None
+            self._starter.alone = None
 
-    def _fail_waiting(self, lane: Lane, now: float) -> bool:
+    def fail_waiting(self, lane: Lane, now: float) -> bool:
         """End who waited when the load failed, some at a time; whether more may wait."""
         error = lane.fail_error
         if error is None:
             return False
-        near = itertools.islice(self.scheduler.candidates(lane.name, now), LOOKED_THROUGH)
+        near = itertools.islice(self._scheduler.candidates(lane.name, now), LOOKED_THROUGH)
         waiting = list(itertools.islice((work for work in near if work.seq <= lane.fail_through), FAILED_AT_ONCE))
-        waiting += [work for _, _, work in self._retries if work.lane == lane.name and work.stage is Stage.RETRYING]
+        waiting += self._attempts.retrying(lane.name)
         for work in waiting:
-            self._end_waiting(work, "lane_failed", error, now)
+            self._endings.end_waiting(work, "lane_failed", error, now)
         if not waiting:
             lane.fail_error = None
         return bool(waiting)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from penstock.processors.core.effects import Ended, Retried, ShowPreview
+from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.effects import Effect, Ended, Retried, ShowPreview
 from penstock.processors.core.endings import Endings
-from penstock.processors.core.replica import Replica
+from penstock.processors.core.forecast import Forecast
+from penstock.processors.core.holdings import Holdings
+from penstock.processors.core.lane import Lanes
+from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.progress import Steps
+from penstock.processors.core.registry import Registry
 from penstock.processors.core.retries import DeadLetter, Retry, decide
+from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.starting import Starter
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
+from penstock.processors.core.statuses import Statuses
+from penstock.processors.core.streams import Streams
 from penstock.processors.core.suspects import clear_suspicion
 from penstock.processors.core.work import Run, Work
 from penstock.schemas.errors import Expired, InsufficientCapacity, PenstockError
@@ -19,8 +29,42 @@ RETRIES_AT_ONCE = 256
 """Retries that are looked at in one tick: a flood that fails together must not hold up the event loop."""
 
 
-class Runs(Endings):
+class Attempts:
     """Every answer names its run. An answer for a run that is over changes nothing."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        scheduler: Scheduler[Work],
+        lanes: Lanes,
+        memory: DeviceMemory,
+        starter: Starter,
+        statuses: Statuses,
+        streams: Streams,
+        steps: Steps,
+        forecast: Forecast,
+        holdings: Holdings,
+        endings: Endings,
+        agenda: Agenda,
+        emit: Callable[[Effect], None],
+        *,
+        retry_delay_s: float,
+    ) -> None:
+        self._registry = registry
+        self._scheduler = scheduler
+        self._lanes = lanes
+        self._memory = memory
+        self._starter = starter
+        self._statuses = statuses
+        self._streams = streams
+        self._steps = steps
+        self._forecast = forecast
+        self._holdings = holdings
+        self._endings = endings
+        self._agenda = agenda
+        self._emit = emit
+        self._retry_delay_s = retry_delay_s
+        self._retries: list[tuple[float, int, Work]] = []
 
     def prepared(
         self,
@@ -37,56 +81,44 @@ class Runs(Endings):
         run = self._current(work, run_id, Stage.PREPARING)
         if run is None:
             return
-        lane = self.lane(work.lane)
+        lane = self._lanes[work.lane]
         replica = lane.replica_of(work)
         limit = None if replica is None else replica.tokens
         if limit is not None and need_tokens > limit:  # waited for, it would keep the replica for ever
             message = f"it needs {need_tokens} tokens of cache; {lane.name} has {limit}"
             details = {"need": need_tokens, "capacity": limit, "unit": "tokens"}
-            self._failed(work, "refused", InsufficientCapacity(message, details=details), now, again=False)
+            self.attempt_failed(work, "refused", InsufficientCapacity(message, details=details), now, again=False)
             return
-        if (error := self._never_runs(replica, memory_bytes)) is not None:
-            self._failed(work, "refused", error, now, again=False)
+        if (error := self._memory.never_runs(replica, memory_bytes)) is not None:
+            self.attempt_failed(work, "refused", error, now, again=False)
             return
         run.need_tokens, run.prepared, run.mark = need_tokens, prepared, mark
         work.memory_bytes = memory_bytes
-        self._transition(work, "prepared", Stage.READY)
-        self._mark_changed(lane)
-
-    def _never_runs(self, replica: Replica | None, memory_bytes: int) -> InsufficientCapacity | None:
-        """The error for a run that no device of its model could hold beside the model itself, were it empty."""
-        if replica is None or replica.device is None or not memory_bytes:
-            return None
-        need = replica.least_bytes + memory_bytes
-        names = (replica.device, *self.lane(replica.model).spec.devices)
-        limits = {one.device: one.limit_bytes for one in self.ledger.devices() if {one.device, one.kind} & {*names}}
-        if any(need <= limit for limit in limits.values()):
-            return None
-        largest = max(limits, key=lambda device: limits[device])
-        return self.ledger.insufficient(f"{replica.model} with this run", {largest: need})
+        self._registry.transition(work, "prepared", Stage.READY)
+        self._agenda.look_at(lane)
 
     def answer_stands(self, work: Work, run_id: str, finished: Any, now: float, *, large: bool) -> None:
         """The conversation holds its answer already (a worker died after appending it): it is the outcome."""
         if self._current(work, run_id, Stage.PREPARING) is not None:
-            self._leave_waiting(work)
-            self._completed(work, "answer_stands", finished, now, append=False, large=large)
+            self._holdings.leave_waiting(work)
+            self._endings.completed(work, "answer_stands", finished, now, append=False, large=large)
 
     def refused(self, work: Work, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
         """It cannot be prepared, or its turn cannot begin."""
         if work.run is None or work.run.run_id != run_id or work.stage not in (Stage.PREPARING, Stage.BEGINNING):
             return
-        self._failed(work, "refused", error, now, again=again)
+        self.attempt_failed(work, "refused", error, now, again=again)
 
     def begun(self, work: Work, run_id: str, now: float) -> None:
         """Its turn's input stands in the conversation."""
         run = self._current(work, run_id, Stage.BEGINNING)
         if run is not None:
-            self.starter.run(work, run, "begun", now)
+            self._starter.run(work, run, "begun", now)
 
     def log_moved(self, work: Work, run_id: str, now: float) -> None:
         """Somebody else wrote to the conversation since it was read: its prompt is made anew."""
         if self._current(work, run_id, Stage.BEGINNING) is not None:
-            self._requeue(work, "log_moved", now)
+            self.requeue(work, "log_moved", now)
 
     def delta(
         self,
@@ -100,13 +132,13 @@ class Runs(Endings):
         """New text of a run, with its tokens; or pieces of the calls that it makes."""
         run = work.run
         if run is not None and run.run_id == run_id and work.stage is Stage.RUNNING:
-            self.streams.delta(work, run, text, token_ids, now, calls)
+            self._streams.delta(work, run, text, token_ids, now, calls)
 
     def stepped(self, work: Work, run_id: str, step: int, steps: int, now: float) -> None:
         """So many steps of a run are done."""
         run = self._current(work, run_id, Stage.RUNNING)
         if run is not None:
-            self.steps.done(work, run, step, steps, now)
+            self._steps.done(work, run, step, steps, now)
 
     def previewed(self, work: Work, run_id: str, preview: Any) -> None:
         """There is something to show of a run's output; it is passed on untouched."""
@@ -122,86 +154,86 @@ class Runs(Endings):
         if run is None:
             return
         if work.stream:
-            self.streams.flush(work, run)
-        lane = self.lane(work.lane)
+            self._streams.flush(work, run)
+        lane = self._lanes[work.lane]
         lane.survived()
         if run.run_at is not None:
             lane.run_s += (now - run.run_at - lane.run_s) / 16
-            self.forecast.ran(work.lane, now - run.run_at, work.cost)
+            self._forecast.ran(work.lane, now - run.run_at, work.cost)
         if work.line is not None and (replica := lane.replica_of(work)) is not None:
             lane.remember_prefix(work.line, replica)
-        self._give_back(work)
+        self._holdings.give_back(work)
         clear_suspicion(work)
-        self._completed(work, "finished", finished, now, append=work.line is not None, large=large)
+        self._endings.completed(work, "finished", finished, now, append=work.line is not None, large=large)
 
     def failed(self, work: Work, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
         """A run ended without output. `again`: the same run may succeed on this worker."""
         if self._current(work, run_id, Stage.RUNNING) is not None:
-            self._failed(work, "failed", error, now, again=again)
+            self.attempt_failed(work, "failed", error, now, again=again)
 
     def turned_away(self, work: Work, run_id: str, now: float) -> None:
         """The server behind its engine did not take it: back to its place in the queue, without an attempt spent."""
         if self._current(work, run_id, Stage.RUNNING) is not None:
-            self._requeue(work, "replica_down", now)
+            self.requeue(work, "replica_down", now)
 
     def not_started(self, work: Work, run_id: str, now: float) -> None:
         """Its engine had gone when it was to start; `replica_down` follows, and it is not to blame for that."""
         if self._current(work, run_id, Stage.RUNNING) is not None:
-            replica = self.lane(work.lane).replica_of(work)
+            replica = self._lanes[work.lane].replica_of(work)
             if replica is not None:
                 replica.busy_until = float("inf")
-            self._requeue(work, "replica_down", now)
+            self.requeue(work, "replica_down", now)
 
-    def _failed(self, work: Work, event: str, error: PenstockError, now: float, *, again: bool) -> None:
+    def attempt_failed(self, work: Work, event: str, error: PenstockError, now: float, *, again: bool) -> None:
         """Run it again in place, dead-letter it, or say that it failed."""
         decision = decide(error, work.spent, work.max_attempts, now, None) if again else None
-        if isinstance(decision, Retry) and work.stage in IN_SCHEDULER and not self.scheduler.eligible(work):
+        if isinstance(decision, Retry) and work.stage in IN_SCHEDULER and not self._scheduler.eligible(work):
             # A turn of another class is under way: this one keeps its place in front of the later ones of its own.
-            self._give_back(work)
+            self._holdings.give_back(work)
             work.attempt += 1
             work.spent += 1
             work.run = None
-            self._transition(work, event, Stage.QUEUED)
+            self._registry.transition(work, event, Stage.QUEUED)
             return
-        self._hold_line(work)
-        self._give_back(work)
+        self._holdings.hold_line(work)
+        self._holdings.give_back(work)
         if isinstance(decision, Retry):
-            self._transition(work, event, Stage.RETRYING)
-            self.statuses.say_at_once(work, "retrying", error.code)
+            self._registry.transition(work, event, Stage.RETRYING)
+            self._statuses.say_at_once(work, "retrying", error.code)
             work.attempt += 1  # after that was said: readers hear `running` of the next attempt as news
             work.spent += 1
             work.run = None
             self._emit(Retried(work))
-            due = now + max(decision.delay_s, self._settings.retry_delay_s)
+            due = now + max(decision.delay_s, self._retry_delay_s)
             if work.deadline is not None:
                 due = min(due, work.deadline)
             heapq.heappush(self._retries, (due, work.seq, work))
         elif isinstance(decision, DeadLetter):
-            self._letter(work, event, error)
+            self._endings.letter(work, event, error)
         else:
-            self._settle(work, event, now, error=error)
+            self._endings.settle(work, event, now, error=error)
 
-    def _requeue(self, work: Work, event: str, now: float) -> None:
+    def requeue(self, work: Work, event: str, now: float) -> None:
         """Back to its place in the queue, without an attempt spent."""
-        self._give_back(work)
+        self._holdings.give_back(work)
         run, work.run = work.run, None
         if work.stage is Stage.RUNNING:
             self._emit(
                 Ended(work.key, work.request_id, dropped=True)
             )  # it runs no more: no death of this worker is its
         if work.stage in ON_LANE:
-            self.scheduler.put_back(work)
+            self._scheduler.put_back(work)
         told = work.published_status == "running"
-        self._transition(work, event, Stage.QUEUED)
+        self._registry.transition(work, event, Stage.QUEUED)
         if told:
-            self.statuses.say_at_once(work, "retrying", "engine_failed")
+            self._statuses.say_at_once(work, "retrying", "engine_failed")
         else:
-            self.statuses.say(work, "queued", now)  # that it runs, which nobody has heard yet, is not so any more
+            self._statuses.say(work, "queued", now)  # that it runs, which nobody has heard yet, is not so any more
         if told or (run is not None and run.sent_pieces):
             work.attempt += 1  # readers must be able to tell the new words and statuses from those that were published
-        self._mark_changed(self.lane(work.lane))
+        self._agenda.look_at(self._lanes[work.lane])
 
-    def _retry_due(self, now: float) -> None:
+    def retry_due(self, now: float) -> None:
         for _ in range(RETRIES_AT_ONCE):
             if not self._retries or self._retries[0][0] > now:
                 return
@@ -209,11 +241,19 @@ class Runs(Endings):
             if work.stage is not Stage.RETRYING:
                 continue
             if work.deadline is not None and work.deadline <= now:
-                self._end_waiting(work, "expire", Expired("its deadline passed while it waited to run"), now)
+                self._endings.end_waiting(work, "expire", Expired("its deadline passed while it waited to run"), now)
             else:
-                self.scheduler.put_back(work)
-                self._transition(work, "due", Stage.QUEUED)
-                self._mark_changed(self.lane(work.lane))
+                self._scheduler.put_back(work)
+                self._registry.transition(work, "due", Stage.QUEUED)
+                self._agenda.look_at(self._lanes[work.lane])
+
+    def next_due(self) -> float | None:
+        """When the next retry is due."""
+        return self._retries[0][0] if self._retries else None
+
+    def retrying(self, model: str) -> Iterable[Work]:
+        """Requests for a model that wait for their next attempt."""
+        return [work for _, _, work in self._retries if work.lane == model and work.stage is Stage.RETRYING]
 
     def _current(self, work: Work, run_id: str, stage: Stage) -> Run | None:
         """The run that an answer speaks of; None when it is over."""

@@ -1,0 +1,118 @@
+"""What a request holds (its place in the queue, its run, its memory, its line, its bytes), and how it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.budget import Budget
+from penstock.processors.core.effects import CancelRun, Effect, Ended
+from penstock.processors.core.gate import CommitGate
+from penstock.processors.core.lane import Lanes
+from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.registry import Registry
+from penstock.processors.core.rereads import Rereads
+from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.starting import Starter
+from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
+from penstock.processors.core.suspects import clear_suspicion
+from penstock.processors.core.work import Work
+
+
+class Holdings:
+    """Gives back. Each part hears of what was its own, in a fixed order, and nothing comes back twice."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        gate: CommitGate,
+        scheduler: Scheduler[Work],
+        budget: Budget,
+        lanes: Lanes,
+        memory: DeviceMemory,
+        starter: Starter,
+        agenda: Agenda,
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self._registry = registry
+        self._gate = gate
+        self._scheduler = scheduler
+        self._budget = budget
+        self.rereads = Rereads(emit, budget.ends_limit)
+        self._lanes = lanes
+        self._memory = memory
+        self._starter = starter
+        self._agenda = agenda
+        self._emit = emit
+
+    def drop(self, work: Work) -> None:
+        if work.stage in OVER:
+            return
+        journaled = work.started_at is not None
+        self.stop_run(work)
+        self.leave_waiting(work)
+        self._registry.transition(work, "drop", Stage.DROPPED)
+        if journaled:
+            self._emit(Ended(work.key, work.request_id, dropped=True))
+        self.forget(work)
+
+    def complete(self, work: Work) -> None:
+        """What replaces the record is durable."""
+        self._gate.complete(work.tp, work.key[2])
+        self.forget(work)
+
+    def forget(self, work: Work) -> None:
+        self._registry.forget(work)
+        if work.in_budget:
+            self._budget.drop_fact(work.tp)
+            if work.body is not None:
+                self._budget.drop_body(work.klass, work.lane, work.size_bytes)
+            self.rereads.over(work)
+        clear_suspicion(work)
+        if work.line is not None and work.holds_line:
+            self._scheduler.release_line(work.line)
+            self._agenda.look_at_all(self._lanes.values())  # the next turn may be for another model
+
+    def stop_run(self, work: Work) -> None:
+        """Its engine need not go on, and what it held comes back."""
+        if work.run is not None and work.stage in (Stage.PREPARING, Stage.READY, Stage.BEGINNING, Stage.RUNNING):
+            self._emit(CancelRun(work.lane, work.run.replica, work.run.run_id))
+            replica = self._lanes[work.lane].replica_of(work)
+            if replica is not None:
+                replica.stopped_at = self._agenda.now
+        self.give_back(work)
+
+    def leave_waiting(self, work: Work) -> None:
+        """Out of the scheduler, if it is there."""
+        if work.stage in IN_SCHEDULER:
+            if work.stage is Stage.PARKED:
+                self._lanes[work.lane].parked[work.klass] -= 1
+            self.stop_run(work)
+            self.unqueue(work)
+
+    def unqueue(self, work: Work) -> None:
+        """Out of the scheduler, which lets go of its line if it held one."""
+        self._scheduler.remove(work)
+        work.holds_line = False
+
+    def hold_line(self, work: Work) -> None:
+        """Out of the scheduler, but its conversation waits for it: its next attempt runs in place.
+
+        A turn of another class may be under way: then it holds nothing, and is queued anew behind that one.
+        """
+        if work.stage not in IN_SCHEDULER:
+            return
+        if self._scheduler.eligible(work):
+            self._scheduler.hold(work)
+            work.holds_line = work.line is not None
+        else:
+            self.unqueue(work)
+
+    def give_back(self, work: Work) -> None:
+        if work.lane:
+            lane = self._lanes[work.lane]
+            held_memory = work in self._starter.memory.heads or (work.run is not None and work.run.grant is not None)
+            if self._starter.leave(lane, work):
+                self._agenda.look_at(lane)
+            if held_memory:
+                self._memory.is_back()

@@ -1,0 +1,86 @@
+"""The requests that a worker holds, the one method that changes their state, and how many of them are ending."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+from penstock.processors.core import states
+from penstock.processors.core.states import ENDING, Stage
+from penstock.processors.core.work import Work, WorkKey
+from penstock.schemas.topics import TP
+
+ENDINGS_PER_PARTITION = 512
+ENDING_BYTES_PER_PARTITION = 8 * 2**20
+"""Ends under way to the broker at which a partition pauses, and bytes of their records: a flood of what ends at once,
+as of poison, must not fill memory. The budget counts only what waits.
+"""
+ENDINGS_IN_ALL = 8192
+"""Ends under way at which nothing more starts: the broker is away or slow."""
+
+
+class Registry:
+    """By the place of its record, and by tenant and request id."""
+
+    def __init__(self) -> None:
+        self.works: dict[WorkKey, Work] = {}
+        self.generation = -1
+        self.owned_since_ms: float = float("inf")
+        """Wall-clock milliseconds of the newest assignment."""
+        self.transitions: set[states.Transition] | None = None
+        """Set it to a set to have every transition noted (the simulator does)."""
+        self.endings: Counter[TP] = Counter()
+        """By partition, requests whose end is under way to the broker."""
+        self._ending_bytes: Counter[TP] = Counter()
+        self._ends_under_way = 0
+        self._subjects: dict[tuple[str, str], Work] = {}
+        self._seq = itertools.count(1)
+
+    def next_seq(self) -> int:
+        """Numbers that grow with each arrival."""
+        return next(self._seq)
+
+    def hold(self, work: Work) -> None:
+        """Its record was read."""
+        self.works[work.key] = work
+
+    def name(self, work: Work) -> None:
+        """From here on commands find it by its id."""
+        self._subjects[(work.tenant, work.request_id)] = work
+
+    def find(self, tenant: str, request_id: str) -> Work | None:
+        return self._subjects.get((tenant, request_id))
+
+    def forget(self, work: Work) -> None:
+        """It is done, or was let go of."""
+        if self.works.get(work.key) is work:
+            del self.works[work.key]
+        subject = (work.tenant, work.request_id)
+        if self._subjects.get(subject) is work:
+            del self._subjects[subject]
+
+    def transition(self, work: Work, event: str, after: Stage) -> None:
+        """The one place where a request changes its state. Raises IllegalTransition."""
+        before = work.stage
+        states.check(before, event, after)
+        if self.transitions is not None:
+            self.transitions.add((str(before), event, str(after)))
+        work.stage = after
+        if (after in ENDING) != (before in ENDING):
+            change = 1 if after in ENDING else -1
+            self.endings[work.tp] += change
+            self._ending_bytes[work.tp] += change * work.size_bytes
+            self._ends_under_way += change
+
+    def too_many_endings(self, tp: TP, *, was_paused: bool) -> bool:
+        """Whether the partition should deliver no more until some of its ends are durable. Has two watermarks."""
+        share = 2 if was_paused else 1
+        return (
+            self.endings[tp] * share >= ENDINGS_PER_PARTITION
+            or self._ending_bytes[tp] * share >= ENDING_BYTES_PER_PARTITION
+        )
+
+    @property
+    def stalled(self) -> bool:
+        """Whether so many ends are under way that nothing more should start."""
+        return self._ends_under_way >= ENDINGS_IN_ALL

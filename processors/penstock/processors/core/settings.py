@@ -1,0 +1,56 @@
+"""What a flow is made with: its settings, and what it asks of the catalog and of the book of commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.processors.core.fleet import PlacementSettings
+from penstock.processors.core.lifetimes import LifetimeSettings
+from penstock.processors.core.slack import SlackSettings
+from penstock.schemas.abilities import Need
+from penstock.schemas.choosing import Choice
+from penstock.schemas.records import ControlCommand
+
+
+class Catalog(Protocol):
+    """Which lane serves a request."""
+
+    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
+        """The model, which is the lane's name, and why when none was named.
+
+        Raises ModelNotFound, UnsupportedParameter when it lacks what the request needs.
+        """
+        ...
+
+
+class Commands(Protocol):
+    """The control topic as remembered."""
+
+    def apply(self, command: ControlCommand, now_ms: int) -> bool: ...
+    def cancelled(self, tenant: str, request_id: str) -> ControlCommand | None: ...
+    def priority(self, tenant: str, request_id: str) -> int | None: ...
+    def erasures(self) -> list[ControlCommand]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSettings:
+    """Limits and lingers; seconds unless named otherwise."""
+
+    aging_s: float = 20.0
+    aged_share: int = 8
+    commit_span: int = 50_000
+    intake_bytes: int = 256 << 20
+    chunk_linger_s: float = 0.03
+    status_linger_s: float = 0.025
+    max_execution_s: float = 900.0
+    retry_delay_s: float = 0.05
+    affinity_s: float = 0.5
+    """So long a conversation waits for the replica that has its beginning."""
+    longest_reservation_s: float = 30.0
+    """So long room is kept from small requests for one that needs much, at first."""
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
+    slack: SlackSettings | None = None
+    """None: low work is held back by nothing but the order."""
+    lifetimes: LifetimeSettings | None = None
+    """None: a request that names no deadline has the default one."""

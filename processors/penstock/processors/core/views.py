@@ -1,0 +1,99 @@
+"""Models, replicas and runs as placement sees them."""
+
+from __future__ import annotations
+
+from penstock.processors.core import fleet as plan
+from penstock.processors.core.fleet import HOST
+from penstock.processors.core.heads import Heads
+from penstock.processors.core.lane import Lane
+from penstock.processors.core.ledger import Ledger
+from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.replica import Replica, ReplicaState
+from penstock.processors.core.run_memory import held_by_runs
+from penstock.processors.core.starting import Starter
+
+LARGEST_OF_HOST = 2
+"""Weights on their way to a card are booked with such a part of main memory at most."""
+
+
+class Views:
+    """Reads, changes nothing."""
+
+    def __init__(self, ledger: Ledger, memory: DeviceMemory, starter: Starter, heads: Heads) -> None:
+        self._ledger = ledger
+        self._memory = memory
+        self._starter = starter
+        self._heads = heads
+
+    def model(self, lane: Lane, now: float) -> plan.ModelView:
+        needs = lane.needs
+        assert needs is not None
+        spec = lane.spec
+        booked, host_bytes = self._memory.booked(lane), self._through_host(needs.host_bytes)
+        fits = self.fits_now(lane, booked, now)
+        up = sum(one.state in (ReplicaState.READY, ReplicaState.LOADING) for one in lane.replicas.values())
+        desired = lane.desired is True or None
+        runs_wait = any(head.replica.model == lane.name for head in self._starter.memory.heads.values())
+        # A second replica gives way to a run that needs the memory; the model itself does not.
+        least = 0 if spec.min_replicas < 2 or not up or runs_wait else min(spec.min_replicas, up + fits)
+        return plan.ModelView(
+            model=lane.name,
+            needs={
+                name: plan.Need(bytes=booked, host_bytes=0 if name == HOST else host_bytes, devices=spec.count)
+                for name in self._large_enough(lane)
+            },
+            load_seconds=lane.load_seconds,
+            run_seconds=lane.run_s,
+            priority=spec.priority,
+            pinned=lane.is_pinned and lane.served,
+            preload=fits and lane.wanted and not up,  # it takes free memory, and nobody's place
+            keep_alive_s=spec.keep_alive_s,
+            min_replicas=least,
+            max_replicas=max(spec.max_replicas, spec.min_replicas),
+            desired_loaded=False if lane.unload_due or not lane.served else desired,
+            paused=lane.paused,
+            broken_until=plan.NEVER if lane.size_due else lane.not_before,
+            saturated_since=lane.saturated_since,
+            use_rate=lane.uses.rate(now),
+            demand=plan.Demand() if lane.never_fits is not None else self._heads.demand(lane),
+        )
+
+    def _through_host(self, weights_bytes: int) -> int:
+        """Main memory for weights on their way to a card; of large ones the kernel takes back pages meanwhile."""
+        limit = next((one.limit_bytes for one in self._ledger.devices() if one.device == HOST), 0)
+        return min(weights_bytes, limit // LARGEST_OF_HOST)
+
+    def _large_enough(self, lane: Lane) -> list[str]:
+        """Names or kinds of devices on which it may be loaded, the preferred first."""
+        if not lane.too_small:
+            return list(lane.spec.devices)
+        names = dict.fromkeys(
+            one.device for one in self._memory.candidate_devices(lane) if one.device not in lane.too_small
+        )
+        return list(names) or list(lane.spec.devices)
+
+    def fits_now(self, lane: Lane, need_bytes: int, now: float) -> bool:
+        devices = self._memory.candidate_devices(lane)
+        return lane.spec.count <= sum(
+            need_bytes <= self._ledger.free_bytes(one.device, lane.name, now) for one in devices
+        )
+
+    def replica(self, replica: Replica) -> plan.ReplicaView:
+        grant = replica.grant
+        never = float("-inf")
+        return plan.ReplicaView(
+            model=replica.model,
+            replica=replica.number,
+            device=replica.device or "",
+            state=replica.state.value,
+            bytes={}
+            if grant is None
+            else {device: self._ledger.comes_back_bytes(grant, device) for device in grant.needs},
+            ready_at=None if replica.ready_at == float("inf") else replica.ready_at,
+            last_used_at=None if replica.last_used == never else replica.last_used,
+            running=len(replica.holders),
+            queued_for_it=len(replica.ahead),
+            klass=replica.most_urgent(),
+            for_model=replica.ending_for,
+            run_bytes=held_by_runs(replica),
+        )

@@ -1,0 +1,28 @@
+"""Measured waits: what the estimate of a start and the choice of times to live learn from."""
+
+from __future__ import annotations
+
+from penstock.processors.core.explaining import Explainer
+from penstock.processors.core.forecast import Forecast
+from penstock.processors.core.lifetimes import Lifetimes
+from penstock.processors.core.work import Work
+
+
+class Waits:
+    """Each request is measured once: when it first runs, or when it expires."""
+
+    def __init__(self, forecast: Forecast, explainer: Explainer, lifetimes: Lifetimes) -> None:
+        self._forecast, self._explainer, self._lifetimes = forecast, explainer, lifetimes
+
+    def ran(self, work: Work, now: float) -> None:
+        """The work goes to its engine: its wait is held against the estimate."""
+        if not work.counted_wait:
+            self._forecast.started(work.told_start_at, now)
+        self.measure(work, now)
+
+    def measure(self, work: Work, now: float) -> None:
+        """From its append time on: what waited in the log while no worker lived has waited too."""
+        if not work.counted_wait:
+            work.counted_wait = True
+            waited_ms = self._explainer.wall_ms(now) - work.first_place.append_time_ms
+            self._lifetimes.waited(work.klass, waited_ms / 1000, now)

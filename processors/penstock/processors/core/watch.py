@@ -1,0 +1,69 @@
+"""Looks now and then at what depends on time alone: saturation, and memory that lies idle in spite of work."""
+
+from __future__ import annotations
+
+from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.heads import Heads
+from penstock.processors.core.lane import Lanes
+from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.starting import Starter
+from penstock.processors.core.views import Views
+from penstock.processors.core.work import Work
+
+WATCH_S = 0.5
+
+
+class FleetWatch:
+    """Called at each tick."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler[Work],
+        lanes: Lanes,
+        memory: DeviceMemory,
+        starter: Starter,
+        heads: Heads,
+        views: Views,
+        agenda: Agenda,
+    ) -> None:
+        self._scheduler = scheduler
+        self._lanes = lanes
+        self._memory = memory
+        self._starter = starter
+        self._heads = heads
+        self._views = views
+        self._agenda = agenda
+        self._idle_since: float | None = None
+        self._watched_at = float("-inf")
+
+    def tick(self, now: float) -> None:
+        """What is due by time: keep-alive, the next try of a load, a replica more for what is saturated."""
+        for lane in self._lanes.values():
+            full = bool(lane.ready) and not any(one.free_slots > 0 for one in lane.ready)
+            if not full or lane.name not in self._scheduler.lanes():
+                lane.saturated_since = None
+            elif lane.saturated_since is None:
+                lane.saturated_since = now
+        self._agenda.plan_later(now)
+        if now - self._watched_at >= WATCH_S:
+            self._watched_at = now
+            self._watch_idleness(now)
+
+    def idle_in_spite_of_work(self, now: float) -> float:
+        """Seconds for which work has waited for a model that would fit into free memory, and nothing was admitted."""
+        return 0.0 if self._idle_since is None else now - self._idle_since
+
+    def _watch_idleness(self, now: float) -> None:
+        fits = not self._starter.on_lanes and any(
+            lane.name in self._scheduler.lanes()
+            and not (lane.paused or lane.loading or lane.sizing)
+            and now >= lane.not_before
+            and not self._heads.lack_memory(lane)
+            and (bool(lane.ready) or lane.size_due or self._views.fits_now(lane, self._memory.booked(lane), now))
+            for lane in self._lanes.values()
+        )
+        if not fits:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
