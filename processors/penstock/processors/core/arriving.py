@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.arrivals import Poison, Taken
@@ -29,45 +30,26 @@ TWINS = 16
 """So many repeats of a request have outcomes of their own."""
 
 
+@dataclass(eq=False)
 class Arrivals:
     """What a record is to this worker: new work, a repeat, poison, or one that belongs on another partition."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        gate: CommitGate,
-        scheduler: Scheduler[Work],
-        budget: Budget,
-        lanes: Lanes,
-        memory: DeviceMemory,
-        statuses: Statuses,
-        explainer: Explainer,
-        lifetimes: Lifetimes,
-        holdings: Holdings,
-        endings: Endings,
-        agenda: Agenda,
-        emit: Callable[[Effect], None],
-        catalog: Catalog,
-        commands: Commands,
-        deaths: Callable[[WorkKey, str], int],
-    ) -> None:
-        """`deaths`: how many workers died while this request ran."""
-        self._registry = registry
-        self._gate = gate
-        self._scheduler = scheduler
-        self._budget = budget
-        self._lanes = lanes
-        self._memory = memory
-        self._statuses = statuses
-        self._explainer = explainer
-        self._lifetimes = lifetimes
-        self._holdings = holdings
-        self._endings = endings
-        self._agenda = agenda
-        self._emit = emit
-        self._catalog = catalog
-        self._commands = commands
-        self._deaths = deaths
+    _registry: Registry
+    _gate: CommitGate
+    _scheduler: Scheduler[Work]
+    _budget: Budget
+    _lanes: Lanes
+    _memory: DeviceMemory
+    _statuses: Statuses
+    _explainer: Explainer
+    _lifetimes: Lifetimes
+    _holdings: Holdings
+    _endings: Endings
+    _agenda: Agenda
+    _emit: Callable[[Effect], None]
+    _catalog: Catalog
+    _commands: Commands
+    _deaths: Callable[[WorkKey, str], int]
 
     def delivered_range(self, tp: TP, start: int, end: int, offsets: Sequence[int]) -> None:
         """The consumer has delivered [start, end) of a partition, with records at `offsets`. Raises GapInDelivery.

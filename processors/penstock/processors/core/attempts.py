@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.processors.core.agenda import Agenda
@@ -29,42 +30,25 @@ RETRIES_AT_ONCE = 256
 """Retries that are looked at in one tick: a flood that fails together must not hold up the event loop."""
 
 
+@dataclass(eq=False)
 class Attempts:
     """Every answer names its run. An answer for a run that is over changes nothing."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        scheduler: Scheduler[Work],
-        lanes: Lanes,
-        memory: DeviceMemory,
-        starter: Starter,
-        statuses: Statuses,
-        streams: Streams,
-        steps: Steps,
-        forecast: Forecast,
-        holdings: Holdings,
-        endings: Endings,
-        agenda: Agenda,
-        emit: Callable[[Effect], None],
-        *,
-        retry_delay_s: float,
-    ) -> None:
-        self._registry = registry
-        self._scheduler = scheduler
-        self._lanes = lanes
-        self._memory = memory
-        self._starter = starter
-        self._statuses = statuses
-        self._streams = streams
-        self._steps = steps
-        self._forecast = forecast
-        self._holdings = holdings
-        self._endings = endings
-        self._agenda = agenda
-        self._emit = emit
-        self._retry_delay_s = retry_delay_s
-        self._retries: list[tuple[float, int, Work]] = []
+    _registry: Registry
+    _scheduler: Scheduler[Work]
+    _lanes: Lanes
+    _memory: DeviceMemory
+    _starter: Starter
+    _statuses: Statuses
+    _streams: Streams
+    _steps: Steps
+    _forecast: Forecast
+    _holdings: Holdings
+    _endings: Endings
+    _agenda: Agenda
+    _emit: Callable[[Effect], None]
+    _retry_delay_s: float
+    _retries: list[tuple[float, int, Work]] = field(init=False, default_factory=list[tuple[float, int, Work]])
 
     def prepared(
         self,

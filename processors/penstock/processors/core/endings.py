@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.processors.core.effects import Effect, Ended, Keep, Letter, LookUp, Status, Terminal
@@ -16,22 +16,15 @@ from penstock.processors.core.work import Work
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 
 
+@dataclass(eq=False)
 class Endings:
     """Every end is decided once. What replaces a record is durable before its offset may be committed."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        holdings: Holdings,
-        lanes: Lanes,
-        streams: Streams,
-        emit: Callable[[Effect], None],
-    ) -> None:
-        self._registry = registry
-        self._holdings = holdings
-        self._lanes = lanes
-        self._streams = streams
-        self._emit = emit
+    _registry: Registry
+    _holdings: Holdings
+    _lanes: Lanes
+    _streams: Streams
+    _emit: Callable[[Effect], None]
 
     def looked_up(self, work: Work, finished: Any | None, now: float, *, large: bool = False) -> None:
         """The answer that stands in the conversation of a request that was to end unrun, or None."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from penstock.processors.core.explaining import LaneFacts
 from penstock.processors.core.lane import Lane, Lanes
 from penstock.processors.core.ledger import Ledger
@@ -12,17 +14,15 @@ from penstock.processors.core.work import Work
 from penstock.schemas.topics import CLASSES
 
 
+@dataclass(eq=False)
 class FleetFacts:
     """For the explainer, and for reports."""
 
-    def __init__(
-        self, scheduler: Scheduler[Work], lanes: Lanes, ledger: Ledger, memory: DeviceMemory, runs: RunMemory
-    ) -> None:
-        self._scheduler = scheduler
-        self._lanes = lanes
-        self._ledger = ledger
-        self._memory = memory
-        self._runs = runs
+    _scheduler: Scheduler[Work]
+    _lanes: Lanes
+    _ledger: Ledger
+    _memory: DeviceMemory
+    _runs: RunMemory
 
     def of(self, work: Work) -> LaneFacts:
         lane = self._lanes[work.lane]

@@ -42,6 +42,7 @@ from penstock.processors.core.placing import Placing
 from penstock.processors.core.progress import Steps
 from penstock.processors.core.registry import Registry
 from penstock.processors.core.replicas import Replicas
+from penstock.processors.core.rereads import Rereads
 from penstock.processors.core.run_memory import RunMemory
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.settings import Catalog, Commands, FlowSettings
@@ -125,7 +126,8 @@ class Flow:
             affinity_s=settings.affinity_s,
             memory=run_memory,
         )
-        self._holdings = Holdings(registry, gate, scheduler, budget, lanes, memory, self.starter, agenda, emit)
+        rereads = Rereads(emit, budget.ends_limit)
+        self._holdings = Holdings(registry, gate, scheduler, budget, lanes, memory, self.starter, agenda, emit, rereads)
         self.endings = Endings(registry, self._holdings, lanes, self._streams, emit)
         self.attempts = Attempts(
             registry,
@@ -141,7 +143,7 @@ class Flow:
             self.endings,
             agenda,
             emit,
-            retry_delay_s=settings.retry_delay_s,
+            settings.retry_delay_s,
         )
         self.measurements = Measurements(ledger, estimates, lanes, memory, agenda)
         self.replicas = Replicas(

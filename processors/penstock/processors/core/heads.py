@@ -7,6 +7,7 @@ wait behind it own nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from penstock.processors.core import fleet as plan
 from penstock.processors.core.agenda import Agenda
@@ -25,28 +26,20 @@ FRONT = 8
 """Of a class, among which the oldest is looked for."""
 
 
+@dataclass(eq=False)
 class Heads:
     """Chosen anew before each planning from those that wait; who is a head already stays it among equals."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler[Work],
-        lanes: Lanes,
-        ledger: Ledger,
-        starter: Starter,
-        agenda: Agenda,
-        settings: plan.PlacementSettings,
-    ) -> None:
-        self._scheduler = scheduler
-        self._lanes = lanes
-        self._ledger = ledger
-        self._starter = starter
-        self._agenda = agenda
-        self._settings = settings
-        self.reserved_for: set[str] = set()
-        """Models and runs for whom the ledger keeps room."""
-        self._ended_at: dict[str, float] = {}
-        """By device, when the newest of those for whom room was kept had it, or did not wait any more."""
+    _scheduler: Scheduler[Work]
+    _lanes: Lanes
+    _ledger: Ledger
+    _starter: Starter
+    _agenda: Agenda
+    _settings: plan.PlacementSettings
+    reserved_for: set[str] = field(init=False, default_factory=set[str])
+    """Models and runs for whom the ledger keeps room."""
+    _ended_at: dict[str, float] = field(init=False, default_factory=dict[str, float])
+    """By device, when the newest of those for whom room was kept had it, or did not wait any more."""
 
     def choose(self, now: float) -> None:
         """By device, the run that is first to get memory."""

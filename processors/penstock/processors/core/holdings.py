@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.budget import Budget
@@ -19,31 +20,20 @@ from penstock.processors.core.suspects import clear_suspicion
 from penstock.processors.core.work import Work
 
 
+@dataclass(eq=False)
 class Holdings:
     """Gives back. Each part hears of what was its own, in a fixed order, and nothing comes back twice."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        gate: CommitGate,
-        scheduler: Scheduler[Work],
-        budget: Budget,
-        lanes: Lanes,
-        memory: DeviceMemory,
-        starter: Starter,
-        agenda: Agenda,
-        emit: Callable[[Effect], None],
-    ) -> None:
-        self._registry = registry
-        self._gate = gate
-        self._scheduler = scheduler
-        self._budget = budget
-        self.rereads = Rereads(emit, budget.ends_limit)
-        self._lanes = lanes
-        self._memory = memory
-        self._starter = starter
-        self._agenda = agenda
-        self._emit = emit
+    _registry: Registry
+    _gate: CommitGate
+    _scheduler: Scheduler[Work]
+    _budget: Budget
+    _lanes: Lanes
+    _memory: DeviceMemory
+    _starter: Starter
+    _agenda: Agenda
+    _emit: Callable[[Effect], None]
+    rereads: Rereads
 
     def drop(self, work: Work) -> None:
         if work.stage in OVER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.effects import Effect, Load, Size, Unload
@@ -11,16 +12,16 @@ from penstock.processors.core.replica import Replica, ReplicaState
 from penstock.processors.core.starting import Starter
 
 
+@dataclass(eq=False)
 class Lifecycle:
     """Steps of a replica's life; when each is taken is decided elsewhere."""
 
-    def __init__(self, lanes: Lanes, starter: Starter, agenda: Agenda, emit: Callable[[Effect], None]) -> None:
-        self._lanes = lanes
-        self._starter = starter
-        self._agenda = agenda
-        self._emit = emit
-        self.evictions = 0
-        """Replicas that were given up for another model, in all."""
+    _lanes: Lanes
+    _starter: Starter
+    _agenda: Agenda
+    _emit: Callable[[Effect], None]
+    evictions: int = field(init=False, default=0)
+    """Replicas that were given up for another model, in all."""
 
     def size(self, lane: Lane, now: float) -> None:
         if not lane.sizing and now >= lane.not_before and lane.served:

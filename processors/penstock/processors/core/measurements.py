@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.estimates import Estimates
@@ -14,17 +15,15 @@ from penstock.processors.core.replica import Replica
 from penstock.processors.core.run_memory import held_by_runs
 
 
+@dataclass(eq=False)
 class Measurements:
     """Observations of devices, and of the memory of replicas."""
 
-    def __init__(
-        self, ledger: Ledger, estimates: Estimates, lanes: Lanes, memory: DeviceMemory, agenda: Agenda
-    ) -> None:
-        self._ledger = ledger
-        self._estimates = estimates
-        self._lanes = lanes
-        self._memory = memory
-        self._agenda = agenda
+    _ledger: Ledger
+    _estimates: Estimates
+    _lanes: Lanes
+    _memory: DeviceMemory
+    _agenda: Agenda
 
     def observed(
         self,

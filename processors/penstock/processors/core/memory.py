@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.estimates import EstimateKey, Estimates
 from penstock.processors.core.fleet import HOST
@@ -13,15 +15,15 @@ from penstock.schemas.errors import InsufficientCapacity
 from penstock.schemas.records import Requirements
 
 
+@dataclass(eq=False)
 class DeviceMemory:
     """No memory is used without a grant of the ledger, and every grant comes back when what holds it has ended."""
 
-    def __init__(self, ledger: Ledger, estimates: Estimates, lanes: Lanes, runs: RunMemory, agenda: Agenda) -> None:
-        self._ledger = ledger
-        self._estimates = estimates
-        self._lanes = lanes
-        self._runs = runs
-        self._agenda = agenda
+    _ledger: Ledger
+    _estimates: Estimates
+    _lanes: Lanes
+    _runs: RunMemory
+    _agenda: Agenda
 
     # -- what fits
 

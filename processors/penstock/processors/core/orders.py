@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.lane import Lanes
@@ -13,14 +14,14 @@ from penstock.processors.core.work import Work
 from penstock.schemas.topics import CLASSES
 
 
+@dataclass(eq=False)
 class Orders:
     """Takes orders. Placement reads what follows from them."""
 
-    def __init__(self, scheduler: Scheduler[Work], lanes: Lanes, lifecycle: Lifecycle, agenda: Agenda) -> None:
-        self._scheduler = scheduler
-        self._lanes = lanes
-        self._lifecycle = lifecycle
-        self._agenda = agenda
+    _scheduler: Scheduler[Work]
+    _lanes: Lanes
+    _lifecycle: Lifecycle
+    _agenda: Agenda
 
     def configure(self, models: Mapping[str, ModelSpec], now: float) -> None:
         """The models that are served from now on; those that are not named any more are unloaded, and take no more."""

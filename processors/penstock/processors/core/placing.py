@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from penstock.processors.core import fleet as plan
 from penstock.processors.core.agenda import Agenda
@@ -28,40 +29,24 @@ TOLD_WAITING = 64
 """So many of those who wait for a model are told what they wait for."""
 
 
+@dataclass(eq=False)
 class Placing:
     """Views of lanes and replicas go into `placement.decide`; its decisions become effects."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        scheduler: Scheduler[Work],
-        lanes: Lanes,
-        ledger: Ledger,
-        memory: DeviceMemory,
-        starter: Starter,
-        statuses: Statuses,
-        heads: Heads,
-        views: Views,
-        replicas: Replicas,
-        endings: Endings,
-        lifecycle: Lifecycle,
-        agenda: Agenda,
-        settings: plan.PlacementSettings,
-    ) -> None:
-        self._registry = registry
-        self._scheduler = scheduler
-        self._lanes = lanes
-        self._ledger = ledger
-        self._memory = memory
-        self._starter = starter
-        self._statuses = statuses
-        self._heads = heads
-        self._views = views
-        self._replicas = replicas
-        self._endings = endings
-        self._lifecycle = lifecycle
-        self._agenda = agenda
-        self._settings = settings
+    _registry: Registry
+    _scheduler: Scheduler[Work]
+    _lanes: Lanes
+    _ledger: Ledger
+    _memory: DeviceMemory
+    _starter: Starter
+    _statuses: Statuses
+    _heads: Heads
+    _views: Views
+    _replicas: Replicas
+    _endings: Endings
+    _lifecycle: Lifecycle
+    _agenda: Agenda
+    _settings: plan.PlacementSettings
 
     # -- one model
 

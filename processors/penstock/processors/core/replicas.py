@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.attempts import Attempts
@@ -34,35 +35,21 @@ AFTERMATH_S = 1.0
 """A death this soon after a run was stopped may be the stopped run's fault: nobody is blamed alone for it."""
 
 
+@dataclass(eq=False)
 class Replicas:
     """Who is to blame for a death, and who is told that waiting is of no use any more."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        scheduler: Scheduler[Work],
-        lanes: Lanes,
-        memory: DeviceMemory,
-        measurements: Measurements,
-        starter: Starter,
-        forecast: Forecast,
-        attempts: Attempts,
-        endings: Endings,
-        agenda: Agenda,
-        memory_error: Callable[[int, int], None] | None,
-    ) -> None:
-        """`memory_error` hears the peak of a replica and what it was booked, when it has ended."""
-        self._registry = registry
-        self._scheduler = scheduler
-        self._lanes = lanes
-        self._memory = memory
-        self._measurements = measurements
-        self._starter = starter
-        self._forecast = forecast
-        self._attempts = attempts
-        self._endings = endings
-        self._agenda = agenda
-        self._memory_error = memory_error
+    _registry: Registry
+    _scheduler: Scheduler[Work]
+    _lanes: Lanes
+    _memory: DeviceMemory
+    _measurements: Measurements
+    _starter: Starter
+    _forecast: Forecast
+    _attempts: Attempts
+    _endings: Endings
+    _agenda: Agenda
+    _memory_error: Callable[[int, int], None] | None
 
     def sized(self, model: str, needs: Needs, now: float) -> None:
         """How much memory an engine of the model takes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from penstock.processors.core import fleet as plan
 from penstock.processors.core.fleet import HOST
 from penstock.processors.core.heads import Heads
@@ -16,14 +18,14 @@ LARGEST_OF_HOST = 2
 """Weights on their way to a card are booked with such a part of main memory at most."""
 
 
+@dataclass(eq=False)
 class Views:
     """Reads, changes nothing."""
 
-    def __init__(self, ledger: Ledger, memory: DeviceMemory, starter: Starter, heads: Heads) -> None:
-        self._ledger = ledger
-        self._memory = memory
-        self._starter = starter
-        self._heads = heads
+    _ledger: Ledger
+    _memory: DeviceMemory
+    _starter: Starter
+    _heads: Heads
 
     def model(self, lane: Lane, now: float) -> plan.ModelView:
         needs = lane.needs

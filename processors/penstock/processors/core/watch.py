@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.heads import Heads
 from penstock.processors.core.lane import Lanes
@@ -14,28 +16,19 @@ from penstock.processors.core.work import Work
 WATCH_S = 0.5
 
 
+@dataclass(eq=False)
 class FleetWatch:
     """Called at each tick."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler[Work],
-        lanes: Lanes,
-        memory: DeviceMemory,
-        starter: Starter,
-        heads: Heads,
-        views: Views,
-        agenda: Agenda,
-    ) -> None:
-        self._scheduler = scheduler
-        self._lanes = lanes
-        self._memory = memory
-        self._starter = starter
-        self._heads = heads
-        self._views = views
-        self._agenda = agenda
-        self._idle_since: float | None = None
-        self._watched_at = float("-inf")
+    _scheduler: Scheduler[Work]
+    _lanes: Lanes
+    _memory: DeviceMemory
+    _starter: Starter
+    _heads: Heads
+    _views: Views
+    _agenda: Agenda
+    _idle_since: float | None = field(init=False, default=None)
+    _watched_at: float = field(init=False, default=float("-inf"))
 
     def tick(self, now: float) -> None:
         """What is due by time: keep-alive, the next try of a load, a replica more for what is saturated."""
