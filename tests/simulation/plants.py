@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.processors.core import donemap, starting
-from penstock.processors.core.effects import Ended, Terminal
+from penstock.processors.core.effects import RunEnded, Terminal
 from penstock.processors.core.eviction import Evictions
 from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.flow import Flow
@@ -345,16 +345,33 @@ def parked_never_fetched() -> list[Patch]:
 
 @plant
 def journal_not_told() -> list[Patch]:
-    """The crash journal never hears that a request has its outcome."""
+    """The crash journal never hears that a run is over."""
 
     def make(emit: Callable[..., None]) -> Callable[..., None]:
         def quiet(self: Flow, effect: Any) -> None:
-            if not isinstance(effect, Ended):
+            if not isinstance(effect, RunEnded):
                 emit(self, effect)
 
         return quiet
 
     return [_wrap(Flow, "_emit", make)]
+
+
+@plant
+def journal_blames_what_has_ended() -> list[Patch]:
+    """The crash journal holds a request until the broker has its outcome, though its engine has finished."""
+
+    def make(transition: Callable[..., None]) -> Callable[..., None]:
+        def late(self: Flow, work: Work, event: str, after: Stage) -> None:
+            transition(self, work, event, after)
+            if self._effects and isinstance(self._effects[-1], RunEnded) and after is Stage.SETTLING:
+                self._effects.pop()
+            elif event == "delivered":
+                self._emit(RunEnded(work.key, work.request_id))
+
+        return late
+
+    return [_wrap(Flow, "_transition", make)]
 
 
 # -- memory

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from penstock.processors.core import states
 from penstock.processors.core.budget import Budget
-from penstock.processors.core.effects import Effect
+from penstock.processors.core.effects import Effect, RunEnded
 from penstock.processors.core.estimates import Estimates
 from penstock.processors.core.explaining import Explainer, LaneFacts
 from penstock.processors.core.fleet import PlacementSettings
@@ -182,6 +182,8 @@ class Board:
         if self.transitions is not None:
             self.transitions.add((str(before), event, str(after)))
         work.stage = after
+        if before is Stage.RUNNING:
+            self._emit(RunEnded(work.key, work.request_id))
         if (after in ENDING) != (before in ENDING):
             change = 1 if after in ENDING else -1
             self._endings[work.tp] += change

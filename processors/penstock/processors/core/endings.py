@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.processors.core.board import Board
-from penstock.processors.core.effects import CancelRun, Ended, Keep, Letter, LookUp, Status, Terminal
+from penstock.processors.core.effects import CancelRun, ForgetDeaths, Keep, Letter, LookUp, Status, Terminal
 from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.suspects import clear_suspicion
 from penstock.processors.core.work import Work
@@ -74,8 +74,8 @@ class Endings(Board):
             self._emit(replace(work.outcome, origin=work.twins.pop(0)))
             return
         self._transition(work, "delivered", Stage.DONE)
-        if work.started_at is not None:
-            self._emit(Ended(work.key, work.request_id, dropped=False))
+        if self._deaths(work.key, work.request_id):
+            self._emit(ForgetDeaths(work.key, work.request_id))
         self._complete(work)
         self._emit(Status(work, status, work.attempt, work.epoch, done=True))
 
@@ -152,12 +152,9 @@ class Endings(Board):
     def _drop(self, work: Work) -> None:
         if work.stage in OVER:
             return
-        journaled = work.started_at is not None
         self._stop_run(work)
         self._leave_waiting(work)
         self._transition(work, "drop", Stage.DROPPED)
-        if journaled:
-            self._emit(Ended(work.key, work.request_id, dropped=True))
         self._forget(work)
 
     def _complete(self, work: Work) -> None:

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.processors.core.effects import Ended, Retried, ShowPreview
+from penstock.processors.core.effects import Retried, ShowPreview
 from penstock.processors.core.endings import Endings
 from penstock.processors.core.replica import Replica
 from penstock.processors.core.retries import DeadLetter, Retry, decide
@@ -185,10 +185,6 @@ class Runs(Endings):
         """Back to its place in the queue, without an attempt spent."""
         self._give_back(work)
         run, work.run = work.run, None
-        if work.stage is Stage.RUNNING:
-            self._emit(
-                Ended(work.key, work.request_id, dropped=True)
-            )  # it runs no more: no death of this worker is its
         if work.stage in ON_LANE:
             self.scheduler.put_back(work)
         told = work.published_status == "running"
