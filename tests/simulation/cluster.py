@@ -48,12 +48,11 @@ class Journal:
     def started(self, key: WorkKey, request_id: str) -> None:
         self.running[(key, request_id)] = None
 
-    def finished(self, key: WorkKey, request_id: str) -> None:
-        if self.running.pop((key, request_id), self) is None:
-            self._deaths.pop((key, request_id), None)
-
-    def dropped(self, key: WorkKey, request_id: str) -> None:
+    def ended(self, key: WorkKey, request_id: str) -> None:
         self.running.pop((key, request_id), None)
+
+    def forget_deaths(self, key: WorkKey, request_id: str) -> None:
+        self._deaths.pop((key, request_id), None)
 
     def next_life(self, *, orderly: bool) -> None:
         if not orderly:

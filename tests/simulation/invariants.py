@@ -175,6 +175,9 @@ class Checks:
     def _bounds(self, life: Life) -> None:
         flow = life.flow
         self._memory[life].look()
+        on_engines = {(work.key, work.request_id) for work in flow.works.values() if work.stage is Stage.RUNNING}
+        if life.host.journal.running.keys() != on_engines:
+            raise Violation(f"journal: {life.name} notes {list(life.host.journal.running)}, running are {on_engines}")
         total = self._cluster.plan.settings.intake_bytes
         if flow.budget.used_bytes > total + IN_FLIGHT_BYTES:
             raise Violation(f"budget: {flow.budget.used_bytes} bytes of {total}")

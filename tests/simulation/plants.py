@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.processors.core import donemap, starting
 from penstock.processors.core.attempts import Attempts
-from penstock.processors.core.effects import Ended, Fetch, Terminal
+from penstock.processors.core.effects import Fetch, RunEnded, Terminal
 from penstock.processors.core.endings import Endings
 from penstock.processors.core.eviction import Evictions
 from penstock.processors.core.fleet import PlacementSettings
@@ -20,6 +20,7 @@ from penstock.processors.core.gate import Arrival, CommitGate
 from penstock.processors.core.holdings import Holdings
 from penstock.processors.core.ledger import Ledger
 from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.registry import Registry
 from penstock.processors.core.replica import Replica
 from penstock.processors.core.replicas import Replicas
 from penstock.processors.core.scheduler import Scheduler
@@ -351,9 +352,28 @@ def parked_never_fetched() -> list[Patch]:
 
 @plant
 def journal_not_told() -> list[Patch]:
-    """The crash journal never hears that a request has its outcome."""
+    """The crash journal never hears that a run is over."""
 
-    return [_without(Ended)]
+    return [_without(RunEnded)]
+
+
+@plant
+def journal_blames_what_has_ended() -> list[Patch]:
+    """The crash journal holds a request until the broker has its outcome, though its engine has finished."""
+
+    def make(transition: Callable[..., None]) -> Callable[..., None]:
+        def late(self: Registry, work: Work, event: str, after: Stage) -> None:
+            emit, before = self._emit, work.stage
+            if before is Stage.RUNNING and after is Stage.SETTLING:
+                self._emit = lambda effect: None
+            transition(self, work, event, after)
+            self._emit = emit
+            if event == "delivered":
+                emit(RunEnded(work.key, work.request_id))
+
+        return late
+
+    return [_wrap(Registry, "transition", make)]
 
 
 # -- memory

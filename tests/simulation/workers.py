@@ -80,7 +80,8 @@ class Life(Actor):
             ask.Load: self._load,
             ask.Unload: self._unload,
             ask.Fetch: self._fetch,
-            ask.Ended: self._ended,
+            ask.RunEnded: lambda effect: host.journal.ended(effect.key, effect.request_id),
+            ask.ForgetDeaths: lambda effect: host.journal.forget_deaths(effect.key, effect.request_id),
             ask.Erase: lambda effect: self._erase(effect.command),
             ask.Retried: lambda effect: None,
         }
@@ -469,12 +470,6 @@ class Life(Actor):
                 self.flow.arrivals.fetched((*tp, offset), known, body, self.world.now)
 
         self.network.ask("fetch", f"reads again {tp} {effect.offsets}", read, told)
-
-    def _ended(self, effect: ask.Ended) -> None:
-        if effect.dropped:
-            self.host.journal.dropped(effect.key, effect.request_id)
-        else:
-            self.host.journal.finished(effect.key, effect.request_id)
 
     def _erase(self, command: ControlCommand) -> None:
         line = self.cluster.line_of(command)

@@ -132,6 +132,7 @@ class WorkerApp:
             asyncio.create_task(self._guard(self._watch_forever()), name="watchdog"),
             asyncio.create_task(self._guard(self._report_forever()), name="reporter"),
             asyncio.create_task(self._guard(self._observe_forever()), name="observer"),
+            asyncio.create_task(self._guard(parts.partitions.run_forever()), name="partition watch"),
         ]
         self._state = "running"
         # What has been made so far lives as long as the process: the collector need not look at it per few messages.

@@ -29,6 +29,7 @@ from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.membership import GroupSettings, Membership
 from penstock.processors.kafka.outcomes import Outcomes
+from penstock.processors.kafka.partition_watch import PartitionWatch
 from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.refetch import Refetcher
@@ -70,6 +71,7 @@ class Parts:
     membership: Membership
     committer: Committer
     erasing: Erasing
+    partitions: PartitionWatch
     background: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
 
@@ -173,10 +175,11 @@ def assemble(
         opens=serving.opens,
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
+    intake = Intake(make_codec(settings, background=True), names, partitions, pools(settings))
     worker.connect(
         Rooms(
             flow=flow,
-            intake=Intake(make_codec(settings, background=True), names, partitions, pools(settings)),
+            intake=intake,
             execution=execution,
             outcomes=Outcomes(
                 publisher,
@@ -221,6 +224,7 @@ def assemble(
         membership=membership,
         committer=Committer(flow.gate, membership.commit, lambda: membership.joined, interval_s=conf.commit_interval_s),
         erasing=erasing,
+        partitions=PartitionWatch(kafka, list(partitions), intake.learn_partitions),
     )
 
 

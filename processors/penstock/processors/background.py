@@ -1,13 +1,16 @@
-"""Tasks that nobody awaits: kept while they run, and heard when one fails."""
+"""Tasks that nobody awaits and callbacks that nobody looks after: what they raise is heard, and ends the worker."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 _FAULT = "penstock_fault"
 
@@ -38,18 +41,36 @@ class BackgroundTasks:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            context = {"message": f"{task.get_name()} failed", "exception": error, "task": task, _FAULT: True}
-            task.get_loop().call_exception_handler(context)
+            report_fault(f"background.task_failed task={task.get_name()}", error)
+
+
+def report_fault(message: str, error: BaseException) -> None:
+    """Log a fault of ours, and tell whoever ends the process for it (`on_faults`). On the event loop's thread."""
+    loop = asyncio.get_running_loop()
+    loop.call_exception_handler({"message": message, "exception": error, _FAULT: True})
+
+
+def reporting(function: Callable[P, None]) -> Callable[P, None]:
+    """The function, for callers who must neither end by what it raises nor take it for a failure of their own."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:
+            report_fault(f"background.callback_failed callback={function.__qualname__}", error)
+
+    return call
 
 
 def on_faults(loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
-    """From now on call `tell` when a background task fails; what libraries leave unheard is logged as before."""
+    """From now on call `tell` at each fault that is reported; what libraries leave unheard is logged as before."""
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if _FAULT not in context:
             loop.default_exception_handler(context)
             return
-        logger.error("background.task_failed task=%s", context["task"].get_name(), exc_info=context["exception"])
+        logger.error("%s", context["message"], exc_info=context["exception"])
         tell()
 
     loop.set_exception_handler(handle)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from penstock.processors.background import BackgroundTasks
 from penstock.processors.conversations.turns import Turns
 from penstock.processors.kafka.control import ControlBook
 from penstock.schemas.records import ControlCommand, Origin
@@ -22,7 +23,8 @@ class Erasing:
         self._turns = turns
         self._book = book
         self._owns = owns
-        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._tasks = BackgroundTasks()
+        self._under_way: set[tuple[str, str]] = set()
 
     def erase(self, command: ControlCommand) -> None:
         """Erase, if the request's first partition is ours; else its owner does. It is tried again until it succeeds."""
@@ -31,18 +33,15 @@ class Erasing:
             self._book.erased(command)
             return
         subject = (command.tenant, command.request_id)
-        if subject in self._tasks or not self._owns(origin.topic, origin.partition):
+        if subject in self._under_way or not self._owns(origin.topic, origin.partition):
             return
-        task = asyncio.create_task(self._erase(command, origin, command.conversation_id))
-        self._tasks[subject] = task
-        task.add_done_callback(lambda _: self._tasks.pop(subject, None))
+        self._under_way.add(subject)
+        task = self._tasks.start(self._erase(command, origin, command.conversation_id), f"erase {command.request_id}")
+        task.add_done_callback(lambda _: self._under_way.discard(subject))
 
     async def close(self) -> None:
         """Give up what is under way: the next owner of the partition erases."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _erase(self, command: ControlCommand, origin: Origin, conversation_id: str) -> None:
         while self._owns(origin.topic, origin.partition):

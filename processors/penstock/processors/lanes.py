@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from penstock.processors.background import reporting
 from penstock.processors.core.effects import Load, Size, Unload
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.ledger import OutOfMemory
@@ -130,9 +131,9 @@ class Lanes:
         self._changed()
 
     def up(self, model: str, replica: int, engine: Engine) -> None:
-        engine.on_busy = lambda seconds: self._flow.replicas.busy(model, replica, seconds, self._clock())
-        engine.on_limits = lambda limits: self._limits(model, replica, limits)
-        engine.on_out_of_memory = lambda: self._out_of_memory(model, replica)
+        engine.on_busy = reporting(lambda seconds: self._flow.replicas.busy(model, replica, seconds, self._clock()))
+        engine.on_limits = reporting(lambda limits: self._limits(model, replica, limits))
+        engine.on_out_of_memory = reporting(lambda: self._out_of_memory(model, replica))
         limits, now = engine.limits(), self._clock()
         self._metrics.loads.labels(model).inc()
         seconds = now - self._loads.pop((model, replica), now)

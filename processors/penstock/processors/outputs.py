@@ -28,7 +28,9 @@ def size_of(output: Mapping[str, Any]) -> int:
     """About how many bytes the output takes in an event."""
     vectors: list[list[float]] = output.get("embeddings") or []
     text: str = output.get("text") or ""
-    size = sum(map(len, vectors)) * _FLOAT_BYTES + (len(text) if text.isascii() else len(text.encode()))
+    size = sum(map(len, vectors)) * _FLOAT_BYTES + (
+        len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+    )
     for name in _NESTED & output.keys():
         size += len(json.dumps(output[name]))
     return size

@@ -127,7 +127,8 @@ class Worker:
             ask.Load: lambda e: self._rooms.lanes.load(e),
             ask.Unload: lambda e: self._rooms.lanes.unload(e),
             ask.Fetch: lambda e: self._rooms.refetcher.request(e.tp, e.offsets, e.urgency),
-            ask.Ended: self._ended,
+            ask.RunEnded: self._run_ended,
+            ask.ForgetDeaths: lambda e: self._rooms.journal.forget_deaths(e.key, e.request_id),
             ask.Erase: lambda e: self._on_erase(e.command),
             ask.Retried: lambda e: self._rooms.metrics.retries.inc(),
         }
@@ -277,9 +278,19 @@ class Worker:
                 if not queue:
                     return False
             effect = queue.popleft()
-            handlers[type(effect)](effect)
+            try:
+                handlers[type(effect)](effect)
+            except Exception:
+                self._blame(effect)
+                raise
             queue.extend(flow.take_effects())
         return True
+
+    def _blame(self, effect: ask.Effect) -> None:
+        """What was done for a request broke this worker: that counts as if it had run, or it would break each one."""
+        work: Work | None = getattr(effect, "work", None)
+        if work is not None:
+            self._rooms.journal.started(work.key, work.request_id)
 
     def _apply_pauses(self) -> None:
         wanted = self._rooms.flow.pauses()
@@ -346,11 +357,9 @@ class Worker:
         self._rooms.flow.endings.moved(work)
         self.changed()
 
-    def _ended(self, effect: ask.Ended) -> None:
-        if not effect.dropped:
-            self._rooms.journal.finished(effect.key, effect.request_id)
-        elif not self._broken:  # what ran when this worker broke may be what broke it
-            self._rooms.journal.dropped(effect.key, effect.request_id)
+    def _run_ended(self, effect: ask.RunEnded) -> None:
+        if not self._broken:  # what ran when this worker broke may be what broke it
+            self._rooms.journal.ended(effect.key, effect.request_id)
 
     # -- time
 

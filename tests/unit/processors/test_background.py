@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.processors.background import BackgroundTasks, on_faults
-from penstock.processors.engines.base import EngineState
+from penstock.processors.engines.base import EngineState, Limits
+from penstock.processors.engines.host import ChildEngine
+from penstock.processors.engines.server_process import ServerProcess
+from penstock.processors.erasing import Erasing
 from penstock.processors.kafka import pool_topics
 from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.manager import ModelManager
+from penstock.schemas.records import ControlCommand, Origin
 from support import wait_until_async
 
 
@@ -111,3 +117,59 @@ async def test_a_look_for_a_topic_that_fails_is_heard(faults: list[str], monkeyp
     topics = PoolTopics(None)  # type: ignore[arg-type]
     topics.look("inference.requests.x", lambda: None, lambda: None)
     await wait_until_async(lambda: faults, 10)
+
+
+async def test_a_death_that_cannot_be_told_is_heard(faults: list[str]) -> None:
+    """Else its replica would stay ready, and its runs would hang."""
+
+    class Process:
+        async def exit_code(self) -> int:
+            return -9
+
+        async def end(self, patience_s: float) -> int:
+            return -9
+
+    def broken(code: int) -> None:
+        raise RuntimeError("as in a bug")
+
+    engine = ChildEngine("m", "bare", "noop", {}, limits=Limits(slots=1))
+    engine.on_died = broken
+    engine._process = Process()  # type: ignore[assignment]
+    engine._state = EngineState.READY
+    engine._lost()
+    await wait_until_async(lambda: faults, 10)
+    await engine.stop()
+
+
+async def test_a_server_s_end_that_cannot_be_told_is_heard(faults: list[str], tmp_path: Path) -> None:
+    def broken(code: int) -> None:
+        raise RuntimeError("as in a bug")
+
+    server = ServerProcess(tmp_path / "log", broken, grace_s=0.1)
+    await server.start(["true"], {"PATH": os.environ["PATH"]})
+    await wait_until_async(lambda: faults, 20)
+    await server.end()
+
+
+async def test_an_erasure_that_fails_by_a_fault_is_heard(faults: list[str]) -> None:
+    """Else the request's words would stand in the conversation for ever."""
+    asked: list[int] = []
+
+    def owns(topic: str, partition: int) -> bool:
+        asked.append(partition)
+        if len(asked) > 1:
+            raise RuntimeError("as in a bug")
+        return True
+
+    command = ControlCommand(
+        kind="erase",
+        request_id="r",
+        tenant="default",
+        created_at=1,
+        conversation_id="c",
+        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=1),
+    )
+    erasing = Erasing(None, None, owns)  # type: ignore[arg-type]
+    erasing.erase(command)
+    await wait_until_async(lambda: faults, 10)
+    await erasing.close()

@@ -24,7 +24,7 @@ from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
-from penstock.processors.outputs import INLINE_BYTES, Outputs, reference_to
+from penstock.processors.outputs import INLINE_BYTES, Outputs, reference_to, size_of
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import Conflict, EngineFailed, InvalidRequest, Overloaded, PenstockError
@@ -767,3 +767,8 @@ async def test_a_conversation_from_drawing_to_erasure_across_the_death_of_a_work
     store.conversation_gone("default", "trip")
     assert store.peek("default", edited[0]) is None
     await second.execution.close()
+
+
+def test_text_that_cannot_be_published_has_a_size() -> None:
+    """Publishing refuses it by name; a fault here would end the worker."""
+    assert size_of({"text": "\ud800"}) == 3

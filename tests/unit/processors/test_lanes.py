@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flow_driver import World
+from penstock.processors.background import on_faults
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.ledger import CannotLoad
@@ -317,3 +318,27 @@ async def test_who_waits_for_a_download_hears_how_far_it_is(shell: Shell) -> Non
     shell.settle()
     told = [one for one in shell.said if one.detail]
     assert [(one.status, one.detail) for one in told] == [("loading_model", "loading_model 42%")]
+
+
+async def test_what_an_engine_says_of_itself_and_breaks_the_flow_is_a_fault(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine would take it for a failure of its server, or of its process, and go on."""
+    faults: list[str] = []
+    on_faults(asyncio.get_running_loop(), lambda: faults.append("fault"))
+    await shell.serving.observe()
+    shell.lanes.load_all()
+    await shell.until_ready("m")
+
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("as in a bug")
+
+    engine = shell.engines[0]
+    for name in ("busy", "limits", "down"):
+        monkeypatch.setattr(shell.flow.replicas, name, broken)
+    monkeypatch.setattr(shell.flow.measurements, "out_of_memory", broken)
+    engine.on_busy(1.0)
+    engine.on_limits(engine.limits())
+    engine.on_out_of_memory()
+    engine.on_died(-9)
+    assert faults == ["fault"] * 4

@@ -27,7 +27,7 @@ from penstock.processors.worker import RECORDS_A_TURN, SLOW_TICK_S, Rooms, Worke
 from penstock.producers.reader import Headers, RawMessage
 from penstock.producers.transport import Delivery
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import RegistryUnavailable
+from penstock.schemas.errors import EngineFailed, RegistryUnavailable
 from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent
 from penstock.schemas.topics import TopicNames
 from shell_fakes import ScriptedEngine, ScriptedTurns
@@ -582,6 +582,75 @@ async def test_an_outcome_ends_the_start_in_the_journal_and_forgets_earlier_deat
     await shell.turns()
     shell.journal.close()
     assert shell.deaths_next_life(0, "a") == 0
+
+
+async def test_what_an_engine_finished_is_no_death_while_its_outcome_is_under_way(shell: Shell) -> None:
+    shell.up()
+    shell.deliver(LOW, request("a"))
+    await shell.turns()
+    shell.journal.flush()
+    shell.broker.acknowledges = False
+    shell.finish("a")
+    await shell.turns()
+    assert shell.flow.works[(LOW, 0, 0)].stage is Stage.SETTLING
+    shell.journal.flush()
+    assert shell.deaths_next_life(0, "a") == 0
+
+
+async def test_what_waits_for_its_next_attempt_is_no_death(shell: Shell) -> None:
+    shell.up()
+    shell.deliver(LOW, request("a"))
+    await shell.turns()
+    shell.journal.flush()
+    shell.engine.fail(EngineFailed("try it again"), again=True)
+    await shell.turns()
+    assert shell.flow.works[(LOW, 0, 0)].stage is Stage.RETRYING
+    shell.journal.flush()
+    assert shell.deaths_next_life(0, "a") == 0
+
+
+async def test_earlier_deaths_count_until_the_broker_has_the_outcome(tmp_path: Path) -> None:
+    life = CrashJournal(tmp_path / "journal")
+    life.started((LOW, 0, 0), "a")
+    life.close()
+    shell = Shell(tmp_path)
+    shell.assign((LOW, 0))
+    shell.up()
+    shell.deliver(LOW, request("a"))
+    await shell.turns()
+    shell.broker.acknowledges = False
+    shell.finish("a")
+    await shell.turns()
+    shell.journal.flush()
+    copy = tmp_path / "copy"
+    copy.write_bytes((tmp_path / "journal").read_bytes())
+    assert CrashJournal(copy).deaths((LOW, 0, 0), "a") == 1
+    shell.broker.acknowledge()
+    await shell.turns()
+    shell.journal.flush()
+    assert shell.deaths_next_life(0, "a") == 0
+
+
+async def test_a_request_whose_outcome_breaks_the_worker_is_to_blame(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs no more, but without this it would break each worker that takes it."""
+    shell.up()
+    shell.deliver(LOW, request("a"), request("b"))
+    await shell.turns()
+    shell.finish("b")
+    await shell.turns()
+
+    def terminal(*args: object) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(Outcomes, "terminal", terminal)
+    shell.finish("a")
+    await shell.turns()
+    assert shell.broken == 1
+    shell.journal.close()
+    assert shell.deaths_next_life(0, "a") == 1
+    assert shell.deaths_next_life(1, "b") == 0
 
 
 # -- stopping, commands and time

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.processors.core.agenda import Agenda
-from penstock.processors.core.effects import Effect, Ended, Retried, ShowPreview
+from penstock.processors.core.effects import Effect, Retried, ShowPreview
 from penstock.processors.core.endings import Endings
 from penstock.processors.core.forecast import Forecast
 from penstock.processors.core.holdings import Holdings
@@ -201,10 +201,6 @@ class Attempts:
         """Back to its place in the queue, without an attempt spent."""
         self._holdings.give_back(work)
         run, work.run = work.run, None
-        if work.stage is Stage.RUNNING:
-            self._emit(
-                Ended(work.key, work.request_id, dropped=True)
-            )  # it runs no more: no death of this worker is its
         if work.stage in ON_LANE:
             self._scheduler.put_back(work)
         told = work.published_status == "running"

@@ -198,12 +198,19 @@ class Fetch:
 
 
 @fixed
-class Ended:
-    """For the journal: it ran here and has its outcome, or, when `dropped`, was let go of without one."""
+class RunEnded:
+    """For the journal: it is on no engine any more. A worker that dies from now on does not die while it runs."""
 
     key: WorkKey
     request_id: str
-    dropped: bool
+
+
+@fixed
+class ForgetDeaths:
+    """For the journal: the broker has its outcome, so the deaths of earlier workers under it count no more."""
+
+    key: WorkKey
+    request_id: str
 
 
 @fixed
@@ -237,7 +244,8 @@ Effect = (
     | Load
     | Unload
     | Fetch
-    | Ended
+    | RunEnded
+    | ForgetDeaths
     | Erase
     | Retried
 )

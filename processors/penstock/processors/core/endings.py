@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.processors.core.effects import Effect, Ended, Keep, Letter, LookUp, Status, Terminal
+from penstock.processors.core.effects import Effect, ForgetDeaths, Keep, Letter, LookUp, Status, Terminal
 from penstock.processors.core.holdings import Holdings
 from penstock.processors.core.lane import Lanes
 from penstock.processors.core.registry import Registry
 from penstock.processors.core.states import Stage
 from penstock.processors.core.streams import Streams
-from penstock.processors.core.work import Work
+from penstock.processors.core.work import Work, WorkKey
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 
 
@@ -25,6 +25,7 @@ class Endings:
     _lanes: Lanes
     _streams: Streams
     _emit: Callable[[Effect], None]
+    _deaths: Callable[[WorkKey, str], int]
 
     def looked_up(self, work: Work, finished: Any | None, now: float, *, large: bool = False) -> None:
         """The answer that stands in the conversation of a request that was to end unrun, or None."""
@@ -84,8 +85,8 @@ class Endings:
             self._emit(replace(work.outcome, origin=work.twins.pop(0)))
             return
         self._registry.transition(work, "delivered", Stage.DONE)
-        if work.started_at is not None:
-            self._emit(Ended(work.key, work.request_id, dropped=False))
+        if self._deaths(work.key, work.request_id):
+            self._emit(ForgetDeaths(work.key, work.request_id))
         self._holdings.complete(work)
         self._emit(Status(work, status, work.attempt, work.epoch, done=True))
 

@@ -95,7 +95,7 @@ class Flow:
         self.taking = True
         emit = self._effects.append
         self.agenda = agenda = Agenda()
-        self.registry = registry = Registry()
+        self.registry = registry = Registry(emit)
         self.gate = gate = CommitGate(commit_span=settings.commit_span)
         self.forecast = forecast = Forecast(estimate_error)
         self.scheduler: Scheduler[Work] = Scheduler(
@@ -128,7 +128,7 @@ class Flow:
         )
         rereads = Rereads(emit, budget.ends_limit)
         self._holdings = Holdings(registry, gate, scheduler, budget, lanes, memory, self.starter, agenda, emit, rereads)
-        self.endings = Endings(registry, self._holdings, lanes, self._streams, emit)
+        self.endings = Endings(registry, self._holdings, lanes, self._streams, emit, deaths)
         self.attempts = Attempts(
             registry,
             scheduler,

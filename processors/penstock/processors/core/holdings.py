@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.budget import Budget
-from penstock.processors.core.effects import CancelRun, Effect, Ended
+from penstock.processors.core.effects import CancelRun, Effect
 from penstock.processors.core.gate import CommitGate
 from penstock.processors.core.lane import Lanes
 from penstock.processors.core.memory import DeviceMemory
@@ -38,12 +38,9 @@ class Holdings:
     def drop(self, work: Work) -> None:
         if work.stage in OVER:
             return
-        journaled = work.started_at is not None
         self.stop_run(work)
         self.leave_waiting(work)
         self._registry.transition(work, "drop", Stage.DROPPED)
-        if journaled:
-            self._emit(Ended(work.key, work.request_id, dropped=True))
         self.forget(work)
 
     def complete(self, work: Work) -> None:

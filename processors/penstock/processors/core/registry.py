@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 
 from penstock.processors.core import states
+from penstock.processors.core.effects import Effect, RunEnded
 from penstock.processors.core.states import ENDING, Stage
 from penstock.processors.core.work import Work, WorkKey
 from penstock.schemas.topics import TP
@@ -22,7 +24,8 @@ ENDINGS_IN_ALL = 8192
 class Registry:
     """By the place of its record, and by tenant and request id."""
 
-    def __init__(self) -> None:
+    def __init__(self, emit: Callable[[Effect], None]) -> None:
+        self._emit = emit
         self.works: dict[WorkKey, Work] = {}
         self.generation = -1
         self.owned_since_ms: float = float("inf")
@@ -66,6 +69,8 @@ class Registry:
         if self.transitions is not None:
             self.transitions.add((str(before), event, str(after)))
         work.stage = after
+        if before is Stage.RUNNING:
+            self._emit(RunEnded(work.key, work.request_id))
         if (after in ENDING) != (before in ENDING):
             change = 1 if after in ENDING else -1
             self.endings[work.tp] += change

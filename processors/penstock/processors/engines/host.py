@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from penstock.processors.background import BackgroundTasks, reporting
 from penstock.processors.core.context import recent_history
 from penstock.processors.engines.base import (
     Delta,
@@ -73,6 +74,7 @@ class ChildEngine:
         self._last_beat = 0.0
         self._silence: asyncio.TimerHandle | None = None
         self._death: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
 
     @property
     def state(self) -> EngineState:
@@ -90,7 +92,7 @@ class ChildEngine:
             raise RuntimeError(f"the engine of {self.model} is {self._state}: it starts once")
         self._state = EngineState.STARTING
         self._started = asyncio.get_running_loop().create_future()
-        self._process = EngineProcess(self.model, self._on_events, self._lost)
+        self._process = EngineProcess(self.model, reporting(self._on_events), reporting(self._lost))
         try:
             async with asyncio.timeout(self._load_timeout_s):
                 await self._process.start(self._backend, self._source, self._options)
@@ -291,7 +293,7 @@ class ChildEngine:
         if self._silence is not None:
             self._silence.cancel()
         self._drop_all(f"the engine of {self.model} died")
-        self._death = asyncio.get_running_loop().create_task(self._tell_death(), name=f"death of {self.model}")
+        self._death = self._tasks.start(self._tell_death(), f"death of {self.model}")
 
     async def _tell_death(self) -> None:
         assert self._process is not None

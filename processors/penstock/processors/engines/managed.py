@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from penstock.processors.background import BackgroundTasks
 from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines.base import (
     Delta,
@@ -110,6 +111,7 @@ class ManagedEngine:
         self._peak: int | None = None
         self._exited: asyncio.Future[int] | None = None
         self._checks: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
         self._runs: dict[str, _RunSink] = {}
 
     @property
@@ -142,7 +144,7 @@ class ManagedEngine:
                 await asyncio.shield(self._process.end(orderly=False))
         if self._state is EngineState.STARTING:  # else it was stopped meanwhile
             self._state = EngineState.READY
-            self._checks = asyncio.get_running_loop().create_task(self._check_forever(), name=f"checks of {self.model}")
+            self._checks = self._tasks.start(self._check_forever(), f"checks of {self.model}")
 
     def _free_port(self) -> int:
         try:

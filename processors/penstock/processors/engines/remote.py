@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from penstock.processors.background import BackgroundTasks
 from penstock.processors.core.concurrency import RemoteGate
 from penstock.processors.core.context import build_context
 from penstock.processors.engines.base import (
@@ -98,6 +99,7 @@ class RemoteEngine:
         self._transport = transport
         self._http: httpx.AsyncClient | None = None
         self._tasks: dict[str, tuple[asyncio.Task[None], GuardedSink]] = {}
+        self._background = BackgroundTasks()
         self._state = EngineState.NEW
 
     @property
@@ -158,9 +160,7 @@ class RemoteEngine:
         self._gate.began(tokens, now)
         if (wait_s := self._gate.wait_s(now)) > 0:
             self.on_busy(wait_s)
-        task = asyncio.get_running_loop().create_task(
-            self._run(spec, prepared, guarded, tokens), name=f"run {spec.run_id}"
-        )
+        task = self._background.start(self._run(spec, prepared, guarded, tokens), f"run {spec.run_id}")
         self._tasks[spec.run_id] = (task, guarded)
 
     async def _run(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink, tokens: int) -> None:
@@ -330,7 +330,7 @@ class _Shown:
         delta = Delta(run_id=self._run_id, text=text, token_ids=[], first_token_index=self._pieces, calls=calls)
         self._pieces += 1
         if not self._sink.delta(delta):
-            raise InternalError("what the engine gave could not be taken")  # the sink knows; this closes the stream
+            raise InternalError("the run is over")  # the sink knows; this closes the stream
 
 
 def _estimated_tokens(spec: RunSpec, prepared: Prepared) -> int:

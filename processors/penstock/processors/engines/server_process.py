@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from penstock.processors.background import BackgroundTasks
 from penstock.processors.engines.threads import in_daemon_thread
 from penstock.processors.hardware import processes as hardware
 from penstock.schemas.texts import shortened
@@ -39,6 +40,7 @@ class ServerProcess:
         self._grace_s = grace_s
         self._keeper: asyncio.subprocess.Process | None = None
         self._waiter: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
         self._seen: list[psutil.Process] = []
         """The tree when it was looked at last."""
 
@@ -62,7 +64,7 @@ class ServerProcess:
             env=dict(env),
             start_new_session=True,  # signals of a terminal are for the worker
         )
-        self._waiter = asyncio.get_running_loop().create_task(self._wait(), name=f"server {self._keeper.pid}")
+        self._waiter = self._tasks.start(self._wait(), f"server {self._keeper.pid}")
 
     async def _wait(self) -> None:
         assert self._keeper is not None

@@ -1,22 +1,20 @@
-"""A run's sink, held so that the run ends exactly once whatever the sink does.
+"""A run's sink, held so that the run ends exactly once.
 
-A sink that raises must neither end the engine's task, which nobody watches, nor close the channel to its process.
+A sink passes events on to the worker's flow: what it raises is a fault of the worker, which ends by it. The request is
+not to blame and does not fail: the next worker runs it again. The engine's task and the channel to its process go on.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
+from penstock.processors.background import report_fault
 from penstock.processors.engines.base import Delta, Finished, Preview, Progress, RunFailed, Sink
-from penstock.schemas.errors import InternalError
-
-logger = logging.getLogger(__name__)
 
 
 class GuardedSink:
-    """Passes a run's events on until its end. A sink that raises gets `on_failed` in place of what comes later."""
+    """Passes a run's events on until its end, or until the sink raises."""
 
     __slots__ = ("_over", "_run_id", "_sink")
 
@@ -44,8 +42,7 @@ class GuardedSink:
     def finished(self, finished: Finished) -> None:
         if not self._over:
             self._over = True
-            if not self._tell(self._sink.on_finished, finished):
-                self._fail()
+            self._tell(self._sink.on_finished, finished)
 
     def failed(self, failed: RunFailed) -> None:
         if not self._over:
@@ -57,22 +54,13 @@ class GuardedSink:
         self._over = True
 
     def _on_the_way(self, function: Callable[[Any], None], event: Any) -> bool:
-        if self._over:
-            return False
-        if not self._tell(function, event):
-            self._fail()
-            return False
-        return True
+        if not self._over:
+            self._tell(function, event)
+        return not self._over
 
-    def _fail(self) -> None:
-        self._over = True
-        error = InternalError("what the engine gave could not be taken")
-        self._tell(self._sink.on_failed, RunFailed(run_id=self._run_id, error=error, retryable_here=False))
-
-    def _tell(self, function: Callable[[Any], None], event: Any) -> bool:
+    def _tell(self, function: Callable[[Any], None], event: Any) -> None:
         try:
             function(event)
-        except Exception:
-            logger.exception("engine.sink_failed run=%s event=%s", self._run_id, type(event).__name__)
-            return False
-        return True
+        except Exception as error:
+            self._over = True
+            report_fault(f"engine.sink_failed run={self._run_id} event={type(event).__name__}", error)

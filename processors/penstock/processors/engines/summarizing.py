@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from penstock.processors.background import BackgroundTasks
 from penstock.processors.engines.base import (
     Engine,
     EngineGone,
@@ -68,6 +69,7 @@ class SummarizingEngine:
         inner.on_limits = lambda limits: self.on_limits(limits)
         inner.on_out_of_memory = lambda: self.on_out_of_memory()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._background = BackgroundTasks()
 
     @property
     def state(self) -> EngineState:
@@ -118,7 +120,7 @@ class SummarizingEngine:
         if spec.task != TASK:
             self._inner.run(spec, prepared, sink)
             return
-        task = asyncio.get_running_loop().create_task(self._run(spec, GuardedSink(spec.run_id, sink)), name=spec.run_id)
+        task = self._background.start(self._run(spec, GuardedSink(spec.run_id, sink)), spec.run_id)
         self._tasks[spec.run_id] = task
         task.add_done_callback(lambda done: self._tasks.pop(spec.run_id, None))
 

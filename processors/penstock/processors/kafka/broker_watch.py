@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from penstock.processors.background import BackgroundTasks
 from penstock.producers.kafka_errors import client_logger
 from penstock.producers.settings import KafkaSettings
 
@@ -41,6 +42,7 @@ class BrokerWatch:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-watch")
         self._waiters: set[asyncio.Future[bool]] = set()
         self._probing: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
         self._away_since: float | None = None
         self._closed = False
 
@@ -64,7 +66,7 @@ class BrokerWatch:
         waiter: asyncio.Future[bool] = self._loop.create_future()
         self._waiters.add(waiter)
         if self._probing is None:
-            self._probing = self._loop.create_task(self._probe_while_somebody_waits())
+            self._probing = self._tasks.start(self._probe_while_somebody_waits(), "broker watch")
         try:
             await asyncio.wait({waiter}, timeout=timeout_s)
             return waiter.done()

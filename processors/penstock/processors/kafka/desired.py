@@ -42,3 +42,9 @@ class DesiredFollower(RecordFollower[Wished]):
             return Wished(key_of(wish), wish)
 
         super().__init__(settings, settings.names.desired, read, loop, on_wishes, name="desired")
+
+    def key_of(self, record: Wished) -> str:
+        return record.key
+
+    def withdrawals(self, keys: Sequence[str]) -> list[Wished]:
+        return [Wished(key, None) for key in keys]

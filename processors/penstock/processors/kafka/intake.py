@@ -51,6 +51,8 @@ OPENING_BRACE = 0x7B
 MAX_ATTEMPT = 1_000
 MAX_ORIGIN_BYTES = 320
 """A topic's name has at most 249 bytes; what is longer is no origin of ours, and would stand in every event."""
+CLOCKS_DIFFER_MS = 5_000
+"""By so much at most the clocks of a worker and of the broker are taken to differ."""
 
 
 class Intake:
@@ -66,10 +68,19 @@ class Intake:
     ) -> None:
         self._codec = codec
         self._pools = pools
-        self._partitions = partitions
+        self._partitions = dict(partitions)
+        self._counted_at_ms = float("-inf")
         self._limits = limits
         prepare_validation()  # not at the first record that needs it
         self._class_of = {topic: names.class_of_topic(topic) for topic in partitions}
+
+    def learn_partitions(self, counts: Mapping[str, int], asked_at_ms: int) -> None:
+        """How many partitions topics have, as the broker answered who asked at that wall-clock time."""
+        for topic in self._partitions.keys() & counts.keys():
+            if counts[topic] != self._partitions[topic]:
+                before, self._partitions[topic] = self._partitions[topic], counts[topic]
+                logger.warning("intake.partitions_changed topic=%s from=%d to=%d", topic, before, counts[topic])
+        self._counted_at_ms = asked_at_ms
 
     def read(
         self,
@@ -135,8 +146,7 @@ class Intake:
         pool = None if self._pools is None or error is not None else self._pools.other_pool(request)
         if request.conversation_id is not None and error is None:
             line = conversation_key(request.tenant, request.conversation_id)
-            wanted = partition_for(line.encode(), self._partitions.get(place.topic, 1))
-            belongs_on = None if wanted == place.partition or pool is not None else wanted
+            belongs_on = None if pool is not None else self._belongs_on(line, place, moved=origin is not place)
         ttl_ms = request.ttl_ms if request.ttl_ms is not None else self._limits.default_ttl_ms
         return Taken(
             request=request,
@@ -152,6 +162,21 @@ class Intake:
             pool=pool,
             names_deadline=request.ttl_ms is not None,
         )
+
+    def _belongs_on(self, line: str, place: Origin, *, moved: bool) -> int | None:
+        """The partition of its conversation, when that is another one and this worker knows it for sure.
+
+        Workers learn of partitions that are added at different times. One that knows fewer would move a record back,
+        and the other would move it on again, for ever. So a record that was moved already is moved by counts alone
+        that are newer than the record: those of the worker that moved it can be no newer.
+        """
+        count = self._partitions.get(place.topic, 1)
+        wanted = partition_for(line.encode(), count)
+        if wanted == place.partition or place.partition >= count:
+            return None
+        if moved and self._counted_at_ms <= place.append_time_ms + CLOCKS_DIFFER_MS:
+            return None
+        return wanted
 
 
 def origin_header(origin: Origin) -> tuple[str, bytes]:

@@ -1,8 +1,12 @@
 """The crash journal on disk: which requests this worker's predecessors were running when they died.
 
-An append-only file in the data folder, one line per start or finish. `flush` writes what has gathered, without fsync:
-it must outlive the process, not the machine; starts are flushed before their engines run. A start that has ended before
-the next flush is never written. When a worker starts, the file is read, folded into deaths per record and written anew.
+An append-only file in the data folder, one line per start or end of a run. `flush` writes what has gathered, without
+fsync: it must outlive the process, not the machine; starts are flushed before their engines run. A start that has ended
+before the next flush is never written. When a worker starts, the file is read, folded into deaths per record and
+written anew.
+
+A request stands in it only while it is on an engine: what has finished and waits for the broker, or waits for its next
+attempt, did not run when a worker died. The deaths of earlier lives count until the broker has the request's outcome.
 
 Only `orderly_stop` makes an end orderly. However else a life ends, by a fault or a signal, what ran then counts as a
 death.
@@ -26,7 +30,7 @@ _REMEMBERED = 10_000
 
 
 class CrashJournal:
-    """Deaths per record from earlier lives, and the starts and finishes of this one."""
+    """Deaths per record from earlier lives, and what runs in this one."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,21 +56,22 @@ class CrashJournal:
         self._running.add(record)
         self._unwritten_starts[record] = None
 
-    def finished(self, key: Key, request_id: str) -> None:
-        """It ended with an outcome: its earlier deaths are forgotten."""
+    def ended(self, key: Key, request_id: str) -> None:
+        """Its run is over, however it ended. Deaths of earlier lives still count."""
         record = (key, request_id)
-        if record in self._running:
-            self._end(record)
-            if self._deaths and self._deaths.pop(record, None) is not None:
-                self._lines.append(_line("F", record))
+        if record not in self._running:
+            return
+        self._running.discard(record)
+        if record in self._unwritten_starts:
+            del self._unwritten_starts[record]
+        else:
+            self._lines.append(_line("E", record))
 
-    def dropped(self, key: Key, request_id: str) -> None:
-        """It runs here no more, without an outcome: no death, but earlier ones still count."""
+    def forget_deaths(self, key: Key, request_id: str) -> None:
+        """The broker has its outcome."""
         record = (key, request_id)
-        if record in self._running:
-            self._end(record)
-            if record in self._deaths:
-                self._lines.append(_deaths_line(record, self._deaths[record]))
+        if self._deaths.pop(record, None) is not None:
+            self._lines.append(_line("F", record))
 
     def flush(self) -> None:
         """Write what has gathered. A disk that refuses costs the journal's lines, never the worker."""
@@ -91,13 +96,6 @@ class CrashJournal:
         """Write the rest. Without `orderly_stop` before it, what still runs is a death in the next life."""
         self.flush()
         os.close(self._file)
-
-    def _end(self, record: RecordId) -> None:
-        self._running.discard(record)
-        if record in self._unwritten_starts:
-            del self._unwritten_starts[record]
-        else:
-            self._lines.append(_line("F", record))
 
     def _write(self) -> None:
         try:
@@ -131,7 +129,9 @@ class CrashJournal:
                 continue  # the last line of a life can be cut
             if kind == "S":
                 running.add(record)
-            elif kind == "F":
+            elif kind == "E":
+                running.discard(record)
+            elif kind == "F":  # older versions wrote this alone for an end with an outcome
                 running.discard(record)
                 self._deaths.pop(record, None)
         for record in running:

@@ -1,4 +1,8 @@
-"""Following a compacted topic of orders: read to its end at the start, then on. Nothing on it ends a worker."""
+"""Following a compacted topic of orders: read to its end at the start, then on. Nothing on it ends a worker.
+
+A topic that is deleted and made anew is another topic: the offsets of the former one mean nothing in it. It is known by
+Kafka's topic id, and read from its beginning.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,21 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from penstock.processors.background import BackgroundTasks
+from penstock.processors.engines.threads import in_daemon_thread
+from penstock.producers import admin
 from penstock.producers.reader import PartitionReader, RawMessage
 from penstock.producers.settings import KafkaSettings
-from penstock.schemas.errors import DecodeError, RegistryUnavailable
+from penstock.schemas.errors import DecodeError, PenstockError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 REGISTRY_RETRY_S = 1.0
+LOOK_EACH_S = 5.0
+"""So often it is looked whether the topic is still the same."""
+REPLAY_S = 30.0
 SLICE = 50
 """Records that run on the event loop in one go, so that a replay of thousands does not hold it up."""
 
@@ -27,6 +37,9 @@ class RecordFollower(Generic[T]):
     The records come in small slices, and reading waits until the loop has done with one before it brings the next.
     `read` makes a record of a message, None of what says nothing. What it cannot decode (DecodeError) and what cannot
     be done is passed over with a log line that begins with `name`.
+
+    Subclasses whose records are a state by key say so in `key_of` and `withdrawals`: what stood in the former topic
+    alone is withdrawn once the new one was read to its end.
     """
 
     def __init__(
@@ -39,15 +52,38 @@ class RecordFollower(Generic[T]):
         *,
         name: str,
     ) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._topic_id: str | None = None
+        self._is_there = True
+        self._keys: set[str] = set()
+        """Of the records that were handed over, for those that have one."""
+        self._tasks = BackgroundTasks()
         self._read_message = read
         self._loop = loop
         self._on_records = on_records
         self._name = name
         self._stopping = threading.Event()
-        self._reader = PartitionReader(settings, [topic], "beginning", self._on_batch)
+        self._reader = self._new_reader()
+
+    def _new_reader(self) -> PartitionReader:
+        return PartitionReader(self._settings, [self._topic], "beginning", self._on_batch)
+
+    def key_of(self, record: T) -> str | None:
+        """The key of the state that the record holds; None for one that is no state."""
+        return None
+
+    def withdrawals(self, keys: Sequence[str]) -> list[T]:
+        """What tombstones of these keys would be."""
+        return []
 
     async def start(self, deadline_s: float) -> None:
         """Read to the end that the topic has now, so that an earlier order is known before work is admitted."""
+        self._topic_id = await in_daemon_thread(admin.topic_id, self._settings, self._topic, deadline_s)
+        await self._replay(deadline_s)
+        self._tasks.start(self._watch_topic(), f"watch {self._topic}")
+
+    async def _replay(self, deadline_s: float) -> None:
         await asyncio.to_thread(self._reader.start)
         await asyncio.to_thread(self._reader.wait_until_caught_up, deadline_s)
 
@@ -57,12 +93,52 @@ class RecordFollower(Generic[T]):
 
     async def stop(self) -> None:
         self._stopping.set()
+        await self._tasks.cancel()
         await asyncio.to_thread(self._reader.stop)
+
+    # -- a topic that is deleted and made anew
+
+    async def _watch_topic(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EACH_S)
+            try:
+                found = await in_daemon_thread(admin.topic_id, self._settings, self._topic)
+                if found is not None and found != self._topic_id:
+                    await self._follow_anew(found)
+            except PenstockError as error:
+                logger.info("%s.topic_unknown topic=%s error=%s", self._name, self._topic, error.code)
+                continue
+            if self._is_there and found is None:
+                logger.error(
+                    "%s.topic_gone topic=%s: its orders stand until it is there again", self._name, self._topic
+                )
+            self._is_there = found is not None
+
+    async def _follow_anew(self, topic_id: str) -> None:
+        """Read another topic of this name from its beginning. Raises PenstockError, and is then called again."""
+        logger.warning(
+            "%s.topic_replaced topic=%s: it was deleted and made anew; it is read from its beginning",
+            self._name,
+            self._topic,
+        )
+        await asyncio.to_thread(self._reader.stop)
+        former, self._keys = self._keys, set()
+        self._reader = self._new_reader()
+        try:
+            await self._replay(REPLAY_S)
+        except PenstockError:
+            self._keys |= former
+            raise
+        self._topic_id = topic_id
+        if withdrawn := self.withdrawals(sorted(former - self._keys)):
+            logger.warning("%s.withdrawn records=%d: the new topic does not hold them", self._name, len(withdrawn))
+            self._run(withdrawn)
 
     # -- on the reader's thread
 
     def _on_batch(self, messages: Sequence[RawMessage]) -> None:
         records = [record for message in messages if (record := self._read(message)) is not None]
+        self._keys.update(key for record in records if (key := self.key_of(record)) is not None)
         for begin in range(0, len(records), SLICE):
             if not self._hand_over(records[begin : begin + SLICE]):
                 return
@@ -100,12 +176,16 @@ class RecordFollower(Generic[T]):
 
     def _run_slice(self, records: list[T], done: threading.Event) -> None:
         try:
+            self._run(records)
+        finally:
+            done.set()
+
+    def _run(self, records: list[T]) -> None:
+        try:
             self._on_records(records)
         except Exception:
             logger.exception("%s.failed records=%d; each is tried by itself", self._name, len(records))
             self._run_one_by_one(records)
-        finally:
-            done.set()
 
     def _run_one_by_one(self, records: list[T]) -> None:
         for record in records:

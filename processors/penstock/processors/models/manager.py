@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.processors.background import BackgroundTasks
+from penstock.processors.background import BackgroundTasks, reporting
 from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines.base import Engine, EngineState
 from penstock.processors.models import sizing
@@ -173,7 +173,7 @@ class ModelManager:
             config = self._config(model)
             size = self._sizes.get(model) or await self._size_telling(model)
             engine = held.engine = self._make(config, size, devices, granted_bytes)
-            engine.on_died = lambda code: self._died(held, code)
+            engine.on_died = reporting(lambda code: self._died(held, code))
             await engine.start()
             if engine.state is not EngineState.READY:
                 raise EngineFailed(f"{model} died as soon as it was loaded")

@@ -1,9 +1,11 @@
-"""A run ends exactly once, whatever its sink does."""
+"""A run ends exactly once, and a sink that raises ends the worker."""
 
+import asyncio
 import itertools
 
 import pytest
 
+from penstock.processors.background import on_faults
 from penstock.processors.engines.base import Delta, Finished, RunFailed
 from penstock.processors.engines.sinks import GuardedSink
 from penstock.schemas.errors import EngineFailed
@@ -38,10 +40,16 @@ class Sink:
         self.ends.append(failed)
 
 
-@pytest.mark.parametrize("raises", [(), ("delta",), ("finished",), ("delta", "finished")])
+@pytest.fixture
+async def faults() -> list[str]:
+    told: list[str] = []
+    on_faults(asyncio.get_running_loop(), lambda: told.append("fault"))
+    return told
+
+
 @pytest.mark.parametrize("events", itertools.product("df!", repeat=3))
-def test_one_end(raises: tuple[str, ...], events: tuple[str, ...]) -> None:
-    sink = Sink(raises)
+def test_one_end(events: tuple[str, ...]) -> None:
+    sink = Sink(())
     guarded = GuardedSink("r", sink)
     for event in events:
         if event == "d":
@@ -50,17 +58,28 @@ def test_one_end(raises: tuple[str, ...], events: tuple[str, ...]) -> None:
             guarded.finished(FINISHED)
         else:
             guarded.failed(FAILED)
-    ended = set(events) != {"d"} or "delta" in raises
+    ended = set(events) != {"d"}
     assert len(sink.ends) == int(ended)
     assert guarded.over is ended
 
 
-def test_a_sink_that_raises_at_every_event_is_left_alone() -> None:
-    sink = Sink(("delta", "finished", "failed"))
+@pytest.mark.parametrize("event", ["delta", "finished", "failed"])
+async def test_a_sink_that_raises_is_a_fault_of_the_worker_and_not_of_the_request(
+    event: str, faults: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = Sink((event,))
     guarded = GuardedSink("r", sink)
-    assert not guarded.delta(DELTA)
+    if event == "delta":
+        assert not guarded.delta(DELTA)
+    elif event == "finished":
+        guarded.finished(FINISHED)
+    else:
+        guarded.failed(FAILED)
     guarded.finished(FINISHED)
-    assert sink.told == ["delta", "failed"]
+    assert sink.told == [event], "nothing more is told of a run whose request the worker may hold wrongly"
+    assert guarded.over
+    assert faults == ["fault"]
+    assert "ValueError" in caplog.text
 
 
 def test_a_closed_one_tells_nothing() -> None:

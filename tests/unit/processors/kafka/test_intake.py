@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.kafka.intake import Intake, Poison, Taken, origin_header
+from penstock.processors.kafka.intake import CLOCKS_DIFFER_MS, Intake, Poison, Taken, origin_header
 from penstock.schemas.codec import default_codec
 from penstock.schemas.ids import derived_request_id
 from penstock.schemas.records import InferenceRequest, Origin, StatusEvent
@@ -194,3 +194,66 @@ def test_what_a_request_costs_its_tenant(payload: dict[str, Any], cost: int) -> 
 def test_what_tokens_to_embed_cost() -> None:
     body = {"task": "embedding", "payload": {"input_token_ids": [[1, 2, 3], [4]]}}
     assert taken(json.dumps(body).encode(), topic=NAMES.request("embedding", 5)).cost == 4
+
+
+# -- partitions that are added while workers run
+
+LINE = next(line for line in map(str, range(1000)) if partition_for(line.encode(), 8) >= 4)
+OLD, NEW = partition_for(LINE.encode(), 4), partition_for(LINE.encode(), 8)
+TURN = default_codec().encode(request(conversation_id=LINE))
+EIGHT = dict.fromkeys(PARTITIONS, 8)
+
+
+def intake() -> Intake:
+    return Intake(default_codec(), NAMES, PARTITIONS)
+
+
+def belongs_on(of: Intake, partition: int, append_ms: int = APPEND_MS, *, moved: bool = False) -> int | None:
+    first = Origin(topic=TOPIC, partition=NEW, offset=3, append_time_ms=APPEND_MS - 1)
+    headers = [origin_header(first)] if moved else []
+    found = of.read(TOPIC, partition, 7, append_ms, headers, TURN)
+    assert isinstance(found, Taken)
+    return found.belongs_on
+
+
+def test_partitions_that_are_added_are_learned() -> None:
+    of = intake()
+    assert belongs_on(of, OLD) is None
+    of.learn_partitions(EIGHT, APPEND_MS)
+    assert belongs_on(of, OLD) == NEW
+    assert belongs_on(of, NEW) is None
+
+
+def test_a_record_on_a_partition_that_is_not_known_yet_is_taken_where_it_is() -> None:
+    """Who put it there knew more partitions than this worker, and knew where it belongs."""
+    assert belongs_on(intake(), NEW) is None
+
+
+def test_a_record_that_was_moved_is_moved_again_by_counts_that_are_surely_newer() -> None:
+    of = intake()
+    assert belongs_on(of, OLD, moved=True) is None
+    assert belongs_on(of, (OLD + 1) % 4, moved=True) is None, "where this worker's counts may be older than its mover's"
+    of.learn_partitions(EIGHT, APPEND_MS + CLOCKS_DIFFER_MS)
+    assert belongs_on(of, OLD, moved=True) is None
+    of.learn_partitions(EIGHT, APPEND_MS + CLOCKS_DIFFER_MS + 1)
+    assert belongs_on(of, OLD, moved=True) == NEW
+
+
+def test_a_topic_that_the_broker_does_not_name_keeps_its_count() -> None:
+    of = intake()
+    of.learn_partitions({}, APPEND_MS)
+    assert belongs_on(of, OLD) is None
+    assert belongs_on(of, (OLD + 1) % 4) == OLD
+
+
+@pytest.mark.parametrize("start", range(8))
+@pytest.mark.parametrize("learned_ms", [0, 1, 10_000])
+def test_a_record_comes_to_rest_between_workers_that_know_different_counts(start: int, learned_ms: int) -> None:
+    """One has known of eight partitions since `learned_ms` after the record came, the other knows of four."""
+    knows, behind = intake(), intake()
+    knows.learn_partitions(EIGHT, APPEND_MS + learned_ms)
+    place, moved, hops = start, False, 0
+    while (to := belongs_on(behind if hops % 2 else knows, place, APPEND_MS + hops, moved=moved)) is not None:
+        place, moved, hops = to, True, hops + 1
+        assert hops <= 2
+    assert place in (OLD, NEW)

@@ -25,7 +25,7 @@ def test_deaths_are_counted_from_life_to_life(tmp_path: Path) -> None:
         assert journal.deaths(KEY, "r1") == life
         journal.started(KEY, "r1")
         journal.started(("topic", 0, 8), "r2")
-        journal.finished(("topic", 0, 8), "r2")
+        journal.ended(("topic", 0, 8), "r2")
         journal.flush()
         # no close: killed
     journal = CrashJournal(path)
@@ -34,13 +34,18 @@ def test_deaths_are_counted_from_life_to_life(tmp_path: Path) -> None:
     assert journal.deaths(KEY, "another request at this offset") == 0
 
 
-def test_a_finish_ends_the_count(tmp_path: Path) -> None:
+def test_an_outcome_ends_the_count_and_the_end_of_a_run_alone_does_not(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     run_and_die(path)
     journal = CrashJournal(path)
     assert journal.deaths(KEY, "r1") == 1
     journal.started(KEY, "r1")
-    journal.finished(KEY, "r1")
+    journal.flush()
+    journal.ended(KEY, "r1")
+    journal.flush()
+    journal = CrashJournal(path)
+    assert journal.deaths(KEY, "r1") == 1
+    journal.forget_deaths(KEY, "r1")
     journal.flush()
     assert CrashJournal(path).deaths(KEY, "r1") == 0
 
@@ -71,7 +76,7 @@ def test_a_long_life_compacts_its_file(tmp_path: Path) -> None:
     journal.started(KEY, "r1")
     for offset in range(100_000):
         journal.started(("a-topic-with-a-long-name", 3, offset), "x" * 36)
-        journal.finished(("a-topic-with-a-long-name", 3, offset), "x" * 36)
+        journal.ended(("a-topic-with-a-long-name", 3, offset), "x" * 36)
         if offset % 100 == 0:
             journal.flush()
     journal.flush()
@@ -79,12 +84,12 @@ def test_a_long_life_compacts_its_file(tmp_path: Path) -> None:
     assert CrashJournal(path).deaths(KEY, "r1") == 1
 
 
-def test_what_is_dropped_is_no_death_but_earlier_ones_count(tmp_path: Path) -> None:
+def test_a_run_that_has_ended_is_no_death_but_earlier_ones_count(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     run_and_die(path)
     journal = CrashJournal(path)
     journal.started(KEY, "r1")
-    journal.dropped(KEY, "r1")
+    journal.ended(KEY, "r1")
     assert journal.deaths(KEY, "r1") == 1
     journal.flush()
     assert CrashJournal(path).deaths(KEY, "r1") == 1
@@ -104,7 +109,7 @@ def test_what_ran_and_ended_between_two_flushes_is_never_written(tmp_path: Path)
     journal = CrashJournal(path)
     for offset in range(1000):
         journal.started(("topic", 0, offset), "r")
-        journal.finished(("topic", 0, offset), "r")
+        journal.ended(("topic", 0, offset), "r")
     journal.flush()
     assert path.stat().st_size == 0
 
@@ -114,7 +119,8 @@ def test_a_suspect_that_ends_at_once_is_cleared(tmp_path: Path) -> None:
     run_and_die(path)
     journal = CrashJournal(path)
     journal.started(KEY, "r1")
-    journal.finished(KEY, "r1")
+    journal.ended(KEY, "r1")
+    journal.forget_deaths(KEY, "r1")
     journal.flush()
     assert journal.deaths(KEY, "r1") == 0
     assert CrashJournal(path).deaths(KEY, "r1") == 0
@@ -125,7 +131,7 @@ def test_a_retry_in_place_runs_when_its_worker_dies(tmp_path: Path) -> None:
     journal = CrashJournal(path)
     journal.started(KEY, "r1")
     journal.flush()
-    journal.dropped(KEY, "r1")
+    journal.ended(KEY, "r1")
     journal.started(KEY, "r1")
     journal.flush()
     assert CrashJournal(path).deaths(KEY, "r1") == 1
