@@ -15,9 +15,9 @@ from penstock.processors.core.board import Catalog, Commands, FlowSettings
 from penstock.processors.core.effects import Erase
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.work import Work
-from penstock.schemas.errors import Cancelled, ExecutionTimeout, Expired
+from penstock.schemas.errors import Cancelled, ExecutionTimeout, Expired, conversation_deleted
 from penstock.schemas.records import ControlCommand
-from penstock.schemas.topics import TP, priority_class
+from penstock.schemas.topics import TP, conversation_key, priority_class
 
 ENDINGS_PER_PARTITION = 512
 ENDING_BYTES_PER_PARTITION = 8 * 2**20
@@ -66,6 +66,9 @@ class Flow(Arriving):
         """A command from the control topic, in log order."""
         if not self._commands.apply(command, wall_ms):
             return
+        if command.kind == "delete_conversation":
+            self._cancel_turns(command, now)
+            return
         work = self._subjects.get((command.tenant, command.request_id))
         if command.kind == "erase":
             self._emit(Erase(command))
@@ -75,6 +78,13 @@ class Flow(Arriving):
             self._cancel(work, Cancelled(command.reason or "cancelled by its caller"), now)
         elif command.kind == "reprioritize" and command.priority is not None and work.stage in IN_SCHEDULER:
             self._reprioritize(work, command.priority)
+
+    def _cancel_turns(self, command: ControlCommand, now: float) -> None:
+        """End the turns of a deleted conversation that were appended up to the command's time."""
+        line = conversation_key(command.tenant, command.conversation_id or "")
+        for work in [work for work in self.works.values() if work.line == line]:
+            if work.first_place.append_time_ms <= command.created_at:
+                self._cancel(work, conversation_deleted(), now)
 
     def _cancel(self, work: Work, error: Cancelled, now: float) -> None:
         if work.stage in IN_SCHEDULER or work.stage is Stage.RETRYING:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from penstock.producers.reader import PartitionReader, RawMessage
 from penstock.producers.settings import KafkaSettings
-from penstock.schemas.errors import DecodeError, RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, DecodeError, InternalError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,16 @@ class RecordFollower(Generic[T]):
         """Read to the end that the topic has now, so that an earlier order is known before work is admitted."""
         await asyncio.to_thread(self._reader.start)
         await asyncio.to_thread(self._reader.wait_until_caught_up, deadline_s)
+
+    def catch_up(self, deadline_s: float) -> None:
+        """Wait until `on_records` has had all records that the topic holds now. Blocks; not on the event loop.
+
+        Raises BrokerUnavailable after `deadline_s`, also when reading has ended: the watchdog ends the worker then.
+        """
+        try:
+            self._reader.wait_until_caught_up(deadline_s)
+        except InternalError as error:
+            raise BrokerUnavailable(error.message) from error
 
     @property
     def alive(self) -> bool:
