@@ -369,9 +369,11 @@ class Turns:
         Raises NotFound then.
         """
         offsets = await self._log.append(topic, records)
-        if await self._run(lambda: self._log.find(topic, LONGEST_ATTEMPT_S)) == topic_id:
+        found = await self._run(lambda: self._log.find(topic, LONGEST_ATTEMPT_S))
+        if found == topic_id:
             return offsets
-        await self._log.append(topic, [(key, None) for key, _ in records])
+        if found is not None:
+            await self._log.append(topic, [(key, None) for key, _ in records])
         raise NotFound(f"{topic} was deleted")
 
     def _ended_late(self, appending: asyncio.Future[list[int]]) -> None:
@@ -395,14 +397,14 @@ class Turns:
 
     def _refreshed(self, topic: str, within_s: float) -> ConversationLog:
         """The topic to its end: the cached part, if it is of the same Kafka topic, and the unseen tail."""
-        return self._read(topic, self._log.find(topic, within_s), within_s)
+        return self._log_of(topic, self._log.find(topic, within_s), within_s)
 
     def _opened(self, topic: str, log: ConversationLog, within_s: float) -> ConversationLog:
         """The log of the topic that exists now; it is made if there is none."""
         topic_id = self._log.open(topic, within_s)
-        return log if log.topic_id == topic_id else self._read(topic, topic_id, within_s)
+        return log if log.topic_id == topic_id else self._log_of(topic, topic_id, within_s)
 
-    def _read(self, topic: str, topic_id: str | None, within_s: float) -> ConversationLog:
+    def _log_of(self, topic: str, topic_id: str | None, within_s: float) -> ConversationLog:
         if topic_id is None:
             return ConversationLog(None)
         log = self._cached(topic)

@@ -12,7 +12,7 @@ from penstock.processors.conversations.messages import answer_message, input_mes
 from penstock.processors.conversations.turns import LostOwnership, Turns, TurnStart
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BrokerUnavailable, Cancelled, Overloaded
+from penstock.schemas.errors import BrokerUnavailable, Cancelled, NotFound, Overloaded
 from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest, conversation_message_key
 from penstock.schemas.topics import TopicNames
 from support import wait_until_async
@@ -51,6 +51,8 @@ class MemoryLog:
         return [record for record in self.records if record[0] >= from_offset]
 
     async def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+        if not self.made:
+            raise NotFound(f"there is no topic {topic}")
         rival, self.rival = self.rival, []
         for key, value in rival:
             self.records.append((len(self.records), key, value))
@@ -539,6 +541,23 @@ async def test_an_input_that_came_into_the_next_topic_is_taken_back() -> None:
     log.append = late
     assert await turns.begin(request("r2", "b"), 1, 0, mine, start.mark) is None
     assert standing(log) == []
+
+
+async def test_a_broker_that_does_not_know_a_new_topic_yet_changes_nothing() -> None:
+    """It may hear of the topic a moment after the others."""
+    log = MemoryLog()
+    turns = make(log)
+    asked = request("r1", "a")
+    await take(turns, asked)
+    finding = log.find
+
+    def not_yet(topic: str, timeout_s: float) -> str | None:
+        log.find = finding
+        return None
+
+    log.find = not_yet
+    assert (await turns.finish(answer(asked, "A"), mine, "first")).content == "A"
+    assert log.keys() == standing(log) == ["r1/in/0/1", "r1/out/1"]
 
 
 async def test_what_lands_in_the_next_topic_after_its_turn_was_cancelled_is_taken_back() -> None:
