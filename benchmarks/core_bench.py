@@ -309,6 +309,9 @@ class BenchBook:
     def priority(self, tenant: str, request_id: str) -> None:
         return None
 
+    def deleted_at(self, tenant: str, conversation_id: str) -> None:
+        return None
+
     def erasures(self) -> list[ControlCommand]:
         return []
 

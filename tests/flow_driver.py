@@ -49,8 +49,11 @@ class Book:
     def __init__(self) -> None:
         self.cancels: dict[tuple[str, str], ControlCommand] = {}
         self.priorities: dict[tuple[str, str], int] = {}
+        self.deleted: dict[tuple[str, str], int] = {}
 
     def apply(self, command: ControlCommand, now_ms: int) -> bool:
+        if command.kind == "delete_conversation":
+            self.deleted[(command.tenant, command.conversation_id or "")] = command.created_at
         if command.kind == "cancel":
             self.cancels[(command.tenant, command.request_id)] = command
         return True
@@ -60,6 +63,9 @@ class Book:
 
     def priority(self, tenant: str, request_id: str) -> int | None:
         return self.priorities.get((tenant, request_id))
+
+    def deleted_at(self, tenant: str, conversation_id: str) -> int | None:
+        return self.deleted.get((tenant, conversation_id))
 
     def erasures(self) -> list[ControlCommand]:
         return []
@@ -201,6 +207,17 @@ class World:
 
     def cancel(self, request_id: str, tenant: str = "default") -> None:
         command = ControlCommand(kind="cancel", request_id=request_id, tenant=tenant, created_at=self.wall_ms)
+        self.flow.command(command, self.now, self.wall_ms)
+        self.settle()
+
+    def delete_conversation(self, conversation_id: str, tenant: str = "default") -> None:
+        command = ControlCommand(
+            kind="delete_conversation",
+            request_id="",
+            tenant=tenant,
+            created_at=self.wall_ms,
+            conversation_id=conversation_id,
+        )
         self.flow.command(command, self.now, self.wall_ms)
         self.settle()
 

@@ -133,6 +133,9 @@ class ScriptedTurns:
         self.stands: ConversationMessage | BaseException | None = None
         self.readable = asyncio.Event()
         self.readable.set()
+        self.beginnable = asyncio.Event()
+        self.beginnable.set()
+        self.may_begin: Callable[[], bool] = lambda: False
         self.history: list[dict[str, Any]] = [{"role": "user", "content": "before"}]
         self.agrees: list[bool | BaseException] = []
         self.winner: ConversationMessage | BaseException | None = None
@@ -160,18 +163,21 @@ class ScriptedTurns:
         mine: Callable[[], bool],
         mark: Mark,
         shown: Shown | None = None,
-    ) -> bool:
+    ) -> str | None:
+        self.may_begin = mine
         self.shown.append(dict(shown or {}))
         self.begun.append((request.request_id, mark))
+        await self.beginnable.wait()
         agrees = self.agrees.pop(0) if self.agrees else True
         if isinstance(agrees, BaseException):
             raise agrees
-        return agrees
+        return "topic-1" if agrees else None
 
     async def answer(self, request: InferenceRequest, mine: Callable[[], bool]) -> ConversationMessage | None:
         return (await self.read(request, mine)).answer
 
-    async def finish(self, answer: ConversationMessage, mine: Callable[[], bool]) -> ConversationMessage:
+    async def finish(self, answer: ConversationMessage, mine: Callable[[], bool], topic_id: str) -> ConversationMessage:
+        assert topic_id == "topic-1"
         self.mine.append(mine)
         self.finished.append(answer)
         if isinstance(self.winner, BaseException):

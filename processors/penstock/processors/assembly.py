@@ -108,7 +108,11 @@ def assemble(
         asynchronous, codec, names, loop=loop, max_record_bytes=kafka.max_record_bytes, on_answer=watch.answered
     )
     outputs = Outputs(settings.artifacts_location, settings.artifacts)
-    turns = _turns(settings, asynchronous, codec, faults, watch, HeldImages(outputs.store))
+
+    def catch_up(within_s: float) -> None:
+        control.catch_up(within_s)
+
+    turns = _turns(settings, asynchronous, codec, faults, watch, HeldImages(outputs.store), catch_up)
     journal = CrashJournal(conf.data_dir / "journal")
     book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
     lanes = Lanes(metrics, clock=clock)
@@ -148,6 +152,7 @@ def assemble(
         on_erase=erase,
         on_broken=hooks.broken,
     )
+    control = ControlFollower(kafka, codec, loop, worker.on_commands)
     lanes.connect(serving, flow, worker.changed)
     serving.connect(flow)
     membership = Membership(
@@ -218,7 +223,7 @@ def assemble(
         lanes=lanes,
         journal=journal,
         book=book,
-        control=ControlFollower(kafka, codec, loop, worker.on_commands),
+        control=control,
         desired=DesiredFollower(kafka, codec, loop, WishedModels(settings.models, conf.pool, lanes).on_wishes),
         refetcher=refetcher,
         membership=membership,
@@ -278,6 +283,7 @@ def _turns(
     faults: Faults,
     watch: BrokerWatch,
     held: HeldImages,
+    catch_up: Callable[[float], None],
 ) -> Turns:
     conf = settings.conversations
     kafka = settings.kafka_settings()
@@ -289,6 +295,7 @@ def _turns(
         threads=conf.threads,
         cached_bytes=conf.cached_bytes,
         watch=watch,
+        catch_up=catch_up,
         held=held,
         after_append=lambda: faults.hit("after_answer_append"),
     )

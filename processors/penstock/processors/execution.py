@@ -165,11 +165,11 @@ class Execution:
             return
         try:
             request = work.request
-            agreed = await self._turns.begin(
-                request, work.epoch, now_ms(), lambda: _goes_on(work, run), run.mark, run.shown
+            run.topic_id = await self._turns.begin(
+                request, work.epoch, now_ms(), lambda: _begins(work, run), run.mark, run.shown
             )
-            if agreed:
-                self._flow.attempts.begun(work, run_id, self._clock())
+            if run.topic_id is not None:
+                self._flow.begun(work, run_id, self._clock())
             else:
                 self._flow.attempts.log_moved(work, run_id, self._clock())
         except LostOwnership:
@@ -254,7 +254,9 @@ class Execution:
             tool_calls=finished.output.get("tool_calls"),
             artifacts=references,
         )
-        winner = await self._turns.finish(answer, lambda: work.stage is Stage.KEEPING)
+        topic_id = None if work.run is None else work.run.topic_id
+        assert topic_id is not None, "only a turn that has begun has an answer"
+        winner = await self._turns.finish(answer, lambda: work.stage is Stage.KEEPING, topic_id)
         if winner is answer or _said(winner) == _said(answer):
             return finished
         return await self._standing(finished.run_id, winner)
@@ -411,6 +413,11 @@ def _without_nulls(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]
 def _goes_on(work: Work, run: Run) -> bool:
     """Whether this run is still the work's present one."""
     return work.run is run and work.stage not in OVER
+
+
+def _begins(work: Work, run: Run) -> bool:
+    """Whether its input may still be written: not when it was cancelled meanwhile."""
+    return work.run is run and work.stage is Stage.BEGINNING
 
 
 def _at_once(coroutine: Coroutine[Any, Any, Prepared]) -> Prepared:

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import key_of
 from penstock.schemas.records import ControlCommand, DesiredState, InferenceRequest
-from penstock.schemas.topics import HEADER_CONTENT_TYPE, HEADER_TRACEPARENT, TopicNames, request_key
+from penstock.schemas.topics import (
+    HEADER_CONTENT_TYPE,
+    HEADER_TRACEPARENT,
+    TopicNames,
+    conversation_key,
+    request_key,
+)
 
 _CONTENT_TYPE = (HEADER_CONTENT_TYPE, b"application/avro")
 _SPEC_VERSION = ("ce_specversion", b"1.0")
@@ -52,8 +58,11 @@ def request_record(
 
 
 def control_record(command: ControlCommand, names: TopicNames, codec: Codec, *, source: str = "penstock") -> Outgoing:
-    """A command as a record; a later one of the same kind for the same request replaces it."""
-    identity = f"{command.request_id}/{command.kind}"
+    """A command as a record; a later one of the same kind for the same request or conversation replaces it."""
+    subject = command.request_id
+    if command.kind == "delete_conversation":
+        subject = conversation_key(command.tenant, command.conversation_id or "")
+    identity = f"{subject}/{command.kind}"
     return Outgoing(
         topic=names.control,
         key=identity.encode(),

@@ -94,6 +94,11 @@ class Cancelled(PenstockError):
     code, http_status, type = "cancelled", 409, "cancelled"
 
 
+def conversation_deleted() -> Cancelled:
+    """How a turn ends when its conversation was deleted after it was sent."""
+    return Cancelled("its conversation was deleted")
+
+
 class Conflict(PenstockError):
     code, http_status, type = "conflict", 409, "invalid_request_error"
 

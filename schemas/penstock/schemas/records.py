@@ -385,7 +385,7 @@ class StatusEvent(Record):
 
 @record
 class ControlCommand(Record):
-    """An order about a request: cancel, reprioritize or erase."""
+    """An order: cancel, reprioritize or erase a request, or delete_conversation, whose `request_id` is empty."""
 
     _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin}
 

@@ -196,7 +196,7 @@ def topic_specs(
         spec(names.dlq, partitions, 30, "delete", flush=True),
         spec(names.result, partitions, 3, "delete", flush=True),
         spec(names.status, partitions, 3, "delete", flush=False),
-        spec(names.control, 1, 3, "compact,delete", flush=False),
+        spec(names.control, 1, 3, "compact,delete", flush=False, **append_time),
         spec(names.desired, 1, None, "compact", flush=False),
         spec(names.model, 1, None, "compact", flush=False),
         spec(names.worker, 1, 1, "compact,delete", flush=False),

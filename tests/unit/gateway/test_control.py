@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from penstock.gateway.service import control
 from penstock.gateway.service.control import Control
 from penstock.schemas.codec import default_codec
-from penstock.schemas.records import Origin
+from penstock.schemas.records import ControlCommand, Origin
 from penstock.schemas.topics import TopicNames
+from support import wait_until_async
 
 ORIGIN = Origin(topic="inference.request.high", partition=0, offset=1, append_time_ms=1)
 
@@ -40,6 +43,57 @@ async def test_whether_an_end_was_asked_for_is_decided_when_it_is_asked(ended: b
 
     unused: Any = None
     parts: Any = (worker, unused, unused, Found())
-    control = Control(*parts, default_codec(), TopicNames(), unused)
-    assert await control.cancel("t", "r") == (entry, not ended)
+    one = Control(*parts, default_codec(), TopicNames(), unused)
+    assert await one.cancel("t", "r") == (entry, not ended)
     assert worker.commands == (0 if ended else 1)
+
+
+class Log:
+    """Takes a command at the broker's time 50, and follows at once."""
+
+    def __init__(self) -> None:
+        self.commands: list[ControlCommand] = []
+
+    async def produce(self, topic: str, value: bytes, **options: Any) -> Any:
+        self.commands.append(default_codec().decode(value, ControlCommand))
+        return SimpleNamespace(offset=0, timestamp_ms=50)
+
+    async def catch_up(self) -> None:
+        pass
+
+
+def turn(request_id: str, append_time_ms: int | None) -> Any:
+    origin = None if append_time_ms is None else Origin(topic="t", partition=0, offset=1, append_time_ms=append_time_ms)
+    return SimpleNamespace(request_id=request_id, done=False, origin=origin)
+
+
+def control_of(log: Log, turns: list[Any]) -> Control:
+    view = SimpleNamespace(census=SimpleNamespace(of_conversation=lambda tenant, conversation_id: list(turns)))
+    parts: Any = (log, view, log, None, default_codec(), TopicNames(), None)
+    return Control(*parts)
+
+
+async def test_a_deletion_is_commanded_and_waits_for_the_turns_before_it() -> None:
+    log, before, after = Log(), turn("before", 50), turn("after", 51)
+    deleting = asyncio.create_task(control_of(log, [before, after]).end_turns("acme", "c1"))
+    await wait_until_async(lambda: log.commands, 10, "the command")
+    (command,) = log.commands
+    assert (command.kind, command.tenant, command.conversation_id) == ("delete_conversation", "acme", "c1")
+    await asyncio.sleep(0)
+    assert not deleting.done()
+    before.done = True
+    await asyncio.wait_for(deleting, 10)
+    assert not after.done
+
+
+async def test_a_deletion_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a worker the turns end when there is one."""
+    monkeypatch.setattr(control, "TURNS_END_S", 0.1)
+    log = Log()
+    await asyncio.wait_for(control_of(log, [turn("r", None)]).end_turns("acme", "c1"), 10)
+    assert len(log.commands) == 1
+
+
+@pytest.mark.parametrize("turns", [[], [turn("r", 1)]])
+async def test_a_conversation_may_consist_of_turns_that_wait(turns: list[Any]) -> None:
+    assert await control_of(Log(), turns).has_turns("acme", "c1") == bool(turns)

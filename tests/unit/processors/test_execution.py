@@ -27,7 +27,14 @@ from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, reference_to, size_of
 from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import Conflict, EngineFailed, InvalidRequest, Overloaded, PenstockError
+from penstock.schemas.errors import (
+    Conflict,
+    EngineFailed,
+    InvalidRequest,
+    Overloaded,
+    PenstockError,
+    conversation_deleted,
+)
 from penstock.schemas.records import ArtifactRef
 from penstock.schemas.records import Preview as KeptPreview
 from penstock.schemas.topics import TopicNames
@@ -505,6 +512,30 @@ async def test_an_answer_that_cannot_be_kept_fails_its_request(shell: Shell, err
     assert terminal.error is not None
     assert (terminal.status, terminal.error.code) == ("failed", "internal")
     assert "secret" not in terminal.error.message
+
+
+async def test_an_answer_whose_conversation_was_deleted_ends_its_turn_as_cancelled(shell: Shell) -> None:
+    shell.turns.winner = conversation_deleted()  # type: ignore[assignment]
+    shell.submit("r", line="c")
+    await shell.until_running()
+    shell.the_engine().finish()
+    terminal = await shell.until_ended()
+    assert (terminal.status, str(terminal.error)) == ("cancelled", "its conversation was deleted")
+
+
+async def test_a_turn_that_is_cancelled_while_it_begins_may_write_nothing_from_then_on(shell: Shell) -> None:
+    """Also before the broker has acknowledged its outcome."""
+    shell.turns.beginnable.clear()
+    shell.hold_answers = {ask.Terminal}
+    shell.submit("r", line="c")
+    await shell.until(lambda: shell.turns.begun)
+    assert shell.turns.may_begin()
+    shell.cancel("r")
+    assert not shell.turns.may_begin()
+    shell.turns.beginnable.set()
+    shell.release(ask.Terminal)
+    await shell.until_idle()
+    assert shell.ended == [("r", "cancelled")]
 
 
 # -- looking for an answer of what ends without a run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -56,3 +57,13 @@ def test_what_is_no_trace_begins_a_new_one(given: str | None) -> None:
     assert new != given
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", new)
     assert valid_traceparent(given) != new
+
+
+def test_a_deletion_is_keyed_by_its_conversation() -> None:
+    """The later of two replaces the earlier in the compacted topic, and no other command."""
+    fields: dict[str, Any] = {"kind": "delete_conversation", "request_id": "", "created_at": 1, "conversation_id": "c1"}
+    keys = [
+        control_record(ControlCommand(tenant=tenant, **fields), TopicNames(), default_codec()).key
+        for tenant in ("default", "acme")
+    ]
+    assert keys == [b"c1/delete_conversation", b"acme.c1/delete_conversation"]

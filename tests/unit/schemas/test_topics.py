@@ -92,6 +92,7 @@ def test_every_topic_has_a_specification(brokers: int) -> None:
     for topic in names.request_topics():
         assert specs[topic].partitions == 6
         assert specs[topic].config["message.timestamp.type"] == "LogAppendTime"
+    assert specs[names.control].config["message.timestamp.type"] == "LogAppendTime", "compared with them"
     assert specs[names.control].partitions == 1
     assert specs[names.model].config["cleanup.policy"] == "compact"
     for spec in specs.values():

@@ -16,7 +16,15 @@ from penstock.gateway.routes.paging import After, Limit, Order, page_of
 from penstock.gateway.settings import GatewaySettings
 from penstock.producers import admin
 from penstock.producers.conversations import ConversationRecord, Turn, fold_messages, read_conversation
-from penstock.schemas.errors import InsufficientCapacity, InvalidRequest, NotFound, PenstockError, UnsupportedParameter
+from penstock.producers.settings import KafkaSettings
+from penstock.schemas.errors import (
+    BrokerUnavailable,
+    InsufficientCapacity,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    UnsupportedParameter,
+)
 from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.records import ArtifactRef
 from penstock.schemas.times import rfc3339
@@ -25,6 +33,8 @@ logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
 REPLAY_RECORDS = 1_000
+GONE_S = 10.0
+"""A broker knows of a topic's deletion some milliseconds after it."""
 
 
 def conversation_json(conversation_id: str, created_ms: int | None = None) -> dict[str, Any]:
@@ -89,16 +99,32 @@ async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
 
 @router.delete("/{conversation_id}", summary="Delete a conversation with all its turns")
 async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
+    """Its turns that wait or run end as cancelled. A turn that is sent after the answer begins it anew, empty."""
     caller = caller_of(request)
     caller.require("cancel")
-    kafka, threads = service_of(request).kafka, service_of(request).threads.conversations
+    service = service_of(request)
+    kafka, threads, control = service.kafka, service.threads.conversations, service.control
     topic = kafka.names.conversation(caller.tenant, check_conversation_id(conversation_id))
-    if await threads.run(admin.topic_id, kafka, topic) is None:
+    exists = await threads.run(admin.topic_id, kafka, topic) is not None
+    if not exists and not await control.has_turns(caller.tenant, conversation_id):
         raise NotFound("there is no such conversation")
-    await threads.run(admin.delete_topic, kafka, topic)
+    # The command comes first: a worker that sees that the topic is gone can know of the deletion.
+    await control.end_turns(caller.tenant, conversation_id)
+    await threads.run(_remove, kafka, topic)
     context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
     await _release_artifacts(request, caller.tenant, conversation_id)
     return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}
+
+
+def _remove(kafka: KafkaSettings, topic: str) -> None:
+    """Delete the topic and wait until a broker says that it is gone: the next turn must not find it."""
+    topic_id = admin.topic_id(kafka, topic)
+    admin.delete_topic(kafka, topic)
+    give_up = time.monotonic() + GONE_S
+    while topic_id is not None and admin.topic_id(kafka, topic) == topic_id:
+        if time.monotonic() > give_up:
+            raise BrokerUnavailable(f"{topic} is still there; delete the conversation again", retry_after_s=1)
+        time.sleep(0.01)
 
 
 async def _release_artifacts(request: Request, tenant: str, conversation_id: str) -> None:

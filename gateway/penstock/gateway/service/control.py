@@ -1,8 +1,9 @@
-"""Control: asking for the end of requests, one or many, and erasing those that have ended."""
+"""Control: cancelling requests, one, many or those of a deleted conversation, and erasing those that have ended."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from penstock.gateway.service.lookups import Lookups
@@ -14,13 +15,16 @@ from penstock.gateway.view.view import View
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.clock import now_ms
 from penstock.producers.outgoing import control_record
-from penstock.producers.transport import AsyncTransport
+from penstock.producers.transport import AsyncTransport, Delivery
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import TopicNames
 
 CANCELS_AT_ONCE = 500
+TURNS_END_S = 5.0
+"""So long the deletion of a conversation waits for its turns to end. Without a worker they end later."""
+LOOK_AGAIN_S = 0.02
 
 
 class Control:
@@ -91,6 +95,35 @@ class Control:
             await asyncio.to_thread(self._artifacts.delete, tenant, artifact_id, even_held=True)
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
 
+    async def has_turns(self, tenant: str, conversation_id: str) -> bool:
+        """Whether turns of the conversation wait or run."""
+        await self._follower.catch_up()
+        return bool(self._view.census.of_conversation(tenant, conversation_id))
+
+    async def end_turns(self, tenant: str, conversation_id: str) -> None:
+        """Cancel all turns of a conversation that are on Kafka now, and wait a while until those have ended.
+
+        The command holds for turns that no view knows and for workers that start later.
+        """
+        command = ControlCommand(
+            kind="delete_conversation",
+            request_id="",
+            tenant=tenant,
+            created_at=now_ms(),
+            created_by="gateway",
+            conversation_id=conversation_id,
+        )
+        commanded = await self._send(command)
+        give_up = time.monotonic() + TURNS_END_S
+        await self._follower.catch_up()
+        turns = [
+            entry
+            for entry in self._view.census.of_conversation(tenant, conversation_id)
+            if entry.origin is None or entry.origin.append_time_ms <= commanded.timestamp_ms
+        ]
+        while any(not entry.done for entry in turns) and time.monotonic() < give_up:
+            await asyncio.sleep(LOOK_AGAIN_S)
+
     async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:
         command = ControlCommand(
             kind=kind,
@@ -102,9 +135,11 @@ class Control:
             origin=entry.origin,
             conversation_id=entry.conversation_id,
         )
+        return (await self._send(command)).offset
+
+    async def _send(self, command: ControlCommand) -> Delivery:
         record = control_record(command, self._names, self._codec, source=SOURCE)
         try:
-            delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+            return await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
         except NotFound as error:
             raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
-        return delivery.offset

@@ -69,7 +69,10 @@ class GuardedSubmitter:
 
 
 class GuardedControl:
-    """`Control` for one caller: what it cancels is counted. Erasing and the gateway's own cancels are not."""
+    """`Control` for one caller: what it cancels is counted.
+
+    Erasing, deleting a conversation and the gateway's own cancels are not counted.
+    """
 
     __slots__ = ("_allowances", "_caller", "_control")
 
@@ -94,6 +97,12 @@ class GuardedControl:
 
     async def erase(self, tenant: str, request_id: str) -> None:
         await self._control.erase(tenant, request_id)
+
+    async def has_turns(self, tenant: str, conversation_id: str) -> bool:
+        return await self._control.has_turns(tenant, conversation_id)
+
+    async def end_turns(self, tenant: str, conversation_id: str) -> None:
+        await self._control.end_turns(tenant, conversation_id)
 
     def _counted(self, cancelled: list[str]) -> list[str]:
         self._allowances.cancelled_more(self._caller, len(cancelled) - 1)

@@ -36,6 +36,8 @@ class ConversationLog:
 
     def __init__(self, topic_id: str | None) -> None:
         self.topic_id = topic_id
+        self.may_be_written = False
+        """This worker has carried out all commands that were given before this topic was seen."""
         self.next_offset = 0
         self.size_bytes = ENTRY_OVERHEAD_BYTES
         self._entries: list[Entry] = []

@@ -5,6 +5,9 @@ input and says whether the log in front of it is still what `read` saw. Reading 
 event loop only awaits. Calls for one conversation run one after the other.
 
 A Kafka that is away is waited for, in short attempts that the broker watch wakes, as long as the work is ours.
+
+A conversation may be deleted at any time, and a topic of the same name made again (`docs/decisions/0040`). What a turn
+writes belongs into the topic with one Kafka id: nothing of it stays in another.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -23,7 +27,14 @@ from penstock.processors.conversations.log import ConversationLog, Mark
 from penstock.processors.conversations.messages import Shown, as_chat, input_messages
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BrokerUnavailable, DecodeError, NotFound, Overloaded, RegistryUnavailable
+from penstock.schemas.errors import (
+    BrokerUnavailable,
+    DecodeError,
+    NotFound,
+    Overloaded,
+    RegistryUnavailable,
+    conversation_deleted,
+)
 from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest, conversation_message_key
 
 logger = logging.getLogger(__name__)
@@ -99,10 +110,15 @@ class Turns:
         threads: int,
         cached_bytes: int,
         watch: BrokerWatch,
+        catch_up: Callable[[float], None] = lambda within_s: None,
         held: Holder | None = None,
         after_append: Callable[[], None] = lambda: None,
     ) -> None:
-        """`held`: what keeps the images of turns; None where no turn has any."""
+        """`held`: what keeps the images of turns; None where no turn has any.
+
+        `catch_up` returns when this worker has carried out all commands that Kafka holds now: afterwards `mine` is
+        false for the turns of a deleted conversation. It blocks and raises BrokerUnavailable after the given seconds.
+        """
         self._log = log
         self._held = held
         self._codec = codec
@@ -112,7 +128,10 @@ class Turns:
         self._cache_lock = threading.Lock()
         self._order: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._watch = watch
+        self._catch_up = catch_up
         self._after_append = after_append
+        self._late: set[asyncio.Future[list[int]]] = set()
+        """What is being appended for work that was lost meanwhile."""
         self._closed = False
 
     async def read(self, request: InferenceRequest, mine: Callable[[], bool]) -> TurnStart:
@@ -127,9 +146,7 @@ class Turns:
     ) -> list[dict[str, Any]] | None:
         """The conversation up to an offset (None: as it is now), only read; None when there is no such conversation."""
         topic = self._topic_of(tenant, conversation_id)
-        log = await self._patiently(
-            topic, mine, lambda within_s: self._run(lambda: self._refreshed(topic, within_s, make=False))
-        )
+        log = await self._patiently(topic, mine, lambda within_s: self._run(lambda: self._refreshed(topic, within_s)))
         return None if log.topic_id is None else [as_chat(message) for message in log.through(through_offset)]
 
     async def begin(
@@ -140,25 +157,28 @@ class Turns:
         mine: Callable[[], bool],
         mark: Mark,
         shown: Shown | None = None,
-    ) -> bool:
+    ) -> str | None:
         """At the grant: append the request's own input unless it stands there, with the images that it shows.
 
-        False when the log in front of it is not what `read` saw (or the answer stands there by now): the turn must be
-        read and prepared again. Raises LostOwnership.
+        Returns Kafka's id of the topic. None when the log in front of it is not what `read` saw (or the answer stands
+        there by now): the turn must be read and prepared again. Raises LostOwnership.
         """
         topic, request_id = self._topic(request), request.request_id
 
-        async def attempt(within_s: float) -> bool:
-            log = await self._run(lambda: self._refreshed(topic, within_s, make=True))
+        async def attempt(within_s: float) -> str | None:
+            log = await self._current(topic, mark.topic_id, request_id, within_s)
+            if log is None:
+                return None
+            log = await self._writable(topic, log, within_s, mine)
             if log.answer(request_id) is not None or not log.agrees(mark, request_id):
-                return False
+                return None
             own = log.inputs(request_id)
             messages = input_messages(request, epoch, now_ms, shown)
             missing = [message for message in messages if message.index not in own]
             if missing:
                 await self._hold(missing)
                 await self._append(topic, log, missing, mine)
-            return log.agrees(mark, request_id)
+            return log.topic_id if log.agrees(mark, request_id) else None
 
         return await self._patiently(topic, mine, attempt)
 
@@ -166,8 +186,11 @@ class Turns:
         """The answer that stands already, appending nothing and making no topic."""
         return (await self.read(request, mine)).answer
 
-    async def finish(self, answer: ConversationMessage, mine: Callable[[], bool]) -> ConversationMessage:
-        """Append the answer unless one stands there, and return the one that counts. Raises LostOwnership."""
+    async def finish(self, answer: ConversationMessage, mine: Callable[[], bool], topic_id: str) -> ConversationMessage:
+        """Append the answer unless one stands there, and return the one that counts. Raises LostOwnership.
+
+        `topic_id` is what `begin` returned. Raises Cancelled when that topic was deleted.
+        """
         topic = self._topic_of(answer.tenant, answer.conversation_id)
         request_id = answer.request_id or ""
 
@@ -178,12 +201,17 @@ class Turns:
             # After a failure the log is read to its end, where what was appended without an answer is found.
             log = None if tried else self._cached(topic)
             tried = True
-            log = log or await self._run(lambda: self._refreshed(topic, within_s, make=True))
+            if log is None or log.topic_id != topic_id:
+                log = await self._current(topic, topic_id, request_id, within_s)
+            if log is None:
+                await self._let_go(answer, {artifact.artifact_id for artifact in answer.artifacts})
+                raise conversation_deleted()
             if log.answer(request_id) is None:
                 await self._hold([answer])
                 await self._append(topic, log, [answer], mine)
                 self._after_append()
-            await self._let_go_of_lost(answer, log)
+            if answer.artifacts:
+                await self._let_go(answer, {artifact.artifact_id for artifact in answer.artifacts} - log.artifact_ids())
             return log.answer(request_id) or answer
 
         return await self._patiently(topic, mine, attempt)
@@ -192,7 +220,7 @@ class Turns:
         """Write tombstones for all of a request's messages; how many. Images that only they referred to are let go."""
         topic = self._topic_of(tenant, conversation_id)
         async with self._in_order(topic):
-            log = await self._run(lambda: self._refreshed(topic, LONGEST_ATTEMPT_S, make=False))
+            log = await self._run(lambda: self._refreshed(topic, LONGEST_ATTEMPT_S))
             keys = log.keys_of(request_id)
             if keys:
                 await self._log.append(topic, [(key, None) for key in keys])
@@ -216,12 +244,42 @@ class Turns:
         if ids and held is not None:
             await self._run(lambda: held.hold(first.tenant, first.conversation_id, ids))
 
-    async def _let_go_of_lost(self, answer: ConversationMessage, log: ConversationLog) -> None:
-        """Another answer counts: nobody refers to the images of this one."""
+    async def _let_go(self, answer: ConversationMessage, artifact_ids: Set[str]) -> None:
+        """Nobody refers to these images of an answer."""
         held = self._held
-        lost = {artifact.artifact_id for artifact in answer.artifacts} - log.artifact_ids() if answer.artifacts else ()
-        if lost and held is not None:
-            await self._run(lambda: held.let_go(answer.tenant, answer.conversation_id, lost))
+        if artifact_ids and held is not None:
+            await self._run(lambda: held.let_go(answer.tenant, answer.conversation_id, artifact_ids))
+
+    async def _current(
+        self, topic: str, topic_id: str | None, request_id: str, within_s: float
+    ) -> ConversationLog | None:
+        """The log to its end, if it is of the topic that the turn has seen; it had seen none when `topic_id` is None.
+
+        None when that topic is gone. What of the turn came into the one that was made since is taken back.
+        """
+        log = await self._run(lambda: self._refreshed(topic, within_s))
+        if topic_id is None or log.topic_id == topic_id:
+            return log
+        if keys := log.keys_of(request_id):
+            await self._log.append(topic, [(key, None) for key in keys])
+        return None
+
+    async def _writable(
+        self, topic: str, log: ConversationLog, within_s: float, mine: Callable[[], bool]
+    ) -> ConversationLog:
+        """The log of a topic that exists and that the turn may write to. Raises LostOwnership.
+
+        A deletion is commanded before the topic goes. So a worker that sees a topic, or that there is none, and then
+        catches up with the commands, knows which turns were sent before the deletion.
+        """
+        while not log.may_be_written:
+            seen = log.topic_id
+            await self._run(lambda: self._catch_up(within_s))
+            if not mine():
+                raise LostOwnership
+            log = await self._run(partial(self._opened, topic, log, within_s))
+            log.may_be_written = log.topic_id == seen
+        return log
 
     def _in_order(self, topic: str) -> asyncio.Lock:
         """One call at a time works on a conversation's log; the lock lives as long as somebody holds or awaits it."""
@@ -271,11 +329,14 @@ class Turns:
     async def _append(
         self, topic: str, log: ConversationLog, messages: list[ConversationMessage], mine: Callable[[], bool]
     ) -> None:
-        """Append and bring the log to its end. What another worker wrote in between is read too."""
+        """Append and bring the log to its end. What another worker wrote in between is read too.
+
+        Raises NotFound when the topic is not that of the log any more.
+        """
         if not mine():
             raise LostOwnership
         records = [(conversation_message_key(message).encode(), self._codec.encode(message)) for message in messages]
-        offsets = await self._appended(topic, records, mine)
+        offsets = await self._appended(topic, log.topic_id, records, mine)
         if offsets == list(range(log.next_offset, log.next_offset + len(offsets))):
             for offset, (key, value), message in zip(offsets, records, messages, strict=True):
                 log.apply(offset, key, message, len(value))
@@ -284,21 +345,46 @@ class Turns:
             await self._run(lambda: self._extend(topic, log, LONGEST_ATTEMPT_S))
 
     async def _appended(
-        self, topic: str, records: Sequence[tuple[bytes, bytes | None]], mine: Callable[[], bool]
+        self,
+        topic: str,
+        topic_id: str | None,
+        records: Sequence[tuple[bytes, bytes | None]],
+        mine: Callable[[], bool],
     ) -> list[int]:
         """The offsets. What was sent cannot be called back: work that is lost meanwhile leaves it to the broker."""
-        appending = asyncio.ensure_future(self._log.append(topic, records))
+        appending = asyncio.ensure_future(self._append_to(topic, topic_id, records))
         while not appending.done():
             await asyncio.wait({appending}, timeout=LOOK_AGAIN_S)
             if not appending.done() and (self._closed or not mine()):
-                appending.add_done_callback(lambda late: late.cancelled() or late.exception())
+                self._late.add(appending)
+                appending.add_done_callback(self._ended_late)
                 raise LostOwnership
         return appending.result()
+
+    async def _append_to(
+        self, topic: str, topic_id: str | None, records: Sequence[tuple[bytes, bytes | None]]
+    ) -> list[int]:
+        """Append to the topic with this id. Producers name topics only: what came into another is taken back.
+
+        Raises NotFound then.
+        """
+        offsets = await self._log.append(topic, records)
+        found = await self._run(lambda: self._log.find(topic, LONGEST_ATTEMPT_S))
+        if found == topic_id:
+            return offsets
+        if found is not None:
+            await self._log.append(topic, [(key, None) for key, _ in records])
+        raise NotFound(f"{topic} was deleted")
+
+    def _ended_late(self, appending: asyncio.Future[list[int]]) -> None:
+        self._late.discard(appending)
+        if not appending.cancelled():
+            appending.exception()  # nobody else hears of it
 
     # -- in the pool's threads
 
     def _turn_start(self, topic: str, request_id: str, within_s: float) -> TurnStart:
-        log = self._refreshed(topic, within_s, make=False)
+        log = self._refreshed(topic, within_s)
         answer = log.answer(request_id)
         messages = [] if answer is not None else log.history(request_id)
         return TurnStart(
@@ -309,9 +395,16 @@ class Turns:
             shown=log.shown_by(request_id),
         )
 
-    def _refreshed(self, topic: str, within_s: float, *, make: bool) -> ConversationLog:
+    def _refreshed(self, topic: str, within_s: float) -> ConversationLog:
         """The topic to its end: the cached part, if it is of the same Kafka topic, and the unseen tail."""
-        topic_id = self._log.open(topic, within_s) if make else self._log.find(topic, within_s)
+        return self._log_of(topic, self._log.find(topic, within_s), within_s)
+
+    def _opened(self, topic: str, log: ConversationLog, within_s: float) -> ConversationLog:
+        """The log of the topic that exists now; it is made if there is none."""
+        topic_id = self._log.open(topic, within_s)
+        return log if log.topic_id == topic_id else self._log_of(topic, topic_id, within_s)
+
+    def _log_of(self, topic: str, topic_id: str | None, within_s: float) -> ConversationLog:
         if topic_id is None:
             return ConversationLog(None)
         log = self._cached(topic)

@@ -23,7 +23,14 @@ from penstock.processors.core.states import Stage
 from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.work import Body, Work, WorkKey
 from penstock.schemas.abilities import needed
-from penstock.schemas.errors import Cancelled, EngineFailed, Expired, InternalError, PenstockError
+from penstock.schemas.errors import (
+    Cancelled,
+    EngineFailed,
+    Expired,
+    InternalError,
+    PenstockError,
+    conversation_deleted,
+)
 from penstock.schemas.topics import TP, priority_class
 
 TWINS = 16
@@ -184,6 +191,8 @@ class Arrivals:
         cancel = self._commands.cancelled(work.tenant, work.request_id)
         if cancel is not None:
             return Cancelled(cancel.reason or "cancelled before it ran")
+        if work.line is not None and self._conversation_was_deleted(read):
+            return conversation_deleted()
         if work.deadline_ms is not None and wall_ms >= work.deadline_ms:
             return Expired("its deadline passed before it was taken")
         try:
@@ -201,6 +210,11 @@ class Arrivals:
         if changed is not None:
             work.priority, work.klass = changed, priority_class(changed)
         return None
+
+    def _conversation_was_deleted(self, read: Taken) -> bool:
+        """Whether it was deleted after this turn was sent."""
+        deleted_at = self._commands.deleted_at(read.request.tenant, read.request.conversation_id or "")
+        return deleted_at is not None and read.origin.append_time_ms <= deleted_at
 
     def _enqueue(self, work: Work, now: float) -> None:
         lane = self._lanes[work.lane]

@@ -22,7 +22,8 @@ from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.arriving import Arrivals
 from penstock.processors.core.attempts import Attempts
 from penstock.processors.core.budget import Budget
-from penstock.processors.core.effects import Effect, Erase
+from penstock.processors.core.commanding import Commanding
+from penstock.processors.core.effects import Effect
 from penstock.processors.core.endings import Endings
 from penstock.processors.core.estimates import Estimates
 from penstock.processors.core.explaining import Explainer
@@ -47,16 +48,16 @@ from penstock.processors.core.run_memory import RunMemory
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.settings import Catalog, Commands, FlowSettings
 from penstock.processors.core.starting import Starter
-from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
+from penstock.processors.core.states import IN_SCHEDULER, Stage
 from penstock.processors.core.statuses import Statuses
 from penstock.processors.core.streams import Streams
 from penstock.processors.core.views import Views
 from penstock.processors.core.waits import Waits
 from penstock.processors.core.watch import FleetWatch
 from penstock.processors.core.work import Work, WorkKey
-from penstock.schemas.errors import Cancelled, ExecutionTimeout, Expired
+from penstock.schemas.errors import ExecutionTimeout, Expired
 from penstock.schemas.records import ControlCommand, WaitingFor
-from penstock.schemas.topics import TP, priority_class
+from penstock.schemas.topics import TP
 
 ROUNDS_A_STEP = 1_000
 """Rounds of one step beyond four for each request and lane that is held."""
@@ -89,7 +90,6 @@ class Flow:
         `deaths`: how many workers died while a request ran. `estimates`: what was learned before.
         """
         placement = replace(settings.placement, longest_reservation_s=settings.longest_reservation_s)
-        self._commands = commands
         self._effects: list[Effect] = []
         self._paused: frozenset[TP] = frozenset()
         self.taking = True
@@ -178,6 +178,9 @@ class Flow:
             agenda,
             placement,
         )
+        self._commanding = Commanding(
+            registry, gate, scheduler, budget, lanes, self.endings, agenda, emit, commands
+        )
         self.orders = Orders(scheduler, lanes, self.lifecycle, agenda)
         self.watch = FleetWatch(scheduler, lanes, memory, self.starter, heads, views, agenda)
         self.arrivals = Arrivals(
@@ -238,43 +241,12 @@ class Flow:
             self._holdings.drop(work)
         self.budget.assign(list(committed))
         self._paused = frozenset()
-        for command in self._commands.erasures():
-            self._effects.append(Erase(command))
+        self._commanding.erase_again()
         self.agenda.look_at_all(self.lanes.values())
-
-    # -- commands
 
     def command(self, command: ControlCommand, now: float, wall_ms: int) -> None:
         """A command from the control topic, in log order."""
-        if not self._commands.apply(command, wall_ms):
-            return
-        work = self.registry.find(command.tenant, command.request_id)
-        if command.kind == "erase":
-            self._effects.append(Erase(command))
-        elif work is None:
-            return
-        elif command.kind == "cancel":
-            self._cancel(work, Cancelled(command.reason or "cancelled by its caller"), now)
-        elif command.kind == "reprioritize" and command.priority is not None and work.stage in IN_SCHEDULER:
-            self._reprioritize(work, command.priority)
-
-    def _cancel(self, work: Work, error: Cancelled, now: float) -> None:
-        if work.stage in IN_SCHEDULER or work.stage is Stage.RETRYING:
-            self.endings.end_waiting(work, "cancel", error, now)
-        elif work.stage in ON_LANE:
-            self.endings.end_running(work, "cancel", error, now)
-
-    def _reprioritize(self, work: Work, priority: int) -> None:
-        klass = priority_class(priority)
-        if work.body is not None:
-            self.budget.drop_body(work.klass, work.lane, work.size_bytes)
-            self.budget.keep_body(klass, work.lane, work.size_bytes)
-        if work.stage is Stage.PARKED:
-            parked = self.lanes[work.lane].parked
-            parked[work.klass] -= 1
-            parked[klass] += 1
-        if self.scheduler.reprioritize(work, klass, priority):
-            self.agenda.look_at(self.lanes[work.lane])
+        self._commanding.command(command, now, wall_ms, taking=self.taking)
 
     # -- time
 

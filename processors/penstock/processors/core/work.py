@@ -43,6 +43,8 @@ class Run:
     spec: Any = None
     mark: Any = None
     """What the conversation's log looked like when it was read."""
+    topic_id: str | None = None
+    """Kafka's id of the conversation's topic that holds its input."""
     shown: Any = None
     """The images that its own messages of the conversation show."""
     preparing_since: float = 0.0

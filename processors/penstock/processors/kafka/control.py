@@ -1,4 +1,5 @@
-"""What `inference.control` says: cancels and new priorities remembered within the horizon, erasures to be done.
+"""What `inference.control` says: cancels, new priorities and deleted conversations, remembered within the horizon, and
+erasures to be done.
 
 The book is pure and bounded; the follower connects it to the topic, which a worker replays before it admits work.
 """
@@ -17,7 +18,7 @@ from penstock.schemas.codec import Codec
 from penstock.schemas.records import ControlCommand
 
 Subject = tuple[str, str]
-"""(tenant, request_id)"""
+"""(tenant, request_id), or (tenant, conversation_id) for a deleted conversation."""
 
 
 class ControlBook:
@@ -29,7 +30,13 @@ class ControlBook:
         self._cancels: OrderedDict[Subject, ControlCommand] = OrderedDict()
         self._priorities: OrderedDict[Subject, ControlCommand] = OrderedDict()
         self._erasures: OrderedDict[Subject, ControlCommand] = OrderedDict()
-        self._books = {"cancel": self._cancels, "reprioritize": self._priorities, "erase": self._erasures}
+        self._deletions: OrderedDict[Subject, ControlCommand] = OrderedDict()
+        self._books = {
+            "cancel": self._cancels,
+            "reprioritize": self._priorities,
+            "erase": self._erasures,
+            "delete_conversation": self._deletions,
+        }
 
     def apply(self, command: ControlCommand, now_ms: int) -> bool:
         """Remember it. False when it is older than the horizon, says nothing, or is of a kind that is not known."""
@@ -38,14 +45,26 @@ class ControlBook:
             return False
         if command.kind == "reprioritize" and command.priority is None:
             return False
+        if command.kind == "delete_conversation":
+            return command.conversation_id is not None and self._delete(command, command.conversation_id)
         if command.created_at > now_ms:  # a clock that is ahead must not make it outlive the others
             command = dataclasses.replace(command, created_at=now_ms)
-        subject = (command.tenant, command.request_id)
+        self._remember(book, (command.tenant, command.request_id), command)
+        return True
+
+    def _delete(self, command: ControlCommand, conversation_id: str) -> bool:
+        """Its time is the broker's, as that of the turns which it is compared with: it stays as it is."""
+        subject = (command.tenant, conversation_id)
+        known = self._deletions.get(subject)
+        if known is None or known.created_at < command.created_at:
+            self._remember(self._deletions, subject, command)
+        return True
+
+    def _remember(self, book: OrderedDict[Subject, ControlCommand], subject: Subject, command: ControlCommand) -> None:
         book[subject] = command
         book.move_to_end(subject)
         while len(book) > self._remembered:
             book.popitem(last=False)
-        return True
 
     def cancelled(self, tenant: str, request_id: str) -> ControlCommand | None:
         return self._cancels.get((tenant, request_id))
@@ -53,6 +72,11 @@ class ControlBook:
     def priority(self, tenant: str, request_id: str) -> int | None:
         command = self._priorities.get((tenant, request_id))
         return None if command is None else command.priority
+
+    def deleted_at(self, tenant: str, conversation_id: str) -> int | None:
+        """Milliseconds since the epoch: turns of the conversation that were appended up to then end as cancelled."""
+        command = self._deletions.get((tenant, conversation_id))
+        return None if command is None else command.created_at
 
     def erasures(self) -> list[ControlCommand]:
         """Erasures not yet done here, oldest first."""
@@ -71,7 +95,7 @@ class ControlBook:
                 del book[subject]
 
     def __len__(self) -> int:
-        return len(self._cancels) + len(self._priorities) + len(self._erasures)
+        return sum(map(len, self._books.values()))
 
 
 class ControlFollower(RecordFollower[ControlCommand]):
@@ -89,6 +113,11 @@ class ControlFollower(RecordFollower[ControlCommand]):
         on_commands: Callable[[Sequence[ControlCommand]], None],
     ) -> None:
         def read(message: RawMessage) -> ControlCommand | None:
-            return None if message.value is None else codec.decode(message.value, ControlCommand)
+            if message.value is None:
+                return None
+            command = codec.decode(message.value, ControlCommand)
+            if command.kind == "delete_conversation":  # it is compared with append times of requests
+                return dataclasses.replace(command, created_at=message.timestamp_ms)
+            return command
 
         super().__init__(settings, settings.names.control, read, loop, on_commands, name="control")

@@ -17,7 +17,7 @@ from penstock.processors.engines.threads import in_daemon_thread
 from penstock.producers import admin
 from penstock.producers.reader import PartitionReader, RawMessage
 from penstock.producers.settings import KafkaSettings
-from penstock.schemas.errors import DecodeError, PenstockError, RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, DecodeError, InternalError, PenstockError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,16 @@ class RecordFollower(Generic[T]):
     async def _replay(self, deadline_s: float) -> None:
         await asyncio.to_thread(self._reader.start)
         await asyncio.to_thread(self._reader.wait_until_caught_up, deadline_s)
+
+    def catch_up(self, deadline_s: float) -> None:
+        """Wait until `on_records` has had all records that the topic holds now. Blocks; not on the event loop.
+
+        Raises BrokerUnavailable after `deadline_s`, also when reading has ended: the watchdog ends the worker then.
+        """
+        try:
+            self._reader.wait_until_caught_up(deadline_s)
+        except InternalError as error:
+            raise BrokerUnavailable(error.message) from error
 
     @property
     def alive(self) -> bool:

@@ -12,9 +12,10 @@ from penstock.processors.conversations.messages import answer_message, input_mes
 from penstock.processors.conversations.turns import LostOwnership, Turns, TurnStart
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BrokerUnavailable, Overloaded
+from penstock.schemas.errors import BrokerUnavailable, Cancelled, NotFound, Overloaded
 from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest, conversation_message_key
 from penstock.schemas.topics import TopicNames
+from support import wait_until_async
 
 CODEC = default_codec()
 TOPIC = TopicNames().conversation("default", "c1")
@@ -50,6 +51,8 @@ class MemoryLog:
         return [record for record in self.records if record[0] >= from_offset]
 
     async def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+        if not self.made:
+            raise NotFound(f"there is no topic {topic}")
         rival, self.rival = self.rival, []
         for key, value in rival:
             self.records.append((len(self.records), key, value))
@@ -107,7 +110,7 @@ async def test_a_turn_appends_its_input_once_and_sees_only_its_past() -> None:
     turns = make(log)
     first, second = request("r1", "a", "b"), request("r2", "c")
     assert (await take(turns, first)).history == []
-    await turns.finish(answer(first, "A"), mine)
+    await turns.finish(answer(first, "A"), mine, "first")
     start = await take(turns, second)
     assert contents(start.history) == ["a", "b", "A"]
     assert log.keys() == ["r1/in/0/1", "r1/in/1/1", "r1/out/1", "r2/in/0/1"]
@@ -133,7 +136,7 @@ async def test_a_log_that_moved_after_reading_is_read_again() -> None:
     first, second = request("r1", "a"), request("r2", "b")
     ahead = await turns.read(second, mine)
     await take(turns, first)
-    await turns.finish(answer(first, "A"), mine)
+    await turns.finish(answer(first, "A"), mine, "first")
     assert not await turns.begin(second, 1, 0, mine, ahead.mark)
     assert log.keys()[-1] == "r1/out/1", "nothing was appended"
     again = await turns.read(second, mine)
@@ -178,7 +181,7 @@ async def test_an_answer_that_came_after_reading_is_not_run_over() -> None:
     turns = make(log)
     start = await turns.read(asked, mine)
     assert await turns.begin(asked, 1, 0, mine, start.mark)
-    await make(log).finish(answer(asked, "a dead worker's"), mine)
+    await make(log).finish(answer(asked, "a dead worker's"), mine, "first")
     assert not await turns.begin(asked, 2, 0, mine, start.mark)
     again = await turns.read(asked, mine)
     assert again.answer is not None
@@ -199,7 +202,7 @@ async def test_the_lowest_offset_of_an_input_counts() -> None:
 async def test_an_answer_that_stands_is_found() -> None:
     log = MemoryLog()
     await take(make(log), request("r1", "a"))
-    await make(log).finish(answer(request("r1", "a"), "A"), mine)
+    await make(log).finish(answer(request("r1", "a"), "A"), mine, "first")
     start = await make(log).read(request("r1", "a"), mine)
     assert start.answer is not None
     assert start.answer.content == "A"
@@ -211,7 +214,7 @@ async def test_the_answer_with_the_lowest_offset_wins() -> None:
     asked = request("r1", "a")
     await take(turns, asked)
     log.rival = [(b"r1/out/2", CODEC.encode(answer(asked, "the rival's", epoch=2)))]
-    winner = await turns.finish(answer(asked, "mine"), mine)
+    winner = await turns.finish(answer(asked, "mine"), mine, "first")
     assert winner.content == "the rival's"
 
 
@@ -228,7 +231,7 @@ async def test_only_the_tail_is_read_again() -> None:
     for number in range(3):
         asked = request(f"r{number}", "x")
         await take(turns, asked)
-        await turns.finish(answer(asked, "y"), mine)
+        await turns.finish(answer(asked, "y"), mine, "first")
     assert log.reads == [0, 2, 2, 4, 4]
 
 
@@ -260,7 +263,7 @@ async def test_a_lost_partition_writes_nothing() -> None:
     with pytest.raises(LostOwnership):
         await turns.begin(request("r1", "a"), 1, 0, lambda: False, start.mark)
     with pytest.raises(LostOwnership):
-        await turns.finish(answer(request("r1", "a"), "A"), lambda: False)
+        await turns.finish(answer(request("r1", "a"), "A"), lambda: False, "first")
     assert log.records == []
 
 
@@ -269,7 +272,7 @@ async def test_erase_tombstones_every_record_of_the_request() -> None:
     turns = make(log)
     first = request("r1", "a", "b")
     await take(turns, first)
-    await turns.finish(answer(first, "A"), mine)
+    await turns.finish(answer(first, "A"), mine, "first")
     await take(turns, request("r2", "c"))
     assert await turns.erase("default", "c1", "r1") == 3
     assert {key for _, key, value in log.records if value is None} == {b"r1/in/0/1", b"r1/in/1/1", b"r1/out/1"}
@@ -285,7 +288,7 @@ async def test_a_standing_answer_is_looked_up_without_writing() -> None:
     assert not log.made, "looking makes no topic"
     await take(turns, asked)
     assert await turns.answer(asked, mine) is None
-    await turns.finish(answer(asked, "A"), mine)
+    await turns.finish(answer(asked, "A"), mine, "first")
     keys = log.keys()
     standing = await turns.answer(asked, mine)
     assert standing is not None
@@ -320,7 +323,7 @@ async def test_who_waits_for_kafka_lets_go_when_the_work_is_lost() -> None:
     waiting = [
         asyncio.create_task(turns.read(asked, lambda: ours)),
         asyncio.create_task(turns.begin(asked, 1, 0, lambda: ours, start.mark)),
-        asyncio.create_task(turns.finish(answer(asked, "A"), lambda: ours)),
+        asyncio.create_task(turns.finish(answer(asked, "A"), lambda: ours, "first")),
         asyncio.create_task(turns.answer(asked, lambda: ours)),
     ]
     await asyncio.sleep(0.1)
@@ -349,7 +352,7 @@ async def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(step: s
     log.lose_answers = step == "begin"
     assert await turns.begin(asked, 1, 0, mine, start.mark)
     log.lose_answers = step == "finish"
-    assert (await turns.finish(answer(asked, "A"), mine)).content == "A"
+    assert (await turns.finish(answer(asked, "A"), mine, "first")).content == "A"
     assert log.keys() == ["r1/in/0/1", "r1/out/1"]
 
 
@@ -392,6 +395,195 @@ async def test_a_kafka_that_is_there_and_slow_is_given_longer() -> None:
 
     log.find = slow
     assert (await asyncio.wait_for(turns.read(request("r1", "a"), mine), 10)).history == []
+
+
+# -- deleted conversations
+
+
+class Commands:
+    """Which turns were cancelled: a worker knows of it once it has caught up."""
+
+    def __init__(self) -> None:
+        self.cancelled = self.known = False
+        self.looks = 0
+
+    def catch_up(self, within_s: float) -> None:
+        self.looks += 1
+        self.known = self.cancelled
+
+    def mine(self) -> bool:
+        return not self.known
+
+
+def commanded(log: MemoryLog) -> tuple[Turns, Commands]:
+    commands, watch = Commands(), BrokerWatch(lambda _: not log.away)
+    naming = TopicNames().conversation
+    made = Turns(
+        log, CODEC, naming, threads=1, cached_bytes=1 << 20, watch=watch, catch_up=commands.catch_up
+    )  # fmt: skip
+    return made, commands
+
+
+def standing(log: MemoryLog) -> list[str]:
+    """Keys of the records that no tombstone removes."""
+    values = {key.decode(): value for _, key, value in log.records}
+    return [key for key, value in values.items() if value is not None]
+
+
+def make_anew(log: MemoryLog) -> None:
+    """Delete the topic and make it again."""
+    log.records.clear()
+    log.topic_id = "second"
+
+
+async def test_a_cancelled_turn_makes_no_topic() -> None:
+    log = MemoryLog()
+    turns, commands = commanded(log)
+    start = await turns.read(request("r1", "a"), commands.mine)
+    commands.cancelled = True
+    with pytest.raises(LostOwnership):
+        await turns.begin(request("r1", "a"), 1, 0, commands.mine, start.mark)
+    assert (log.made, log.records) == (False, [])
+
+
+async def test_a_cancelled_turn_writes_nothing_to_a_topic_that_was_made_anew() -> None:
+    log = MemoryLog()
+    turns, commands = commanded(log)
+    await take(turns, request("r1", "a"))
+    make_anew(log)
+    start = await turns.read(request("r2", "b"), commands.mine)
+    commands.cancelled = True
+    with pytest.raises(LostOwnership):
+        await turns.begin(request("r2", "b"), 1, 0, commands.mine, start.mark)
+    assert log.records == []
+
+
+async def test_who_makes_a_topic_looks_again_at_the_commands() -> None:
+    """One may have been given, and the conversation deleted and made anew, between the look and the making."""
+    log = MemoryLog()
+    turns, commands = commanded(log)
+    start = await turns.read(request("r1", "a"), commands.mine)
+    opening = log.open
+
+    def opened_late(topic: str, timeout_s: float) -> str:
+        commands.cancelled = True
+        return opening(topic, timeout_s)
+
+    log.open = opened_late
+    with pytest.raises(LostOwnership):
+        await turns.begin(request("r1", "a"), 1, 0, commands.mine, start.mark)
+    assert log.records == []
+
+
+async def test_the_commands_are_looked_at_once_for_a_topic() -> None:
+    log = MemoryLog()
+    turns, commands = commanded(log)
+    for number in range(3):
+        asked = request(f"r{number}", "x")
+        await take(turns, asked)
+        await turns.finish(answer(asked, "y"), mine, "first")
+    assert commands.looks == 2, "when there is no topic, and when there is one"
+
+
+async def test_a_turn_whose_topic_is_gone_is_read_again_and_makes_none_before() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await take(turns, request("r1", "a"))
+    ahead = await turns.read(request("r2", "b"), mine)
+    log.records.clear()
+    log.topic_id, log.made = "second", False
+    assert await turns.begin(request("r2", "b"), 1, 0, mine, ahead.mark) is None
+    assert not log.made
+    start = await turns.read(request("r2", "b"), mine)
+    assert start.history == []
+    assert await turns.begin(request("r2", "b"), 1, 0, mine, start.mark) == "second"
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["deleted", "made anew"])
+async def test_an_answer_whose_topic_is_gone_is_not_written(anew: bool) -> None:
+    log = MemoryLog()
+    turns, marks = holding(log)
+    asked = drawing("r1", "a cat")
+    await take(turns, asked)
+    make_anew(log)
+    log.made = anew
+    with pytest.raises(Cancelled, match="its conversation was deleted"):
+        await asyncio.wait_for(turns.finish(drawn(asked, "cat"), mine, "first"), 10)
+    assert standing(log) == []
+    assert log.made == anew
+    assert marks.held == set()
+
+
+async def test_an_answer_that_another_turn_s_reading_left_without_its_topic_is_not_written() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    asked = request("r1", "a")
+    await take(turns, asked)
+    make_anew(log)
+    assert (await turns.read(request("r2", "b"), mine)).history == []
+    with pytest.raises(Cancelled, match="its conversation was deleted"):
+        await turns.finish(answer(asked, "A"), mine, "first")
+    assert log.records == []
+
+
+async def test_an_input_that_came_into_the_next_topic_is_taken_back() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await take(turns, request("r1", "a"))
+    start = await turns.read(request("r2", "b"), mine)
+    appending = log.append
+
+    async def late(topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+        log.append = appending
+        make_anew(log)
+        return await appending(topic, records)
+
+    log.append = late
+    assert await turns.begin(request("r2", "b"), 1, 0, mine, start.mark) is None
+    assert standing(log) == []
+
+
+async def test_a_broker_that_does_not_know_a_new_topic_yet_changes_nothing() -> None:
+    """It may hear of the topic a moment after the others."""
+    log = MemoryLog()
+    turns = make(log)
+    asked = request("r1", "a")
+    await take(turns, asked)
+    finding = log.find
+
+    def not_yet(topic: str, timeout_s: float) -> str | None:
+        log.find = finding
+        return None
+
+    log.find = not_yet
+    assert (await turns.finish(answer(asked, "A"), mine, "first")).content == "A"
+    assert log.keys() == standing(log) == ["r1/in/0/1", "r1/out/1"]
+
+
+async def test_what_lands_in_the_next_topic_after_its_turn_was_cancelled_is_taken_back() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    asked, ours = request("r1", "a"), True
+    await take(turns, asked)
+    start = await turns.read(request("r2", "b"), mine)
+    appending, inside, sent = log.append, asyncio.Event(), asyncio.Event()
+
+    async def slow(topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+        inside.set()
+        await sent.wait()
+        log.append = appending
+        return await appending(topic, records)
+
+    log.append = slow
+    begins = asyncio.create_task(turns.begin(request("r2", "b"), 1, 0, lambda: ours, start.mark))
+    await asyncio.wait_for(inside.wait(), 10)
+    ours = False
+    with pytest.raises(LostOwnership):
+        await asyncio.wait_for(begins, 10)
+    make_anew(log)
+    sent.set()
+    await wait_until_async(lambda: len(log.records) == 2, 10, "its tombstone")
+    assert standing(log) == []
 
 
 # -- images
@@ -457,7 +649,7 @@ async def test_images_are_held_before_their_turns_are_written() -> None:
     start = await turns.read(asked, mine)
     assert await turns.begin(asked, 1, 0, mine, start.mark, {0: [picture("brought")]})
     assert marks.done == [("hold", 0)]
-    await turns.finish(drawn(asked, "cat-1", "cat-2"), mine)
+    await turns.finish(drawn(asked, "cat-1", "cat-2"), mine, "first")
     assert marks.done == [("hold", 0), ("hold", 1)], "before each record"
     assert marks.held == {"brought", "cat-1", "cat-2"}
     later = await turns.read(drawing("r2", "another"), mine)
@@ -486,7 +678,7 @@ async def test_images_of_an_answer_that_lost_are_let_go() -> None:
     await take(turns, asked)
     first = drawn(asked, "theirs")
     log.rival = [(conversation_message_key(first).encode(), CODEC.encode(first))]
-    winner = await turns.finish(drawn(asked, "ours", epoch=2), mine)
+    winner = await turns.finish(drawn(asked, "ours", epoch=2), mine, "first")
     assert [one.artifact_id for one in winner.artifacts] == ["theirs"]
     assert "ours" not in marks.held
 
@@ -496,7 +688,7 @@ async def test_an_erasure_keeps_only_what_other_turns_refer_to() -> None:
     turns, marks = holding(log)
     first, second = drawing("r1", "a cat"), drawing("r2", "a dog")
     await take(turns, first)
-    await turns.finish(drawn(first, "cat", "both"), mine)
+    await turns.finish(drawn(first, "cat", "both"), mine, "first")
     start = await turns.read(second, mine)
     assert await turns.begin(second, 1, 0, mine, start.mark, {0: [picture("both")]})
     marks.held |= {"of an attempt that died"}

@@ -278,6 +278,60 @@ def test_a_cancel_ends_it_at_every_stage_but_after_its_end(stage: str) -> None:
         assert follower.stage is Stage.RUNNING
 
 
+@pytest.mark.parametrize("stage", ["queued", "preparing", "ready", "beginning", "running", "retrying"])
+def test_a_deleted_conversation_ends_its_turns_and_no_others(stage: str) -> None:
+    world = World()
+    if stage != "queued":
+        world.up(slots=0 if stage == "ready" else 1)
+    held = {"preparing": ask.Prepare, "beginning": ask.Begin}.get(stage)
+    world.hold_answers = set() if held is None else {held}
+    work = world.submit("r", line="c")
+    assert work is not None
+    world.pass_time(0.02)
+    if stage == "retrying":
+        world.fail("r", EngineFailed("broken"))
+    assert work.stage.value == stage
+    world.submit("behind", LOW, line="c")
+    world.submit("other", line="d")
+    world.submit("alone")
+    world.wall_ms += 1
+    world.submit("of another tenant", tenant="t", line="t.c")
+    world.delete_conversation("c")
+    assert sorted(world.ended) == [("behind", "cancelled"), ("r", "cancelled")]
+    (error,) = {e.error for e in world.seen if isinstance(e, ask.Terminal) and e.work is work}
+    assert str(error) == "its conversation was deleted"
+    world.wall_ms += 1
+    world.submit("next", line="c")
+    assert len(world.ended) == 2, "what was sent after the deletion waits or runs"
+
+
+def test_a_turn_that_was_sent_before_the_deletion_ends_when_it_arrives_later() -> None:
+    world = World()
+    world.up(slots=8)
+    sent_ms = world.wall_ms
+    world.wall_ms += 5
+    world.delete_conversation("c")
+    world.wall_ms = sent_ms
+    world.submit("before", line="c")
+    world.submit("no turn of it")
+    world.wall_ms += 5
+    world.submit("at the same time", line="c")
+    world.wall_ms += 1
+    world.submit("after", line="c")
+    assert world.ended == [("before", "cancelled"), ("at the same time", "cancelled")]
+    assert sorted(world.running) == ["after", "no turn of it"]
+
+
+def test_a_parked_turn_of_a_deleted_conversation_is_read_again_to_end() -> None:
+    world = World(intake_bytes=10_000)
+    for number in range(200):
+        world.submit(f"r{number}", line="c" if number == 199 else None)
+    (parked,) = [work for work in world.flow.works.values() if work.line == "c"]
+    assert parked.stage is Stage.PARKED
+    world.delete_conversation("c")
+    assert world.ended == [("r199", "cancelled")]
+
+
 def test_deadlines_end_what_waits_and_not_what_runs() -> None:
     world = World()
     world.up(inline=True)

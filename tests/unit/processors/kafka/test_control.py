@@ -15,7 +15,7 @@ from penstock.processors.kafka.record_follower import SLICE
 from penstock.producers.reader import RawMessage
 from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import Codec, default_codec
-from penstock.schemas.errors import RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, InternalError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
 
 DAY_MS = 86_400_000
@@ -49,6 +49,61 @@ def test_old_and_unknown_commands_are_passed_over() -> None:
     assert not control.apply(command("cancel"), now_ms=DAY_MS + 1)
     assert not control.apply(command("UNKNOWN"), now_ms=0)
     assert len(control) == 0
+
+
+def deletion(conversation_id: str | None, at: int, tenant: str = "default") -> ControlCommand:
+    return ControlCommand(
+        kind="delete_conversation", request_id="", tenant=tenant, created_at=at, conversation_id=conversation_id
+    )
+
+
+def test_a_deletion_is_remembered_for_its_conversation_and_tenant() -> None:
+    control = book()
+    assert control.apply(deletion("c1", 7), now_ms=10)
+    assert control.deleted_at("default", "c1") == 7
+    assert control.deleted_at("other", "c1") is None
+    assert control.deleted_at("default", "c2") is None
+    assert not control.apply(deletion(None, 7), now_ms=10), "it names nothing"
+    assert len(control) == 1
+
+
+def test_the_latest_deletion_counts_at_the_broker_s_time() -> None:
+    control = book()
+    for at in (7, 25, 9):  # a replay repeats older ones
+        control.apply(deletion("c1", at), now_ms=20)
+    assert control.deleted_at("default", "c1") == 25, "a worker's clock that is behind does not shorten it"
+
+
+def test_deletions_are_bounded_and_pruned() -> None:
+    control = book(remembered=2)
+    for number in range(3):
+        control.apply(deletion(f"c{number}", number), now_ms=number)
+    assert [control.deleted_at("default", f"c{n}") for n in range(3)] == [None, 1, 2]
+    control.prune(DAY_MS + 2)
+    assert [control.deleted_at("default", f"c{n}") for n in range(3)] == [None, None, 2]
+
+
+async def test_the_time_of_a_deletion_is_that_of_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared with append times of requests: the gateway's clock is none of them."""
+    seen: list[ControlCommand] = []
+    _, reader = follower(monkeypatch, seen.extend)
+    codec = default_codec()
+    records = [codec.encode(deletion("c1", 5)), codec.encode(command("cancel", at=5))]
+    await asyncio.to_thread(
+        reader.on_batch, [RawMessage("inference.control", 0, n, 70 + n, b"k", one) for n, one in enumerate(records)]
+    )
+    assert [(one.kind, one.created_at) for one in seen] == [("delete_conversation", 70), ("cancel", 5)]
+
+
+async def test_a_reader_that_has_ended_is_waited_for_like_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    control, reader = follower(monkeypatch, lambda commands: None)
+
+    def ended(deadline_s: float) -> None:
+        raise InternalError("the reader has ended")
+
+    reader.wait_until_caught_up = ended  # type: ignore[attr-defined]
+    with pytest.raises(BrokerUnavailable, match="ended"):
+        control.catch_up(1.0)
 
 
 def test_the_book_is_bounded_and_pruned() -> None:

@@ -1,0 +1,112 @@
+"""Commands of the control topic: cancel, reprioritize and erase a request, end one that is lost, end a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.budget import Budget
+from penstock.processors.core.effects import Effect, Erase
+from penstock.processors.core.endings import Endings
+from penstock.processors.core.gate import CommitGate
+from penstock.processors.core.lane import Lanes
+from penstock.processors.core.lost import key_of_lost, lost_work
+from penstock.processors.core.registry import Registry
+from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.settings import Commands
+from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
+from penstock.processors.core.work import Work
+from penstock.schemas.errors import Cancelled, Expired, conversation_deleted
+from penstock.schemas.records import ControlCommand
+from penstock.schemas.topics import conversation_key, priority_class
+
+
+@dataclass(eq=False)
+class Commanding:
+    """Commands come in log order, and may come twice."""
+
+    _registry: Registry
+    _gate: CommitGate
+    _scheduler: Scheduler[Work]
+    _budget: Budget
+    _lanes: Lanes
+    _endings: Endings
+    _agenda: Agenda
+    _emit: Callable[[Effect], None]
+    _commands: Commands
+
+    def command(self, command: ControlCommand, now: float, wall_ms: int, *, taking: bool) -> None:
+        """Follow one. `taking`: whether this worker takes work."""
+        if command.kind == "end_lost":
+            if taking:
+                self._end_lost(command, now)
+            return
+        if not self._commands.apply(command, wall_ms):
+            return
+        if command.kind == "delete_conversation":
+            self._cancel_turns(command, now)
+            return
+        work = self._registry.find(command.tenant, command.request_id)
+        if command.kind == "erase":
+            self._emit(Erase(command))
+        elif work is None:
+            return
+        elif command.kind == "cancel":
+            self._cancel(work, Cancelled(command.reason or "cancelled by its caller"), now)
+        elif command.kind == "reprioritize" and command.priority is not None and work.stage in IN_SCHEDULER:
+            self._reprioritize(work, command.priority)
+
+    def erase_again(self) -> None:
+        """A new owner carries out the erasures that are remembered."""
+        for command in self._commands.erasures():
+            self._emit(Erase(command))
+
+    def _end_lost(self, command: ControlCommand, now: float) -> None:
+        """A request is past its deadline or cancelled, and its record is gone: no delivery will ever bring it.
+
+        The owner of the record's partition ends it, unless it holds it. The outcome is one that the request must have
+        in any case. So a command that comes twice, or to a former owner, or for a record that is delivered after all,
+        does no harm: readers follow the first outcome. A command that changes nothing now is not remembered. The
+        gateway asks again.
+        """
+        key, origin = key_of_lost(command), command.origin
+        if key is None or origin is None or not self._gate.owns(key[:2]):
+            return
+        registry = self._registry
+        if key in registry.works or registry.find(command.tenant, command.request_id) is not None:
+            return
+        work = lost_work(command, key, origin, epoch=registry.generation, seq=registry.next_seq(), now=now)
+        registry.hold(work)
+        registry.name(work)
+        cancel = self._commands.cancelled(command.tenant, command.request_id)
+        if cancel is not None:
+            error = Cancelled(cancel.reason or "cancelled by its caller")
+        else:
+            error = Expired("its record was deleted from its topic before its turn came, and its deadline has passed")
+        self._endings.end_unrun(work, "arrive_ended", error, now)
+
+    def _cancel_turns(self, command: ControlCommand, now: float) -> None:
+        """End the turns of a deleted conversation that were appended up to the command's time."""
+        line = conversation_key(command.tenant, command.conversation_id or "")
+        for work in [work for work in self._registry.works.values() if work.line == line]:
+            if work.first_place.append_time_ms <= command.created_at:
+                self._cancel(work, conversation_deleted(), now)
+
+    def _cancel(self, work: Work, error: Cancelled, now: float) -> None:
+        if work.stage in IN_SCHEDULER or work.stage is Stage.RETRYING:
+            self._endings.end_waiting(work, "cancel", error, now)
+        elif work.stage in ON_LANE:
+            self._endings.end_running(work, "cancel", error, now)
+
+    def _reprioritize(self, work: Work, priority: int) -> None:
+        klass = priority_class(priority)
+        if work.body is not None:
+            self._budget.drop_body(work.klass, work.lane, work.size_bytes)
+            self._budget.keep_body(klass, work.lane, work.size_bytes)
+        if work.stage is Stage.PARKED:
+            parked = self._lanes[work.lane].parked
+            parked[work.klass] -= 1
+            parked[klass] += 1
+        if self._scheduler.reprioritize(work, klass, priority):
+            self._agenda.look_at(self._lanes[work.lane])
