@@ -51,6 +51,7 @@ class ControlKind(StrEnum):
     CANCEL = "cancel"
     REPRIORITIZE = "reprioritize"
     ERASE = "erase"
+    END_LOST = "end_lost"
     UNKNOWN = "UNKNOWN"
 
 
@@ -132,6 +133,15 @@ def fields_of(kind: type[Record]) -> Mapping[str, None]:
     if known is None:
         known = _NAMES[kind] = {item.name: None for item in fields(cast(Any, kind))}
     return known
+
+
+@record
+class Place(Record):
+    """Where a record stands."""
+
+    topic: str
+    partition: int
+    offset: int
 
 
 @record
@@ -385,9 +395,9 @@ class StatusEvent(Record):
 
 @record
 class ControlCommand(Record):
-    """An order about a request: cancel, reprioritize or erase."""
+    """An order about a request: cancel, reprioritize, erase, or end it because its record is gone."""
 
-    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin}
+    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin, "place": Place}
 
     kind: str
     request_id: str
@@ -398,6 +408,8 @@ class ControlCommand(Record):
     created_by: str | None = None
     origin: Origin | None = None
     conversation_id: str | None = None
+    place: Place | None = None
+    task: str | None = None
 
 
 @record
