@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from penstock.processors.core.arriving import Arriving
 from penstock.processors.core.board import Catalog, Commands, FlowSettings
 from penstock.processors.core.effects import Erase
+from penstock.processors.core.lost import key_of_lost, lost_work
 from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import Cancelled, ExecutionTimeout, Expired
@@ -64,6 +65,9 @@ class Flow(Arriving):
 
     def command(self, command: ControlCommand, now: float, wall_ms: int) -> None:
         """A command from the control topic, in log order."""
+        if command.kind == "end_lost":
+            self._end_lost(command, now)
+            return
         if not self._commands.apply(command, wall_ms):
             return
         work = self._subjects.get((command.tenant, command.request_id))
@@ -75,6 +79,29 @@ class Flow(Arriving):
             self._cancel(work, Cancelled(command.reason or "cancelled by its caller"), now)
         elif command.kind == "reprioritize" and command.priority is not None and work.stage in IN_SCHEDULER:
             self._reprioritize(work, command.priority)
+
+    def _end_lost(self, command: ControlCommand, now: float) -> None:
+        """A request is past its deadline or cancelled, and its record is gone: no delivery will ever bring it.
+
+        The owner of the record's partition ends it, unless it holds it. The outcome is one that the request must have
+        in any case. So a command that comes twice, or to a former owner, or for a record that is delivered after all,
+        does no harm: readers follow the first outcome. A command that changes nothing now is not remembered. The
+        gateway asks again.
+        """
+        key, origin = key_of_lost(command), command.origin
+        if key is None or origin is None or not self.taking or not self.gate.owns(key[:2]):
+            return
+        subject = (command.tenant, command.request_id)
+        if key in self.works or subject in self._subjects:
+            return
+        work = lost_work(command, key, origin, epoch=self.generation, seq=next(self._seq), now=now)
+        self.works[key] = self._subjects[subject] = work
+        cancel = self._commands.cancelled(*subject)
+        if cancel is not None:
+            error = Cancelled(cancel.reason or "cancelled by its caller")
+        else:
+            error = Expired("its record was deleted from its topic before its turn came, and its deadline has passed")
+        self._end_unrun(work, "arrive_ended", error, now)
 
     def _cancel(self, work: Work, error: Cancelled, now: float) -> None:
         if work.stage in IN_SCHEDULER or work.stage is Stage.RETRYING:
