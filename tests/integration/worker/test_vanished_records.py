@@ -126,18 +126,24 @@ def test_a_cancel_outlives_the_gateway_and_the_workers(site: Site) -> None:
     assert site.ended(request_id, 30)["status"] == "cancelled"
 
 
-def test_what_a_worker_holds_is_left_alone(site: Site) -> None:
-    """The record is gone, but the worker that took it lives: the request runs as if nothing had happened."""
-    request_id = site.submit_to_paused_model(ttl_ms=3_600_000)
+def test_what_a_worker_holds_is_left_alone(make_system: Make) -> None:
+    """Its record is gone and its deadline passes while it runs: the worker is asked to end it, and lets it run."""
+    slow = {"id": "noop", "source": "noop", "engine": "noop", "options": {"tokens": 60, "delay_ms": 250}}
+    site = Site(make_system(models=[slow]))
+    request_id = site.submit(ttl_ms=3_000)
+    wait_until(lambda: site.request(request_id)["status"] == "running", 20, lambda: site.request(request_id))
     site.delete_records()
-    site.post("/v1/admin/models/noop/resume")
-    assert site.ended(request_id, 20)["status"] == "completed"
+    asked = f"lost.end_asked request={request_id}"
+    wait_until(lambda: asked in site.gateway.log.read_text(), 20, lambda: site.gateway.tail())
+    assert not site.request(request_id)["done"]
+    assert site.ended(request_id, 30)["status"] == "completed"
 
 
 def test_an_answer_that_stands_in_the_conversation_is_the_outcome(make_system: Make) -> None:
     """The worker was killed between the answer's append and the outcome, and the request's record is gone."""
     site = Site(make_system(), faults="kill:after_answer_append")
-    request_id = site.submit(conversation_id="c1")
+    payload = {"messages": [{"role": "user", "content": "a"}]}
+    request_id = site.submit(conversation_id="c1", payload=payload)
     assert site.worker.wait_dead(30) == -signal.SIGKILL
     site.delete_records()
     site.start_worker()

@@ -1,15 +1,17 @@
-"""Control: asking for the end of requests, one or many, and erasing those that have ended."""
+"""Control: asking for the end of requests, one or many, or lost ones, and erasing those that have ended."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.output_artifacts import artifact_ids_of
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
+from penstock.gateway.view.lost_requests import Overdue
 from penstock.gateway.view.view import View
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.clock import now_ms
@@ -91,20 +93,32 @@ class Control:
             await asyncio.to_thread(self._artifacts.delete, tenant, artifact_id, even_held=True)
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
 
+    async def end_lost(self, lost: Overdue) -> None:
+        """Ask the owner of the partition to end a request whose record is gone. Raises BrokerUnavailable."""
+        command = _command_about(lost.entry, "end_lost")
+        command = replace(command, origin=lost.origin, place=lost.place, task=lost.entry.task or None)
+        await self._send(command)
+
     async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:
-        command = ControlCommand(
-            kind=kind,
-            request_id=entry.request_id,
-            tenant=entry.tenant,
-            reason=reason,
-            created_at=now_ms(),
-            created_by="gateway",
-            origin=entry.origin,
-            conversation_id=entry.conversation_id,
-        )
+        return await self._send(replace(_command_about(entry, kind), reason=reason))
+
+    async def _send(self, command: ControlCommand) -> int:
+        """The offset of the command's record."""
         record = control_record(command, self._names, self._codec, source=SOURCE)
         try:
             delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
         except NotFound as error:
             raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
         return delivery.offset
+
+
+def _command_about(entry: Entry, kind: str) -> ControlCommand:
+    return ControlCommand(
+        kind=kind,
+        request_id=entry.request_id,
+        tenant=entry.tenant,
+        created_at=now_ms(),
+        created_by="gateway",
+        origin=entry.origin,
+        conversation_id=entry.conversation_id,
+    )

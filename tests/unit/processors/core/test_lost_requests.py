@@ -102,7 +102,8 @@ def test_the_record_comes_after_all() -> None:
     world.flow.delivered_range((MEDIUM, 0), 0, 7, [])
     (effect,) = end_lost(world)
     work = world.submit("r1", settle=False)
-    assert work is not None and world.flow.works[work.key] is work
+    assert work is not None
+    assert world.flow.works[work.key] is work
     world.flow.delivered(effect.work, "expired")
     assert world.flow.works[work.key] is work
     assert not [one for one in world.flow.take_effects() if isinstance(one, Letter)]
