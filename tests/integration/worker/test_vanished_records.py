@@ -24,8 +24,9 @@ class Site:
 
     def __init__(self, system: System, *, faults: str = "") -> None:
         self.system = system
-        self.worker = system.worker("w1", faults=faults).wait_ready()
-        self.gateway = system.gateway().wait_ready()
+        self.worker, self.gateway = system.worker("w1", faults=faults), system.gateway()
+        self.worker.wait_ready()
+        self.gateway.wait_ready()
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         answer = httpx.post(f"{self.gateway.url}{path}", json=body, timeout=30)
