@@ -21,6 +21,8 @@ from penstock.schemas.errors import PenstockError
 logger = logging.getLogger(__name__)
 
 LOOK_S = 3.0
+LOOKED_THROUGH = 100_000
+"""With more live requests than this it looks less often: they cost 0.3 µs each."""
 SCANNED_AT_ONCE = 2_000
 """Live requests that are looked at before others have their turn on the loop."""
 ASKED_AT_ONCE = 200
@@ -46,7 +48,8 @@ class EndingLost:
     async def run(self) -> None:
         """Look every few seconds, until it is cancelled. Several gateways do not look at the same moment."""
         while True:
-            await asyncio.sleep(LOOK_S * random.uniform(0.7, 1.3))
+            crowd = max(1.0, self._view.live_count / LOOKED_THROUGH)
+            await asyncio.sleep(LOOK_S * crowd * random.uniform(0.7, 1.3))
             try:
                 await self.look()
             except PenstockError as error:
