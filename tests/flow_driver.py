@@ -221,6 +221,16 @@ class World:
         self.flow.command(command, self.now, self.wall_ms)
         self.settle()
 
+    def reprioritize(self, request_id: str, priority: int) -> None:
+        command = ControlCommand(
+            kind="reprioritize",
+            request_id=request_id,
+            tenant="default",
+            priority=priority,
+            created_at=self.wall_ms,
+        )
+        self.flow.command(command, self.now, self.wall_ms)
+
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         self.wall_ms += round(seconds * 1000)

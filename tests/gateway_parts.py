@@ -32,6 +32,7 @@ def service_with(part: Any, artifacts: Any = None) -> GatewayService:
         control=part,
         model_orders=part,
         sweeps=part,
+        ending_lost=part,
     )
 
 

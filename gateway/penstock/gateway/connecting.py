@@ -126,6 +126,8 @@ class Connecting:
             stack.push_async_callback(follower.stop)
             sweeping = asyncio.create_task(service.sweeps.run(), name="sweep-artifacts")
             stack.callback(sweeping.cancel)
+            ending_lost = asyncio.create_task(service.ending_lost.run(), name="end-lost")
+            stack.callback(ending_lost.cancel)
             if settings.queues:
                 feeder = self._feeder(service, sender)
                 feeder.start()

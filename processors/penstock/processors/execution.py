@@ -169,7 +169,7 @@ class Execution:
                 request, work.epoch, now_ms(), lambda: _begins(work, run), run.mark, run.shown
             )
             if run.topic_id is not None:
-                self._flow.begun(work, run_id, self._clock())
+                self._flow.attempts.begun(work, run_id, self._clock())
             else:
                 self._flow.attempts.log_moved(work, run_id, self._clock())
         except LostOwnership:

@@ -51,6 +51,8 @@ class ControlKind(StrEnum):
     CANCEL = "cancel"
     REPRIORITIZE = "reprioritize"
     ERASE = "erase"
+    DELETE_CONVERSATION = "delete_conversation"
+    END_LOST = "end_lost"
     UNKNOWN = "UNKNOWN"
 
 
@@ -132,6 +134,15 @@ def fields_of(kind: type[Record]) -> Mapping[str, None]:
     if known is None:
         known = _NAMES[kind] = {item.name: None for item in fields(cast(Any, kind))}
     return known
+
+
+@record
+class Place(Record):
+    """Where a record stands."""
+
+    topic: str
+    partition: int
+    offset: int
 
 
 @record
@@ -385,9 +396,11 @@ class StatusEvent(Record):
 
 @record
 class ControlCommand(Record):
-    """An order: cancel, reprioritize or erase a request, or delete_conversation, whose `request_id` is empty."""
+    """An order: cancel, reprioritize, erase or end a request (`end_lost`: its record is gone from its topic), or
+    delete_conversation, whose `request_id` is empty.
+    """
 
-    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin}
+    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin, "place": Place}
 
     kind: str
     request_id: str
@@ -398,6 +411,8 @@ class ControlCommand(Record):
     created_by: str | None = None
     origin: Origin | None = None
     conversation_id: str | None = None
+    place: Place | None = None
+    task: str | None = None
 
 
 @record

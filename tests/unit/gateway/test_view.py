@@ -28,11 +28,13 @@ from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
 from penstock.schemas.ids import derived_request_id, idempotent_request_id
+from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import (
     ControlCommand,
     InferenceRequest,
     ModelInfo,
     Origin,
+    Place,
     Preview,
     Record,
     ResultEvent,
@@ -511,6 +513,31 @@ def test_a_request_that_is_published_again_is_not_another(gateway: Gateway) -> N
     gateway.read(REQUESTS, REQUEST, headers=((HEADER_ORIGIN, b"elsewhere"),))
     assert gateway.view.find(KEY) is None
     assert gateway.view.offsets() == {REQUESTS: 1}
+
+
+def test_where_a_record_was_published_again_outlives_the_process(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(HIGH, replace(REQUEST, ttl_ms=1), headers=((HEADER_ORIGIN, b"elsewhere"),))
+    assert gateway.found().moved_to == Place(topic=HIGH[0], partition=0, offset=0)
+    gateway.flush()
+    gateway.restart()
+    entry = gateway.found()
+    assert (entry.moved_to, entry.origin) == (Place(topic=HIGH[0], partition=0, offset=0), ORIGIN)
+    assert entry.deadline_ms == 1_000 + DEFAULT_LIMITS.default_ttl_ms
+
+
+def test_that_its_end_was_asked_for_outlives_the_process(gateway: Gateway) -> None:
+    command = ControlCommand(kind="cancel", request_id="r", tenant="default", created_at=1)
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(CONTROL, replace(command, tenant="foreign"))
+    assert gateway.found().cancelled_ms == 0
+    gateway.read(CONTROL, command, timestamp_ms=3_000)
+    gateway.read(CONTROL, command, timestamp_ms=9_000)
+    gateway.read(CONTROL, replace(command, kind="end_lost"), timestamp_ms=4_000)
+    assert (gateway.found().cancelled_ms, gateway.found().end_asked_ms) == (3_000, 4_000)
+    gateway.flush()
+    gateway.restart()
+    assert gateway.found().cancelled_ms == 3_000
 
 
 @pytest.mark.parametrize(

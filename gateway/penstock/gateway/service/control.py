@@ -1,16 +1,18 @@
-"""Control: cancelling requests, one, many or those of a deleted conversation, and erasing those that have ended."""
+"""Control: asking for the end of requests (one, many, lost ones, a deleted conversation's), and erasing ended ones."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.output_artifacts import artifact_ids_of
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
+from penstock.gateway.view.lost_requests import Overdue
 from penstock.gateway.view.view import View
 from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.clock import now_ms
@@ -95,6 +97,12 @@ class Control:
             await asyncio.to_thread(self._artifacts.delete, tenant, artifact_id, even_held=True)
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
 
+    async def end_lost(self, lost: Overdue) -> None:
+        """Ask the owner of the partition to end a request whose record is gone. Raises BrokerUnavailable."""
+        command = _command_about(lost.entry, "end_lost")
+        command = replace(command, origin=lost.origin, place=lost.place, task=lost.entry.task or None)
+        await self._send(command)
+
     async def has_turns(self, tenant: str, conversation_id: str) -> bool:
         """Whether turns of the conversation wait or run."""
         await self._follower.catch_up()
@@ -125,21 +133,24 @@ class Control:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:
-        command = ControlCommand(
-            kind=kind,
-            request_id=entry.request_id,
-            tenant=entry.tenant,
-            reason=reason,
-            created_at=now_ms(),
-            created_by="gateway",
-            origin=entry.origin,
-            conversation_id=entry.conversation_id,
-        )
-        return (await self._send(command)).offset
+        return (await self._send(replace(_command_about(entry, kind), reason=reason))).offset
 
     async def _send(self, command: ControlCommand) -> Delivery:
+        """Raises BrokerUnavailable."""
         record = control_record(command, self._names, self._codec, source=SOURCE)
         try:
             return await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
         except NotFound as error:
             raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
+
+
+def _command_about(entry: Entry, kind: str) -> ControlCommand:
+    return ControlCommand(
+        kind=kind,
+        request_id=entry.request_id,
+        tenant=entry.tenant,
+        created_at=now_ms(),
+        created_by="gateway",
+        origin=entry.origin,
+        conversation_id=entry.conversation_id,
+    )

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.control import Control
+from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.model_orders import ModelOrders
@@ -62,6 +63,7 @@ class GatewayService:
     lookups: Lookups
     subscriptions: Subscriptions
     control: Controls
+    ending_lost: EndingLost
     model_orders: ModelOrders
     sweeps: ArtifactSweeps
     threads: Threads = field(default_factory=Threads)
@@ -82,6 +84,7 @@ class GatewayService:
         kafka = settings.kafka_settings()
         facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times)
         lookups = Lookups(view, follower, hub, threads)
+        control = Control(transport, view, follower, lookups, codec, kafka.names, artifacts)
         return cls(
             settings=settings,
             kafka=kafka,
@@ -91,7 +94,8 @@ class GatewayService:
             submitting=Submitter(settings, transport, view, follower, codec, facts.models, artifacts.check_place),
             lookups=lookups,
             subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
-            control=Control(transport, view, follower, lookups, codec, kafka.names, artifacts),
+            control=control,
+            ending_lost=EndingLost(view, follower, facts, control, kafka, threads),
             model_orders=ModelOrders(transport, facts, kafka, codec, threads),
             sweeps=ArtifactSweeps(Sweeper(artifacts), view, kafka, threads, settings.gateway.sweep_artifacts_s),
             threads=threads,

@@ -13,7 +13,7 @@ _OPENING_BRACE = 0x7B
 
 
 def read_request(message: RawMessage, codec: Codec) -> InferenceRequest | None:
-    """The request; None where there is none, or none that is new. Raises as `Codec.decode`."""
+    """The request; None where there is none. Raises as `Codec.decode`."""
     value = message.value
     if not value:
         return None
@@ -25,10 +25,12 @@ def read_request(message: RawMessage, codec: Codec) -> InferenceRequest | None:
         # Workers do not take it under such a name, so nothing would ever end it here.
         check_request_id(request.request_id)
         check_tenant(request.tenant)
-    for name, _ in message.headers:
-        if name == HEADER_ORIGIN:
-            return None  # published again where it belongs; its first record was seen
     return request
+
+
+def is_moved(message: RawMessage) -> bool:
+    """Whether it was published again where it belongs, with the origin of its first record."""
+    return any(name == HEADER_ORIGIN for name, _ in message.headers)
 
 
 def origin_of(message: RawMessage) -> Origin:

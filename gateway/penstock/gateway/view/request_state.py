@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from penstock.gateway.view.outputs import LargeOutput
 from penstock.schemas.fold import FoldStep, Previewed, ResultFold, StatusFold, same_origin
 from penstock.schemas.ids import is_derived_id
-from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
+from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.records import InferenceRequest, Origin, Place, ResultEvent, StatusEvent
 from penstock.schemas.requests import content_hash
 from penstock.schemas.topics import partition_for
 
@@ -46,6 +47,14 @@ class RequestState:
     """Hash of what was asked for, where it can matter; empty until the request itself was seen."""
     origin: Origin | None = None
     accepted_ms: int = 0
+    deadline_ms: int = 0
+    """When its time to live ends; 0 until the request itself was seen."""
+    moved_to: Place | None = None
+    """Where its record was published again, on another partition or for another pool."""
+    cancelled_ms: int = 0
+    """When its end was asked for; 0 if it was not."""
+    end_asked_ms: int = 0
+    """When a gateway last asked for its end because its record is gone."""
     updated_ms: int = 0
     erased: bool = False
     fold: ResultFold = field(init=False)
@@ -83,6 +92,11 @@ class RequestState:
         if self.partition == NOT_KNOWN:
             self.partition = partition_for(self.request_id.encode(), self.partitions)
         return self.partition
+
+    @property
+    def first_record(self) -> Origin | None:
+        """The origin that its readers follow: that of its results, else of its record, else of its statuses."""
+        return self.fold.origin or self.origin or (None if self.status is None else self.status.origin)
 
     @property
     def terminal(self) -> ResultEvent | None:
@@ -132,6 +146,7 @@ class RequestState:
         if origin is not None:
             self.origin = origin
             self.accepted_ms = origin.append_time_ms
+        self.deadline_ms = self.accepted_ms + (request.ttl_ms or DEFAULT_LIMITS.default_ttl_ms)
 
     def on_result(self, event: ResultEvent, offset: int, large: LargeOutput | None = None) -> FoldStep:
         """Take an event of the result topic; `large` is its output, if that is left out of it."""

@@ -8,13 +8,25 @@ from typing import Any, NamedTuple
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.outputs import LargeOutput, held_bytes
 from penstock.gateway.view.request_state import metadata_bytes
-from penstock.schemas.records import Origin, Record, ResultEvent, StatusEvent, WaitingFor, fields_of
+from penstock.schemas.records import Origin, Place, Record, ResultEvent, StatusEvent, WaitingFor, fields_of
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ORIGIN = tuple(fields_of(Origin))
+_PLACE = tuple(fields_of(Place))
 _STATUS = tuple(name for name in fields_of(StatusEvent) if name != "origin")
 _WAITING = tuple(fields_of(WaitingFor))
-_FACTS = ("task", "priority", "model", "pool", "conversation_id", "stream", "metadata", "content")
+_FACTS = (
+    "task",
+    "priority",
+    "model",
+    "pool",
+    "conversation_id",
+    "stream",
+    "metadata",
+    "content",
+    "deadline_ms",
+    "cancelled_ms",
+)
 
 
 class Snapshot(NamedTuple):
@@ -33,6 +45,7 @@ class Snapshot(NamedTuple):
     facts: tuple[Any, ...]
     partition: int
     origin: Origin | None
+    moved_to: Place | None
     status: StatusEvent | None
     results_origin: Origin | None
     fold: tuple[int, int, int | None, int]
@@ -69,9 +82,12 @@ def snapshot(entry: Entry) -> Snapshot:
             entry.stream,
             entry.metadata,
             entry.content,
+            entry.deadline_ms,
+            entry.cancelled_ms,
         ),
         entry.place,
         entry.origin,
+        entry.moved_to,
         entry.status,
         fold.origin,
         (fold.epoch, fold.attempt, fold.offset, fold.token_count),
@@ -94,6 +110,7 @@ def facts_text(copy: Snapshot) -> str:
             _values(copy.results_origin, _ORIGIN),
             _status_values(copy.status),
             None if copy.status is None else _values(copy.status.origin, _ORIGIN),
+            _values(copy.moved_to, _PLACE),
         ]
     )
 
@@ -135,13 +152,15 @@ def restored(
     erased: bool,
 ) -> Entry:
     """The entry again, as it was copied. `record_bytes` is the size of its outcome's record."""
-    partition, terminal_offset, fold, plain, origin, results_origin, status, status_origin = json.loads(facts)
+    values = json.loads(facts)
+    partition, terminal_offset, fold, plain, origin, results_origin, status, status_origin, moved_to = values
     entry = Entry(tenant, request_id, partition)
     for name, value in zip(_FACTS, plain, strict=True):
         setattr(entry, name, value)
     entry.kept_bytes += metadata_bytes(entry.metadata)
     entry.accepted_ms, entry.erased, entry.terminal_offset = accepted_ms, erased, terminal_offset
     entry.origin = _origin(origin)
+    entry.moved_to = None if moved_to is None else Place(**dict(zip(_PLACE, moved_to, strict=True)))
     if status is not None:
         event_origin = _origin(status_origin)
         assert event_origin is not None

@@ -19,7 +19,7 @@ from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.known_requests import KnownRequests
 from penstock.gateway.view.outputs import OutcomeReader, held_bytes
 from penstock.gateway.view.positions import Positions
-from penstock.gateway.view.request_records import origin_of, read_request
+from penstock.gateway.view.request_records import is_moved, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
 from penstock.gateway.view.store import TP, Store
 from penstock.producers.clock import now_ms
@@ -28,7 +28,7 @@ from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.fold import IGNORED
 from penstock.schemas.ids import is_derived_id
-from penstock.schemas.records import ControlCommand, InferenceRequest, Origin, ResultEvent, StatusEvent
+from penstock.schemas.records import ControlCommand, InferenceRequest, Origin, Place, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,14 @@ class View:
         request = read_request(message, self._codec)
         if request is None:
             return
-        entry = self.entry((request.tenant, request.request_id))
+        key: Key = (request.tenant, request.request_id)
+        if is_moved(message):  # its first record says what was asked for
+            entry = self.known.of_late(key)
+            if entry is not None and not entry.done:
+                entry.moved_to = Place(topic=message.topic, partition=message.partition, offset=message.offset)
+                self._touch(entry)
+            return
+        entry = self.entry(key)
         if not entry.erased:
             self._on_request(entry, request, origin_of(message))
             self.arrivals.count(message.timestamp_ms)
@@ -265,7 +272,9 @@ class View:
         if message.value is None:
             return
         command = self._codec.decode(message.value, ControlCommand)
-        if command.kind == "erase":
+        if command.kind in ("cancel", "end_lost"):
+            self._end_asked(command, message.timestamp_ms)
+        elif command.kind == "erase":
             entry = self.entry((command.tenant, command.request_id))
             if entry.done or entry.erased:
                 self._blank(entry)
@@ -273,6 +282,17 @@ class View:
                 # Another gateway saw the outcome, which this one has yet to read, and to tell to who waits for it.
                 entry.erased = True
                 self._touch(entry)
+
+    def _end_asked(self, command: ControlCommand, at_ms: int) -> None:
+        """Remember it: should no worker have its record any more, gateways must know when to ask for its end."""
+        entry = self.known.of_late((command.tenant, command.request_id))
+        if entry is None or entry.done:
+            return
+        if command.kind == "end_lost":
+            entry.end_asked_ms = max(entry.end_asked_ms, at_ms)
+        elif not entry.cancelled_ms:
+            entry.cancelled_ms = at_ms
+            self._touch(entry)
 
     def _blank(self, entry: Entry) -> None:
         """Blank what the caller said and was told; that there was a request stays known, for 410."""

@@ -10,7 +10,7 @@ from penstock.schemas.errors import Overloaded
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 _META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
 # Lists are read in the order of acceptance; each filter has an index of that order. What is erased is in none.
 _SCHEMA = """

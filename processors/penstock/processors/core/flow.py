@@ -178,9 +178,7 @@ class Flow:
             agenda,
             placement,
         )
-        self._commanding = Commanding(
-            registry, gate, scheduler, budget, lanes, self.endings, agenda, emit, commands
-        )
+        self._commanding = Commanding(registry, gate, scheduler, budget, lanes, self.endings, agenda, emit, commands)
         self.orders = Orders(scheduler, lanes, self.lifecycle, agenda)
         self.watch = FleetWatch(scheduler, lanes, memory, self.starter, heads, views, agenda)
         self.arrivals = Arrivals(

@@ -104,7 +104,7 @@ def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_ho
     world.up("m")
     assert work is not None
     assert world.flow.starter.alone is work
-    world.flow._reprioritize(work, 5)  # pyright: ignore[reportPrivateUsage]
+    world.reprioritize("alone", 5)
     world.release(ask.Prepare)
     world.up("other")
     world.pass_time(0.1)

@@ -1,0 +1,64 @@
+"""Which requests nobody will end: they must end by now, and their record is on its topic no more. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from penstock.gateway.view.entries import Entry
+from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.records import Origin, Place, WorkerState
+from penstock.schemas.topics import TP
+
+GRACE_MS = 3_000
+"""Workers end by themselves what they hold and what is delivered to them: so long they have for that."""
+ASK_AGAIN_MS = 10_000
+"""The worker that owns the partition may just be starting, or may hold the request."""
+
+
+class Overdue(NamedTuple):
+    """A request that must end by now: it was cancelled, or its deadline has passed."""
+
+    entry: Entry
+    origin: Origin
+    """The origin that its readers follow."""
+    place: Place
+    """Where its record stood last."""
+
+    @property
+    def tp(self) -> TP:
+        return (self.place.topic, self.place.partition)
+
+
+def overdue(entries: Iterable[Entry], owned: Collection[TP], now_ms: int) -> Iterator[Overdue]:
+    """Those that must end, whose end was not asked for lately, and whose partition has an owner who could end them."""
+    for entry in entries:
+        if entry.done or entry.erased or now_ms < entry.end_asked_ms + ASK_AGAIN_MS:
+            continue
+        origin = entry.first_record
+        if origin is None or now_ms < _must_end_ms(entry, origin) + GRACE_MS:
+            continue
+        place = entry.moved_to or Place(topic=origin.topic, partition=origin.partition, offset=origin.offset)
+        if (place.topic, place.partition) in owned:
+            yield Overdue(entry, origin, place)
+
+
+def gone(found: Iterable[Overdue], starts: Mapping[TP, int], ends: Mapping[TP, int]) -> list[Overdue]:
+    """Those whose record is below the start of its partition's log, or beyond its end."""
+    return [one for one in found if not starts.get(one.tp, 0) <= one.place.offset < ends.get(one.tp, 1 << 63)]
+
+
+def owned_partitions(workers: Iterable[WorkerState]) -> frozenset[TP]:
+    """The partitions of request topics that these workers have said are theirs."""
+    named = (text.rpartition("/") for worker in workers for text in worker.assigned)
+    return frozenset((topic, int(number)) for topic, _, number in named if topic and number.isdecimal())
+
+
+def _must_end_ms(entry: Entry, origin: Origin) -> int:
+    """From when on no worker would start it."""
+    if entry.cancelled_ms:
+        return entry.cancelled_ms
+    deadline_ms = entry.deadline_ms or origin.append_time_ms + DEFAULT_LIMITS.max_ttl_ms
+    if entry.status is not None and entry.status.ttl_ms is not None:  # a worker chose one, as nobody named any
+        return min(deadline_ms, origin.append_time_ms + entry.status.ttl_ms)
+    return deadline_ms

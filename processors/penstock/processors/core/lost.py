@@ -1,0 +1,47 @@
+"""A request whose record is gone from its topic: what is known of it from the command that asks for its end."""
+
+from __future__ import annotations
+
+from penstock.processors.core.work import Body, Work, WorkKey
+from penstock.schemas.records import ControlCommand, InferenceRequest, Origin
+from penstock.schemas.topics import conversation_key
+
+
+def key_of_lost(command: ControlCommand) -> WorkKey | None:
+    """Where the record stood: the owner of this partition ends the request. None when the command does not say."""
+    place = command.place or command.origin
+    return None if place is None else (place.topic, place.partition, place.offset)
+
+
+def lost_work(command: ControlCommand, key: WorkKey, origin: Origin, *, epoch: int, seq: int, now: float) -> Work:
+    """The request as work that can only end: its payload is unknown."""
+    conversation_id = command.conversation_id
+    request = InferenceRequest(
+        request_id=command.request_id,
+        tenant=command.tenant,
+        task=command.task or "UNKNOWN",
+        conversation_id=conversation_id,
+        created_at=origin.append_time_ms,
+    )
+    return Work(
+        key=key,
+        request_id=command.request_id,
+        tenant=command.tenant,
+        task=request.task,
+        klass="medium",
+        priority=request.priority,
+        lane="",
+        line=None if conversation_id is None else conversation_key(command.tenant, conversation_id),
+        deadline_ms=None,
+        deadline=None,
+        arrived_at=now,
+        cost=1,
+        seq=seq,
+        attempt=1,
+        max_attempts=1,
+        epoch=epoch,
+        stream=False,
+        first_place=origin,
+        body=Body(request, b"", (), None, 0),
+        size_bytes=0,
+    )

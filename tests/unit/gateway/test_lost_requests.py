@@ -1,0 +1,236 @@
+"""Which requests are lost: overdue, owned by a live worker, and with a record that is on no topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.gateway.service import ending_lost
+from penstock.gateway.service.ending_lost import EndingLost
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.follower import Readiness
+from penstock.gateway.view.lost_requests import ASK_AGAIN_MS, GRACE_MS, Overdue, gone, overdue, owned_partitions
+from penstock.producers.clock import now_ms
+from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.records import InferenceRequest, Origin, Place, ResultEvent, StatusEvent, WorkerState
+from penstock.schemas.topics import TP
+
+ORIGIN = Origin(topic="t", partition=2, offset=7, append_time_ms=10_000)
+PLACE = Place(topic="t", partition=2, offset=7)
+OWNED = {("t", 2)}
+REQUEST = InferenceRequest(request_id="r", task="text_generation", created_at=1, ttl_ms=5_000)
+DUE_MS = 15_000 + GRACE_MS
+STATUS = StatusEvent(
+    request_id="r",
+    tenant="default",
+    status="queued",
+    done=False,
+    rank=10,
+    attempt=1,
+    epoch=1,
+    origin=ORIGIN,
+    worker_id="w",
+    created_at=1,
+)
+OUTCOME = ResultEvent(
+    request_id="r",
+    tenant="default",
+    kind="terminal",
+    origin=ORIGIN,
+    attempt=1,
+    epoch=1,
+    task="text_generation",
+    created_at=2,
+    worker_id="w",
+    status="completed",
+)
+
+
+def entry(request: InferenceRequest | None = REQUEST, *events: StatusEvent) -> Entry:
+    made = Entry("default", "r", 0)
+    if request is not None:
+        made.on_request(request, ORIGIN)
+    for event in events:
+        made.on_status(event)
+    return made
+
+
+def is_overdue(one: Entry, now: int) -> bool:
+    return bool(list(overdue([one], OWNED, now)))
+
+
+def test_it_is_overdue_when_its_deadline_and_the_grace_have_passed() -> None:
+    one = entry()
+    assert not is_overdue(one, DUE_MS - 1)
+    assert list(overdue([one], OWNED, DUE_MS)) == [Overdue(one, ORIGIN, PLACE)]
+
+
+def test_a_cancel_makes_it_overdue_at_once() -> None:
+    one = entry(replace(REQUEST, ttl_ms=None))
+    one.cancelled_ms = 11_000
+    assert not is_overdue(one, 11_000 + GRACE_MS - 1)
+    assert is_overdue(one, 11_000 + GRACE_MS)
+
+
+@pytest.mark.parametrize(
+    ("one", "deadline_ms"),
+    [
+        (entry(replace(REQUEST, ttl_ms=None)), DEFAULT_LIMITS.default_ttl_ms),
+        (entry(replace(REQUEST, ttl_ms=None), replace(STATUS, ttl_ms=2_000)), 2_000),
+        (entry(None, STATUS), DEFAULT_LIMITS.max_ttl_ms),
+    ],
+    ids=["the default", "chosen by a worker", "its record was never seen"],
+)
+def test_its_deadline(one: Entry, deadline_ms: int) -> None:
+    assert not is_overdue(one, 10_000 + deadline_ms + GRACE_MS - 1)
+    assert is_overdue(one, 10_000 + deadline_ms + GRACE_MS)
+
+
+def ended(one: Entry) -> None:
+    one.on_result(OUTCOME, 0)
+
+
+def erased(one: Entry) -> None:
+    one.erased = True
+
+
+def asked(one: Entry) -> None:
+    one.end_asked_ms = DUE_MS - ASK_AGAIN_MS + 1
+
+
+def moved(one: Entry) -> None:
+    one.moved_to = Place(topic="t", partition=3, offset=0)
+
+
+@pytest.mark.parametrize("why", [ended, erased, asked, moved])
+def test_it_is_not(why: Callable[[Entry], None]) -> None:
+    """It has ended; it is erased; its end was just asked for; nobody owns the partition where it stands now."""
+    one = entry()
+    why(one)
+    assert not is_overdue(one, DUE_MS)
+
+
+def test_it_is_asked_again_after_a_while() -> None:
+    one = entry()
+    one.end_asked_ms = DUE_MS
+    assert is_overdue(one, DUE_MS + ASK_AGAIN_MS)
+
+
+def test_a_moved_record_is_looked_for_where_it_stands_now() -> None:
+    one = entry()
+    moved(one)
+    (found,) = overdue([one], {("t", 3)}, DUE_MS)
+    assert (found.origin, found.tp, found.place.offset) == (ORIGIN, ("t", 3), 0)
+
+
+def test_readers_follow_the_origin_of_the_results() -> None:
+    """The same request stands twice, and its results name the second record."""
+    one = entry()
+    other = replace(ORIGIN, offset=9)
+    one.on_result(replace(OUTCOME, kind="chunk", status=None, text="a", text_offset=0, origin=other), 0)
+    (found,) = overdue([one], OWNED, DUE_MS)
+    assert (found.origin, found.place.offset) == (other, 9)
+
+
+@pytest.mark.parametrize(("start", "end", "lost"), [(7, 8, False), (0, 8, False), (8, 8, True), (0, 7, True)])
+def test_gone_is_what_no_log_holds(start: int, end: int, lost: bool) -> None:
+    one = Overdue(entry(), ORIGIN, PLACE)
+    assert gone([one], {one.tp: start}, {one.tp: end}) == ([one] if lost else [])
+
+
+def test_what_is_not_known_of_the_log_is_not_lost() -> None:
+    assert gone([Overdue(entry(), ORIGIN, PLACE)], {}, {}) == []
+
+
+def test_partitions_of_workers() -> None:
+    state = WorkerState(worker_id="w", state="running", started_at=1, updated_at=1, assigned=["a.b/12", "odd", "x/-1"])
+    assert owned_partitions([state, replace(state, assigned=["t/2"])]) == {("a.b", 12), ("t", 2)}
+
+
+class Site:
+    """The parts beside the decision. The log of the one partition is empty; a catch-up does what a test says."""
+
+    def __init__(self, *entries: Entry) -> None:
+        self.entries = entries
+        self.asked: list[Overdue] = []
+        self.on_catch_up: Callable[[], None] = lambda: None
+        self.is_ready = True
+        self.known = self.metadata = self
+        site: Any = self
+        self.parts = EndingLost(site, site, site, site, site, site)
+
+    def live(self) -> list[Entry]:
+        return list(self.entries)
+
+    def live_workers(self) -> list[WorkerState]:
+        return [WorkerState(worker_id="w", state="running", started_at=1, updated_at=1, assigned=["t/2", "u/2"])]
+
+    def readiness(self) -> Readiness:
+        return Readiness(self.is_ready)
+
+    def known_topic(self, topic: str) -> bool:
+        return topic == "t"
+
+    async def run(self, work: Callable[..., dict[TP, int]], kafka: Any, tps: list[TP]) -> dict[TP, int]:
+        return work(kafka, tps)
+
+    async def catch_up(self) -> None:
+        self.on_catch_up()
+
+    async def end_lost(self, lost: Overdue) -> None:
+        self.asked.append(lost)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    def begin_offsets(kafka: Any, tps: list[TP]) -> dict[TP, int]:
+        return dict.fromkeys(tps, 100)
+
+    for name in ("begin_offsets", "end_offsets"):
+        monkeypatch.setattr(ending_lost.admin, name, begin_offsets)
+    return Site(entry())
+
+
+async def test_the_end_of_what_is_lost_is_asked_for(site: Site) -> None:
+    assert await site.parts.look() == 1
+    assert [one.place for one in site.asked] == [PLACE]
+
+
+def outcome_is_read(site: Site) -> None:
+    ended(site.entries[0])
+
+
+def move_is_read(site: Site) -> None:
+    site.entries[0].moved_to = Place(topic="t", partition=2, offset=101)
+
+
+def other_gateway_asked(site: Site) -> None:
+    site.entries[0].end_asked_ms = now_ms()
+
+
+@pytest.mark.parametrize("news", [outcome_is_read, move_is_read, other_gateway_asked])
+async def test_what_the_log_says_meanwhile_counts(site: Site, news: Callable[[Site], None]) -> None:
+    site.on_catch_up = lambda: news(site)
+    assert await site.parts.look() == 0
+    assert not site.asked
+
+
+async def test_a_gateway_that_is_behind_asks_for_nothing(site: Site) -> None:
+    site.is_ready = False
+    assert await site.parts.look() == 0
+
+
+async def test_commands_of_one_look_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending_lost, "ASKED_AT_ONCE", 2)
+    site.entries = tuple(entry() for _ in range(5))
+    assert await site.parts.look() == 2
+
+
+async def test_topics_that_are_gone_are_left_out(site: Site) -> None:
+    elsewhere = entry(None)
+    elsewhere.on_request(REQUEST, replace(ORIGIN, topic="u"))
+    site.entries = (elsewhere,)
+    assert await site.parts.look() == 0
