@@ -84,6 +84,7 @@ class World:
         self.running: dict[str, Work] = {}
         self.started: list[str] = []
         self.ended: list[tuple[str, str]] = []
+        self.ended_works: list[Work] = []
         self.letters: list[str] = []
         self.chunks: list[ask.Chunk] = []
         self.asked: list[Any] = []
@@ -285,6 +286,7 @@ class World:
                 flow.endings.looked_up(work, None, self.now)
             case ask.Terminal(work, status):
                 self.ended.append((work.request_id, status))
+                self.ended_works.append(work)
                 flow.endings.delivered(work, status)
             case ask.Letter(work):
                 self.letters.append(work.request_id)

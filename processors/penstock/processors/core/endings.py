@@ -85,7 +85,8 @@ class Endings:
             self._emit(replace(work.outcome, origin=work.twins.pop(0)))
             return
         self._registry.transition(work, "delivered", Stage.DONE)
-        if self._deaths(work.key, work.request_id):
+        # What ended unrun, for its deaths, keeps them: it may be delivered again before its offset is committed.
+        if work.started_at is not None and self._deaths(work.key, work.request_id):
             self._emit(ForgetDeaths(work.key, work.request_id))
         self._holdings.complete(work)
         self._emit(Status(work, status, work.attempt, work.epoch, done=True))

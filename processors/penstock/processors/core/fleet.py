@@ -48,7 +48,8 @@ class ModelView:
     `priority`: weight of keeping it, 1 for an ordinary one. `preload`: it is to be loaded though nobody asks; the flow
     clears it once it was loaded, from then on `keep_alive_s` holds. `min_replicas`: so many while memory lies free,
     though nobody asks. `use_rate`: uses per second, see `UseRate`.
-    `desired_loaded`: what an operator ordered. `broken_until`: after failed loads no other begins before.
+    `desired_loaded`: what an operator ordered; False: it is not served any more.
+    `broken_until`: after failed loads no other begins before.
     `saturated_since`: since when all of its replicas are full while more waits.
     """
 
@@ -94,6 +95,7 @@ class ReplicaView:
     requests that were given to it and do not run yet. `klass`: the most urgent class that runs on it, or else that ran
     on it last.
     `for_model`: for whom it is drained or unloaded. `run_bytes`: what its runs hold, beyond `bytes`, of each device.
+    `end_reason`: why orders want it ended, None when they do not.
     """
 
     model: str
@@ -108,6 +110,7 @@ class ReplicaView:
     klass: str | None = None
     for_model: str | None = None
     run_bytes: int = 0
+    end_reason: str | None = None
 
     @property
     def devices(self) -> list[str]:

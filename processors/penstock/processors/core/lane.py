@@ -80,8 +80,8 @@ class Lane:
         """Whether an operator wants it kept loaded; None: as its spec says."""
         self.asked_for = False
         """Somebody waits for it, and placement knows."""
-        self.unload_due = False
-        """An operator wants it unloaded, now. It is loaded again when somebody asks for it."""
+        self.unload_revision = -1
+        """The newest order to unload it. Replicas of before it are unloaded; it is loaded again for who asks for it."""
         self.served = True
         """False once it was removed from the catalog."""
         self.uses = UseRate()
@@ -104,6 +104,7 @@ class Lane:
         """A replica is being loaded from now on."""
         self.replicas[replica.number] = replica
         replica.load_began = now
+        replica.made_of, replica.orders_revision = self.spec.made_of, self.unload_revision
         self.load_span = (now, float("inf"))
 
     def up(self, replica: Replica, slots: int, tokens: int | None, *, inline: bool, now: float) -> None:
@@ -138,6 +139,18 @@ class Lane:
     @property
     def is_pinned(self) -> bool:
         return self.spec.pinned if self.pinned is None else self.pinned
+
+    def reason_to_end(self, replica: Replica) -> str | None:
+        """Why orders want the replica ended; None when they do not. Level-triggered: it is asked at each planning.
+
+        Reasons: removed, replaced, desired.
+        """
+        if not self.served:
+            return "removed"
+        if replica.made_of != self.spec.made_of:
+            return "replaced"
+        ordered = self.desired is False and replica.orders_revision < self.unload_revision
+        return "desired" if ordered else None
 
     @property
     def load_seconds(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Generic, Protocol, TypeVar
@@ -118,10 +118,10 @@ class LaneQueues(Generic[ItemT]):
         self.depths = dict.fromkeys(CLASSES, 0)
         self.since_aged = 0  # starts since the last one that was an aged item's turn
 
-    def strict(self) -> str | None:
-        """The most urgent class that has eligible items."""
+    def strict(self, paused: Set[str]) -> str | None:
+        """The most urgent class that has eligible items and is not paused."""
         for klass, queue in self.queues.items():  # in the order of CLASSES
-            if queue:
+            if queue and klass not in paused:
                 return klass
         return None
 

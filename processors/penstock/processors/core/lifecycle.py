@@ -78,17 +78,19 @@ class Lifecycle:
         replica.state = ReplicaState.UNLOADING
         for_model = for_model or replica.ending_for
         self.evictions += for_model is not None
-        if len(lane.replicas) == 1:
-            lane.wanted = lane.unload_due = False
+        if len(lane.replicas) == 1 and replica.reason != "replaced":
+            lane.wanted = False
         self._emit(Unload(lane.name, replica.number, replica.reason or reason, for_model))
 
     def plan_weightless(self, lane: Lane, now: float) -> None:
         """Of models that take no memory only what an operator wants counts."""
-        if lane.unload_due or not lane.served:
-            for replica in list(lane.replicas.values()):
-                if replica.idle and replica.state in (ReplicaState.READY, ReplicaState.DRAINING):
-                    self.unload(lane, replica, "desired", None)
-                elif replica.state is ReplicaState.READY:
-                    self.drain(lane, replica, "desired", None)
-        elif (lane.desired is True or lane.is_pinned or lane.wanted) and not lane.paused:
+        for replica in list(lane.replicas.values()):
+            reason = lane.reason_to_end(replica)
+            if reason is None or replica.state not in (ReplicaState.READY, ReplicaState.DRAINING):
+                continue
+            if replica.idle:
+                self.unload(lane, replica, reason, None)
+            elif replica.state is ReplicaState.READY:
+                self.drain(lane, replica, reason, None)
+        if (lane.desired is True or lane.is_pinned or lane.wanted) and not lane.paused:
             self.load_weightless(lane, now)

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
-from penstock.processors.core.lane import Lanes
+from penstock.processors.core.lane import Lane, Lanes
 from penstock.processors.core.lifecycle import Lifecycle
 from penstock.processors.core.residents import ModelSpec
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.work import Work
 from penstock.schemas.topics import CLASSES
+
+BY_ORDER = frozenset({"desired", "removed", "replaced"})
+"""Reasons for which replicas are drained by order."""
 
 
 @dataclass(eq=False)
@@ -28,11 +31,12 @@ class Orders:
         for name, spec in models.items():
             lane = self._lanes[name]
             if lane.spec != spec:
-                if _sized_by(lane.spec) != _sized_by(spec):
+                if lane.spec.made_of != spec.made_of:
                     lane.size_due = True
                 lane.spec, lane.never_fits = spec, None
                 lane.too_small.clear()
             lane.served = True
+            self._take_back(lane)
         for lane in self._lanes.values():
             if lane.name not in models and lane.served:
                 lane.served, lane.wanted = False, False
@@ -46,18 +50,27 @@ class Orders:
         self._agenda.plan_soon()
         self._agenda.look_at(lane)
 
-    def desire(self, model: str, loaded: bool | None, pinned: bool | None) -> None:
-        """What an operator wants: loaded, or unloaded until somebody asks for it; pinned or not. None: no matter."""
+    def desire(self, model: str, loaded: bool | None, pinned: bool | None, unload_revision: int | None = None) -> None:
+        """What an operator wants: loaded, or unloaded until somebody asks for it; pinned or not. None: no matter.
+
+        `unload_revision`: the revision of the newest order to unload it (None: this is the first one since it was
+        wanted otherwise). Replicas whose load began before are ended. What is loaded later for who asks stays.
+        """
         lane = self._lanes[model]
-        lane.unload_due = loaded is False and lane.desired is not False
-        lane.desired, lane.pinned = loaded, pinned
-        if loaded:
-            for number in list(lane.replicas):
-                self._lifecycle.undo_drain(model, number)
+        if unload_revision is None:
+            unload_revision = lane.unload_revision + (loaded is False and lane.desired is not False)
+        lane.desired, lane.pinned, lane.unload_revision = loaded, pinned, unload_revision
         if loaded is False:
             lane.wanted = False
+        self._take_back(lane, all_drains=loaded is True)
         self._agenda.plan_soon()
         self._agenda.look_at(lane)
+
+    def _take_back(self, lane: Lane, *, all_drains: bool = False) -> None:
+        """Replicas that were drained by an order which does not hold any more take runs again."""
+        for number, replica in list(lane.replicas.items()):
+            if (all_drains or replica.reason in BY_ORDER) and lane.reason_to_end(replica) is None:
+                self._lifecycle.undo_drain(lane.name, number)
 
     def pause(self, kind: str, name: str, paused: bool) -> None:
         """Nothing new starts of a model, or of a class, until it is resumed. Raises ValueError for another kind."""
@@ -70,7 +83,3 @@ class Orders:
             raise ValueError(f"neither a model nor a class: {kind} {name}")
         self._agenda.look_at_all(self._lanes.values())
         self._agenda.plan_soon()
-
-
-def _sized_by(spec: ModelSpec) -> tuple[object, ...]:
-    return spec.devices, spec.count, spec.source, spec.dtype, spec.options

@@ -160,9 +160,9 @@ class _Round:
                     Unload(model=replica.model, replica=replica.replica, reason="drained", for_model=replica.for_model)
                 )
         elif replica.state == "ready":
-            if view is None or view.desired_loaded is False:
-                self._end(replica, "desired", None)
-            elif not replica.busy and self._outlived(view, replica):
+            if replica.end_reason is not None:
+                self._end(replica, replica.end_reason, None)
+            elif view is not None and not replica.busy and self._outlived(view, replica):
                 self._end(replica, "keep_alive", None)
 
     def _outlived(self, view: ModelView, replica: ReplicaView) -> bool:

@@ -51,7 +51,7 @@ class Placing:
     # -- one model
 
     def fill_or_load(self, lane: Lane, now: float) -> None:
-        if lane.fail_error is not None and self._replicas.fail_waiting(lane, now):
+        if (lane.fail_error is not None or not lane.served) and self._replicas.fail_waiting(lane, now):
             lane.look_due = True
         if self._registry.stalled or lane.paused:
             return
@@ -113,7 +113,7 @@ class Placing:
                 self._lifecycle.plan_weightless(lane, now)
         models += self._heads.views()
         replicas = [
-            self._views.replica(replica)
+            self._views.replica(lane, replica)
             for lane in self._lanes.values()
             if lane.needs is not None
             for replica in lane.replicas.values()

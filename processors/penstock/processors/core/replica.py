@@ -52,6 +52,10 @@ class Replica:
         """The model that its room is wanted for."""
         self.reason: str | None = None
         """Why it is drained or unloaded."""
+        self.made_of: object = None
+        """What its engine was made of, see `ModelSpec.made_of`."""
+        self.orders_revision = -1
+        """The newest order to unload its model when its load began."""
         self.measured_bytes: int | None = None
         self.peak_bytes = 0
         """The most that was measured."""

@@ -20,10 +20,10 @@ from penstock.processors.core.replica import Replica, ReplicaState
 from penstock.processors.core.residents import Needs
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.starting import Starter
-from penstock.processors.core.states import ON_LANE
+from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.suspects import suspect_all
 from penstock.processors.core.work import Work
-from penstock.schemas.errors import EngineFailed, PenstockError
+from penstock.schemas.errors import EngineFailed, ModelNotFound, PenstockError
 
 FAILED_AT_ONCE = 256
 """So many are ended at a time when a model cannot be loaded."""
@@ -137,7 +137,7 @@ class Replicas:
         replica = lane.replicas.get(number)
         if replica is None:
             return
-        if len(lane.replicas) == 1:
+        if len(lane.replicas) == 1 and replica.reason != "replaced":
             lane.wanted = False
         for work in [*replica.holders, *replica.ahead]:
             self._attempts.requeue(work, "replica_down", now)
@@ -199,6 +199,8 @@ class Replicas:
 
     def fail_waiting(self, lane: Lane, now: float) -> bool:
         """End who waited when the load failed, some at a time; whether more may wait."""
+        if not lane.served:
+            return self._fail_removed(lane, now)
         error = lane.fail_error
         if error is None:
             return False
@@ -209,4 +211,18 @@ class Replicas:
             self._endings.end_waiting(work, "lane_failed", error, now)
         if not waiting:
             lane.fail_error = None
+        return bool(waiting)
+
+    def _fail_removed(self, lane: Lane, now: float) -> bool:
+        """End who waits for a model that was removed, some at a time, also behind a turn or in a paused class."""
+        error = ModelNotFound(f"the model {lane.name} is not served here any more", param="model")
+        waiting = [
+            work
+            for work in self._registry.works.values()
+            if work.lane == lane.name
+            and work.end_with is None
+            and (work.stage in IN_SCHEDULER or work.stage is Stage.RETRYING)
+        ][:FAILED_AT_ONCE]
+        for work in waiting:
+            self._endings.end_waiting(work, "lane_failed", error, now)
         return bool(waiting)

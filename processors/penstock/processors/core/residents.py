@@ -47,3 +47,8 @@ class ModelSpec:
     """Its files: what was measured of them holds for another model that has the same."""
     options: str = ""
     """What its engine is told; with others it is sized anew."""
+
+    @property
+    def made_of(self) -> tuple[object, ...]:
+        """What an engine is made of. An engine that was made of something else is replaced."""
+        return self.devices, self.count, self.source, self.dtype, self.options

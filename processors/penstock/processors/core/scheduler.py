@@ -183,7 +183,7 @@ class Scheduler(Generic[ItemT]):
         """
         queued = self._eligible(item)
         lane = self._lanes[item.lane]
-        strict = lane.strict()
+        strict = lane.strict(self.paused)
         aged = now - item.arrived_at > self._aging_s and strict is not None and RANKS[queued.klass] > RANKS[strict]
         if aged and self._is_turn_of_aged(lane):
             lane.since_aged = 0
@@ -260,7 +260,7 @@ class Scheduler(Generic[ItemT]):
         known.grow_old(now - self._aging_s)
         classes = CLASSES
         if known.slack.restrains and known.queues[LOW]:
-            waits = known.slack.holds_back(urgent_waits=known.strict() != LOW)
+            waits = known.slack.holds_back(urgent_waits=known.strict(self.paused) != LOW)
             if waits or known.slack.is_paced(now, self._run_s(lane)):
                 classes = CLASSES[:-1]
         if self.paused:
@@ -272,13 +272,13 @@ class Scheduler(Generic[ItemT]):
         known = self._lanes.get(lane)
         if known is None or not known.queues[LOW]:
             return False
-        return known.slack.holds_back(urgent_waits=known.strict() != LOW)
+        return known.slack.holds_back(urgent_waits=known.strict(self.paused) != LOW)
 
     def _candidates(self, lane: LaneQueues[ItemT], changes: int, classes: tuple[str, ...]) -> Iterator[ItemT]:
         if self._changes != changes:
             return
         offered: set[int] = set()
-        if self._is_turn_of_aged(lane) and (strict := lane.strict()) is not None:
+        if self._is_turn_of_aged(lane) and (strict := lane.strict(self.paused)) is not None:
             lower = [
                 iter(lane.aged[klass])
                 for klass in CLASSES[RANKS[strict] + 1 :]
@@ -313,7 +313,7 @@ class Scheduler(Generic[ItemT]):
     def urgent_waits(self, lane: str, klass: str) -> bool:
         """Whether a class above this one has eligible items on a lane."""
         known = self._lanes.get(lane)
-        strict = None if known is None else known.strict()
+        strict = None if known is None else known.strict(self.paused)
         return strict is not None and RANKS[strict] < RANKS[klass]
 
     def next_tenant(self, lane: str, klass: str) -> str | None:
@@ -332,7 +332,7 @@ class Scheduler(Generic[ItemT]):
 
     def lanes(self) -> list[str]:
         """Lanes that have eligible items."""
-        return [name for name, lane in self._lanes.items() if lane.strict() is not None]
+        return [name for name, lane in self._lanes.items() if lane.strict(self.paused) is not None]
 
     def open_lines(self) -> int:
         """Lines that have an item queued or started."""

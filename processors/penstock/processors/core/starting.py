@@ -29,6 +29,8 @@ PREPARE_PATIENCE_S = 0.25
 """So long room is kept for one whose prompt is being counted."""
 MOVE_EACH_S = 1.0
 """So often, at most, what lacks memory on one replica is prepared anew where another has it."""
+ALONE_CLAIM_S = 60.0
+"""So long others wait, at most, for one that must run alone; then they start for as long."""
 WALK = 192
 """So many waiting requests are looked at for one that fits."""
 FETCH_AHEAD = 256
@@ -92,6 +94,9 @@ class Starter:
         self._ids = itertools.count(1)
         self.alone: Work | None = None
         """It waits for all others to end, or runs by itself: nobody else starts."""
+        self._alone_lane: Lane | None = None
+        self._alone_since = float("-inf")
+        self._no_claim_before = float("-inf")
         self._lacked = False
         """Whether the one that was looked at last could start but for memory."""
         self.on_lanes = 0
@@ -139,9 +144,10 @@ class Starter:
             return None
         lane.look_due = False
         alone = self.alone
-        if alone is not None and (alone.stage in ON_LANE or self._may_be_alone(lane, alone, now)):
-            return self._alone(lane, able, alone, now)
-        self.alone = None  # it has left the queue, or another turn of its conversation is before it now
+        if alone is not None:
+            if alone.stage in ON_LANE or self._may_be_alone(self._alone_lane or lane, alone, now):
+                return self._alone(lane, able, alone, now)
+            self.alone = None  # it has left the queue, or could not start now, or others have waited long for it
         rooms: list[_Room] = []
         for replica in able:
             if replica.exclusive is None:
@@ -232,7 +238,7 @@ class Starter:
     def _apart(self, lane: Lane, rooms: list[_Room], work: Work, now: float) -> Grant | None:
         """The most urgent must not run beside others: they wait until it has ended."""
         if work.alone:
-            self.alone = work
+            self.alone, self._alone_lane, self._alone_since = work, lane, now
             return self._alone(lane, [room.replica for room in rooms], work, now)
         able = [room for room in rooms if self.memory.fits_ever(room.replica, work)] or rooms
         min(able, key=lambda room: len(room.replica.holders)).replica.exclusive = work.group
@@ -247,12 +253,19 @@ class Starter:
         return not work.alone or self._may_be_alone(lane, work, now)
 
     def _may_be_alone(self, lane: Lane, work: Work, now: float) -> bool:
-        """Whether all others must wait for it. They need not while it waits for memory: that may take long."""
-        if not self._scheduler.eligible(work):
+        """Whether all others must wait for it: only while nothing but them keeps it from starting, and not for long.
+
+        `lane` is its own. What it waits for else (its model, memory, a busy server, an order) may take very long.
+        """
+        if now - self._alone_since >= ALONE_CLAIM_S and self.alone is work:
+            self._no_claim_before = now + ALONE_CLAIM_S
+        if now < self._no_claim_before or not self._scheduler.eligible(work):
             return False
-        if work.lane != lane.name:
-            return True
+        if not lane.ready or lane.paused or work.klass in self._scheduler.paused:
+            return False
         replica = self._replica_for(lane, lane.ready, work)
+        if now < replica.busy_until:
+            return False
         return not (self._startable(replica, work) and self.memory.is_lacking(lane, replica, work, now))
 
     def _replica_for(self, lane: Lane, able: list[Replica], work: Work) -> Replica:

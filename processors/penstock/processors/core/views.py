@@ -52,7 +52,7 @@ class Views:
             keep_alive_s=spec.keep_alive_s,
             min_replicas=least,
             max_replicas=max(spec.max_replicas, spec.min_replicas),
-            desired_loaded=False if lane.unload_due or not lane.served else desired,
+            desired_loaded=desired if lane.served else False,
             paused=lane.paused,
             broken_until=plan.NEVER if lane.size_due else lane.not_before,
             saturated_since=lane.saturated_since,
@@ -80,7 +80,7 @@ class Views:
             need_bytes <= self._ledger.free_bytes(one.device, lane.name, now) for one in devices
         )
 
-    def replica(self, replica: Replica) -> plan.ReplicaView:
+    def replica(self, lane: Lane, replica: Replica) -> plan.ReplicaView:
         grant = replica.grant
         never = float("-inf")
         return plan.ReplicaView(
@@ -98,4 +98,5 @@ class Views:
             klass=replica.most_urgent(),
             for_model=replica.ending_for,
             run_bytes=held_by_runs(replica),
+            end_reason=lane.reason_to_end(replica),
         )

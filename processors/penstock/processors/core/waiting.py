@@ -36,7 +36,8 @@ def waiting_for(facts: WaitingFacts, now_ms: int) -> WaitingFor:
     """The public answer. `now_ms`: milliseconds since the epoch."""
     reason = _reason(facts)
     memory = reason == "memory"
-    told = facts.starts_in_s is not None and reason not in TIMELESS_REASONS
+    # What stands before a turn may be of another model, and wait for anything.
+    told = facts.starts_in_s is not None and reason != "conversation" and reason not in TIMELESS_REASONS
     return WaitingFor(
         reason=reason,
         position=facts.position,

@@ -399,5 +399,5 @@ def test_a_model_that_is_not_served_any_more_is_unloaded() -> None:
     world.finish("a1")
     del world.specs["a"]
     world.configure()
-    assert world.unloads == [("a", 0, "desired")]
+    assert world.unloads == [("a", 0, "removed")]
     assert world.flow.ledger.grants() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -206,13 +207,10 @@ def test_keep_alive_and_orders() -> None:
     ]
     for kept in ({"pinned": True}, {"desired_loaded": True}, {"demand": waits()}, {"min_replicas": 1}):
         assert decide(160.0, [model("a", keep_alive_s=60, **kept)], held, ledger) == []
-    assert decide(101.0, [model("a", desired_loaded=False)], held, ledger) == [
-        Unload(model="a", replica=0, reason="desired")
-    ]
-    busy = [replica("b", books(), running=1)]
-    assert decide(101.0, [model("b", desired_loaded=False)], busy, ledger) == [
-        Drain(model="b", replica=0, for_model=None, reason="desired")
-    ]
+    ordered = [replace(held[0], end_reason="desired")]
+    assert decide(101.0, [model("a")], ordered, ledger) == [Unload(model="a", replica=0, reason="desired")]
+    busy = [replica("b", books(), running=1, end_reason="desired")]
+    assert decide(101.0, [model("b")], busy, ledger) == [Drain(model="b", replica=0, for_model=None, reason="desired")]
 
 
 def test_a_drained_one_is_unloaded() -> None:

@@ -1,0 +1,183 @@
+"""What operators order meets what waits: unloaded, removed, replaced and paused models, paused classes, suspects."""
+
+from __future__ import annotations
+
+import pytest
+
+from card_driver import Card, card, gb
+from flow_driver import HIGH, LOW, MEDIUM, World
+from penstock.processors.core.residents import ModelSpec
+from penstock.processors.core.slack import SlackSettings
+
+
+def spec(model: str, **fields: object) -> ModelSpec:
+    return ModelSpec(model=model, devices=("simulated",), **fields)  # type: ignore[arg-type]
+
+
+# -- unload
+
+
+def test_a_model_that_was_ordered_to_be_unloaded_before_a_restart_is_loaded_when_somebody_asks() -> None:
+    world = Card(80, {"a": gb(10)})
+    world.flow.orders.desire("a", False, None, 7)  # as a worker replays its topic at its start
+    world.configure()
+    world.observe()
+    world.submit("r")
+    world.pass_steps(1.0)
+    assert world.running.keys() == {"r"}
+
+
+def test_an_order_to_unload_ends_the_replicas_of_before_it_and_none_after_it() -> None:
+    world = card(80, a=gb(10))
+    world.submit("r1")
+    world.flow.orders.desire("a", False, None, 1)
+    world.pass_steps(0.5)
+    assert world.unloads == []
+    world.finish("r1")
+    world.pass_steps(0.5)
+    assert world.unloads == [("a", 0, "desired")]
+    world.submit("r2")
+    world.pass_steps(0.5)
+    assert world.running.keys() == {"r2"}
+    world.flow.orders.desire("a", False, True, 1)  # another order about it: pinned, and still not to be loaded by order
+    world.pass_steps(0.5)
+    assert len(world.unloads) == 1
+    world.finish("r2")
+    world.flow.orders.desire("a", False, None, 3)  # ordered once more
+    world.pass_steps(0.5)
+    assert len(world.unloads) == 2
+
+
+# -- remove
+
+
+@pytest.mark.parametrize("paused", ["no", "model", "class"])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_what_waits_for_a_model_that_is_removed_is_told_at_once(paused: str, loaded: bool) -> None:
+    world = Card(80, {"a": gb(10), "b": gb(10)})
+    world.slow_loads = None if loaded else []
+    world.configure()
+    world.observe()
+    world.submit("runs", model="a")
+    if paused != "no":
+        world.flow.orders.pause(paused, "a" if paused == "model" else MEDIUM, True)
+    for number in range(300):
+        world.submit(f"r{number}", model="a", settle=False)
+    world.submit("turn", model="a", line="c")
+    world.submit("behind", model="b", line="c")
+    world.specs.pop("a")
+    world.configure()
+    world.pass_steps(0.5)
+    failed = {name for name, status in world.ended if status == "failed"}
+    assert {f"r{number}" for number in range(300)} | {"turn"} <= failed
+    error = next(work for work in world.ended_works if work.request_id == "r0").outcome.error
+    assert error.code == "model_not_found"
+    if loaded:
+        world.finish("runs")
+    world.flow.orders.pause("class", MEDIUM, False)
+    world.pass_steps(1.0)
+    if loaded:
+        assert "behind" in world.running
+
+
+# -- replace
+
+
+def test_a_model_that_is_replaced_gets_an_engine_of_the_new_kind() -> None:
+    world = card(80, a=gb(10))
+    world.submit("r1")
+    world.configure(a=spec("a", options="other"))
+    world.pass_steps(0.5)
+    world.submit("r2")
+    world.pass_steps(0.5)
+    assert world.loads == ["a", "a"]
+    assert world.running.keys() == {"r1", "r2"}, "what runs ends where it runs; what comes gets the new engine"
+    world.finish("r1")
+    world.pass_steps(0.5)
+    assert world.unloads == [("a", 0, "replaced")]
+    world.configure(a=spec("a", options="other", priority=2.0))
+    world.pass_steps(0.5)
+    assert world.loads == ["a", "a"], "what needs no other engine changes none"
+
+
+# -- suspects
+
+
+def suspect(world: World, name: str) -> None:
+    world.flow.arrivals._deaths = lambda key, request_id: 2 if request_id == name else 0  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_suspect_of_a_paused_model_keeps_nobody_waiting() -> None:
+    world = World("m", "other")
+    suspect(world, "s")
+    world.up("m")
+    world.up("other")
+    world.submit("runs", model="other")
+    world.submit("s", model="m")
+    world.flow.orders.pause("model", "m", True)
+    world.finish("runs")
+    world.submit("r", model="other")
+    assert world.running.keys() == {"r"}
+
+
+def test_a_suspect_whose_server_is_busy_keeps_nobody_waiting() -> None:
+    world = World("m", "other")
+    suspect(world, "s")
+    world.up("m")
+    world.up("other")
+    world.submit("runs", model="other")
+    world.submit("s", LOW, model="m")
+    world.flow.replicas.busy("m", 0, 600.0, world.now)
+    world.finish("runs")
+    world.submit("r", HIGH, model="other")
+    assert world.running.keys() == {"r"}
+
+
+def test_a_suspect_waits_for_others_for_a_minute_and_then_they_go_on() -> None:
+    world = World("m", "other")
+    suspect(world, "s")
+    world.up("m")
+    world.up("other", slots=2)
+    world.submit("long", model="other")
+    world.submit("s", model="m")
+    world.submit("r", model="other")
+    world.pass_time(1.0)
+    assert world.running.keys() == {"long"}, "it is next, and must run alone"
+    world.pass_time(30.0)
+    assert world.running.keys() == {"long"}
+    world.pass_time(30.0)
+    world.pass_time(1.0)
+    assert world.running.keys() == {"long", "r"}
+    world.finish("long")
+    world.finish("r")
+    world.pass_time(61.0)
+    assert world.running.keys() == {"s"}
+
+
+# -- classes
+
+
+def test_a_paused_class_does_not_count_as_urgent_work_that_waits() -> None:
+    world = World("m", slack=SlackSettings())
+    world.up("m", slots=4)
+    world.flow.orders.pause("class", HIGH, True)
+    world.submit("urgent", HIGH)
+    world.submit("r", LOW)
+    world.pass_time(1.0)
+    assert world.running.keys() == {"r"}
+
+
+def test_a_turn_behind_another_one_is_promised_no_start() -> None:
+    world = World("m", "other")
+    world.up("m")
+    world.up("other")
+    world.submit("warm", model="other")
+    world.pass_time(1.0)
+    world.finish("warm")
+    world.flow.orders.pause("model", "m", True)
+    world.submit("first", model="m", line="c")
+    work = world.submit("second", model="other", line="c")
+    assert work is not None
+    waiting = world.flow.waiting_for(work, world.now)
+    assert waiting.reason == "conversation"
+    assert waiting.estimated_start_at is None
