@@ -244,4 +244,4 @@ class Cluster:
         offsets = self.log.group.offsets
         if any(offsets.get(tp, (0, ""))[0] != partition.end for tp, partition in self.log.partitions.items()):
             return False
-        return not any(life.flow.works for life in self.lives())
+        return not any(life.inside.works() for life in self.lives())

@@ -123,24 +123,24 @@ class Checks:
 
     def ticked(self, life: Life, now: float) -> None:
         """A tick is over: no retry is overdue."""
-        for work in life.flow.works.values():
+        for work in life.inside.works():
             if work.stage is Stage.RETRYING and now > self._due[work] + ROUNDING_S:
                 raise Violation(f"retry: {work} was due {now - self._due[work]:.3f} s ago")
 
     def held(self, life: Life, tps: frozenset[TP]) -> None:
         """Partitions are held for reasons of their own only: none hides another."""
-        flow, most = life.flow, self._cluster.plan.endings // 2
+        inside, most = life.inside, self._cluster.plan.endings // 2
         for tp in tps:
-            if not (flow.gate.full(tp) or flow.budget.full(tp) or flow._endings[tp] >= most):
+            if not (inside.full(tp) or inside.ends_under_way(tp) >= most):
                 raise Violation(
-                    f"hidden: {tp} is held with {flow.gate.span(tp)} offsets and {len(flow.works)} works in all"
+                    f"hidden: {tp} is held with {inside.span(tp)} offsets and {len(inside.works())} works in all"
                 )
 
     # -- deaths of engines
 
     def replica_goes_down(self, life: Life, engine: Engine) -> None:
         """Who was on it as the flow knows it; only one who was there by himself can be the culprit."""
-        replica = life.flow.lane(engine.spec.name).replicas.get(engine.replica)
+        replica = life.inside.replica(engine.spec.name, engine.replica)
         victims = [] if replica is None else replica.victims()
         if len(victims) == 1:
             self._cluster.truth.solo_deaths[victims[0]] += 1
@@ -173,22 +173,20 @@ class Checks:
             self._bounds(life)
 
     def _bounds(self, life: Life) -> None:
-        flow = life.flow
+        inside = life.inside
+        used_bytes = inside.budget_bytes()
         self._memory[life].look()
         total = self._cluster.plan.settings.intake_bytes
-        if flow.budget.used_bytes > total + IN_FLIGHT_BYTES:
-            raise Violation(f"budget: {flow.budget.used_bytes} bytes of {total}")
-        counted = [work for work in flow.works.values() if work.in_budget]
+        if used_bytes > total + IN_FLIGHT_BYTES:
+            raise Violation(f"budget: {used_bytes} bytes of {total}")
+        counted = [work for work in inside.works() if work.in_budget]
         bodies = sum(work.size_bytes for work in counted if work.body is not None)
-        if flow.budget.used_bytes != bodies + len(counted) * FACT_BYTES:
-            raise Violation(
-                f"budget: counts {flow.budget.used_bytes} bytes; held are {len(counted)} facts and {bodies} bytes"
-            )
-        for lane in flow.lanes.values():
-            for replica in lane.replicas.values():
-                if replica.used_tokens != sum(replica.holders.values()):
-                    held = dict(replica.holders)
-                    raise Violation(f"lane: {replica} counts {replica.used_tokens} tokens, held are {held}")
+        if used_bytes != bodies + len(counted) * FACT_BYTES:
+            raise Violation(f"budget: counts {used_bytes} bytes; held are {len(counted)} facts and {bodies} bytes")
+        for replica in inside.replicas():
+            if replica.used_tokens != sum(replica.holders.values()):
+                held = dict(replica.holders)
+                raise Violation(f"lane: {replica} counts {replica.used_tokens} tokens, held are {held}")
 
     # -- the end
 
@@ -214,19 +212,17 @@ class Checks:
             raise Violation(f"lost: {subject} has no outcome; its readers saw {None if fold is None else fold.origin}")
 
     def _holds_nothing(self, life: Life) -> None:
-        flow = life.flow
+        inside = life.inside
         held = {
-            "scheduled": len(flow.scheduler),
-            "granted": flow.starter.on_lanes,
-            "alone": flow.starter.alone is not None,
-            "holders": sum(
-                len(one.holders) + len(one.ahead) for lane in flow.lanes.values() for one in lane.replicas.values()
-            ),
-            "parked": sum(sum(lane.parked.values()) for lane in flow.lanes.values()),
+            "scheduled": inside.queued(),
+            "granted": inside.granted(),
+            "alone": inside.alone() is not None,
+            "holders": sum(len(one.holders) + len(one.ahead) for one in inside.replicas()),
+            "parked": inside.parked(),
             "runs": sum(len(engine.runs) for engine in life.engines.values()),
-            "bytes": flow.budget.used_bytes,
-            "in flight": flow.gate.inflight,
-            "endings": sum(flow._endings.values()),
+            "bytes": inside.budget_bytes(),
+            "in flight": inside.in_flight(),
+            "endings": inside.ends_under_way(),
         }
         if any(held.values()):
             raise Violation(f"leak: {life.name} is idle and holds {held}")

@@ -65,7 +65,7 @@ class Mischief:
 
     def _lose(self, rng: Random, life: Life) -> None:
         """Retention takes a record whose bytes a worker does not hold any more."""
-        away = [work for work in life.flow.works.values() if work.stage in (Stage.PARKED, Stage.FETCHING)]
+        away = [work for work in life.inside.works() if work.stage in (Stage.PARKED, Stage.FETCHING)]
         if away:
             work = rng.choice(away)
             self._cluster.truth.lose(self._cluster.truth.records[(work.tp, work.key[2])])

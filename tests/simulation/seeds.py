@@ -6,10 +6,10 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 
-from penstock.processors.core import flow as flow_module
 from penstock.processors.core.states import Transition
 from simulation.clients import Clients
 from simulation.cluster import Cluster
+from simulation.inside import ends_per_partition
 from simulation.mischief import Mischief
 from simulation.plan import Plan
 from simulation.truth import Violation
@@ -76,16 +76,9 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
     world = cluster.world
     watch = _Watch(cluster)
     violation: str | None = None
-    endings, flow_module.ENDINGS_PER_PARTITION = flow_module.ENDINGS_PER_PARTITION, plan.endings
     try:
-        for number, host in enumerate(cluster.hosts):
-            late = plan.has("join") and number == len(cluster.hosts) - 1 and number > 0
-            world.at(3.0 if late else 0.0, None, f"{host.name} begins", cluster.start_worker, host)
-        Clients(cluster).start()
-        Mischief(cluster).start(FAULTS_S)
-        world.at(max(FAULTS_S, plan.span_s) + 2.0, None, "calm", watch.calm)
-        over = world.run(lambda: watch.over or watch.stuck, most_steps=MOST_STEPS)
-        violation = _verdict(cluster, watch, over)
+        with ends_per_partition(plan.endings):
+            violation = _until_quiet(cluster, watch)
     except Violation as error:
         violation = str(error)
     except Exception as error:
@@ -93,19 +86,29 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
         violation = (
             f"{type(error).__name__}: {error} ({where.name} in {where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
         )
-    finally:
-        flow_module.ENDINGS_PER_PARTITION = endings
     world.note(f"violation {violation}")
     return Outcome(
         plan, violation, world.steps, world.digest, world.now, cluster.transitions, world.faults, world.trace
     )
 
 
+def _until_quiet(cluster: Cluster, watch: _Watch) -> str | None:
+    plan, world = cluster.plan, cluster.world
+    for number, host in enumerate(cluster.hosts):
+        late = plan.has("join") and number == len(cluster.hosts) - 1 and number > 0
+        world.at(3.0 if late else 0.0, None, f"{host.name} begins", cluster.start_worker, host)
+    Clients(cluster).start()
+    Mischief(cluster).start(FAULTS_S)
+    world.at(max(FAULTS_S, plan.span_s) + 2.0, None, "calm", watch.calm)
+    over = world.run(lambda: watch.over or watch.stuck, most_steps=MOST_STEPS)
+    return _verdict(cluster, watch, over)
+
+
 def _verdict(cluster: Cluster, watch: _Watch, over: bool) -> str | None:
     if watch.over:
         cluster.checks.at_end()
         return None
-    waiting = [f"{life.name} {work} {work.klass}" for life in cluster.lives() for work in life.flow.works.values()]
+    waiting = [f"{life.name} {work} {work.klass}" for life in cluster.lives() for work in life.inside.works()]
     offsets = cluster.log.group.offsets
     behind = {
         tp: (offsets.get(tp), partition.end)

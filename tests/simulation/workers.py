@@ -22,6 +22,7 @@ from penstock.schemas.records import ControlCommand
 from simulation import events
 from simulation.consumer import Batch, Consumer
 from simulation.engines import Engine, Output, script_of
+from simulation.inside import Inside
 from simulation.log import TP, Stored
 from simulation.membership import Membership
 from simulation.network import Network
@@ -51,7 +52,8 @@ class Life(Actor):
             deaths=host.journal.deaths,
             devices=host.devices.capacities,
         )
-        self.flow.transitions = cluster.transitions
+        self.inside = Inside(self.flow)
+        self.inside.note_transitions(cluster.transitions)
         self.flow.configure({lane.name: lane.spec for lane in cluster.plan.lanes}, self.world.now)
         self.consumer = Consumer(self)
         self.membership = Membership(self)
@@ -109,7 +111,7 @@ class Life(Actor):
         self.consumer.hold(held)
         if self.consumer.inbox:
             self.timer("turn", 0.0005, lambda: None)
-        if self.flow.works or self.consumer.inbox or self.flow.next_due() is not None:
+        if self.inside.works() or self.consumer.inbox or self.flow.next_due() is not None:
             self.timer("tick", self.cluster.plan.tick_s, self._tick)
         self.consumer.arm()
 

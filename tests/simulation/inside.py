@@ -1,0 +1,188 @@
+"""What the checks read of a flow's parts. Nothing else in the simulator reaches behind the flow's events and effects.
+
+A flow that is built in another way changes this file, and the planted defects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+
+from penstock.processors.core import flow as flow_module
+from penstock.processors.core.flow import Flow
+from penstock.processors.core.lane import Lane
+from penstock.processors.core.ledger import Grant
+from penstock.processors.core.replica import Replica
+from penstock.processors.core.states import Transition
+from penstock.processors.core.work import Work
+from penstock.schemas.topics import TP
+
+GrantSeen = Callable[[Lane, Replica, Work, float], None]
+
+
+@contextmanager
+def ends_per_partition(most: int) -> Iterator[None]:
+    """So many ends under way pause a partition, in every flow."""
+    before, flow_module.ENDINGS_PER_PARTITION = flow_module.ENDINGS_PER_PARTITION, most
+    try:
+        yield
+    finally:
+        flow_module.ENDINGS_PER_PARTITION = before
+
+
+class Inside:
+    """The parts of one flow, to be read; and callbacks where a check must look before or after something happens."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._before_grant: list[GrantSeen] = []
+        self._starts_ungranted: list[Callable[[Work], None]] = []
+        self._granting = False
+        self._wrap_grants()
+
+    def note_transitions(self, seen: set[Transition]) -> None:
+        self._flow.transitions = seen
+
+    # -- requests
+
+    def works(self) -> Collection[Work]:
+        """All requests that are held."""
+        return self._flow.works.values()
+
+    @staticmethod
+    def need_tokens(work: Work) -> int:
+        """Tokens of its engine's cache, as far as that is known."""
+        return 0 if work.run is None else work.run.need_tokens
+
+    @staticmethod
+    def replica_number(work: Work) -> int | None:
+        """The replica that prepares it, or runs it."""
+        return None if work.run is None else work.run.replica
+
+    @staticmethod
+    def was_granted(work: Work) -> bool:
+        return work.run is not None and work.run.granted_at is not None
+
+    # -- the queue
+
+    def queued(self) -> int:
+        return len(self._flow.scheduler)
+
+    def eligible(self, work: Work) -> bool:
+        """Whether no other turn of its conversation stands before it."""
+        return self._flow.scheduler.eligible(work)
+
+    def paused_classes(self) -> Collection[str]:
+        return self._flow.scheduler.paused
+
+    def parked(self) -> int:
+        return sum(sum(lane.parked.values()) for lane in self._flow.lanes.values())
+
+    def budget_bytes(self) -> int:
+        return self._flow.budget.used_bytes
+
+    # -- models
+
+    def lanes(self) -> Iterable[Lane]:
+        return self._flow.lanes.values()
+
+    def replicas(self) -> Iterator[Replica]:
+        for lane in self._flow.lanes.values():
+            yield from lane.replicas.values()
+
+    def replica(self, model: str, number: int) -> Replica | None:
+        lane = self._flow.lanes.get(model)
+        return None if lane is None else lane.replicas.get(number)
+
+    def holders(self) -> list[Work]:
+        """Requests that hold a slot, of all models."""
+        return [work for replica in self.replicas() for work in replica.holders]
+
+    def granted(self) -> int:
+        """As the flow counts them."""
+        return self._flow.starter.on_lanes
+
+    def alone(self) -> Work | None:
+        """The request that keeps all others waiting because it must run by itself."""
+        return self._flow.starter.alone
+
+    # -- memory
+
+    def memory_is_free(self, replica: Replica, work: Work, now: float) -> bool:
+        return self._flow.starter.memory.is_free(replica, work, now)
+
+    def grants(self) -> list[Grant]:
+        return self._flow.ledger.grants()
+
+    def grants_of(self, replica: Replica) -> list[Grant]:
+        """Of the replica itself, and of the runs on it."""
+        runs = [work.run.grant for work in replica.holders if work.run is not None and work.run.grant is not None]
+        return runs if replica.grant is None else [replica.grant, *runs]
+
+    def reserved_bytes(self, device: str) -> int:
+        return self._flow.ledger.reserved_bytes(device)
+
+    def limit_bytes(self, device: str) -> int:
+        return self._flow.ledger.limit_bytes(device)
+
+    def evictions(self) -> int:
+        return self._flow.evictions
+
+    # -- offsets
+
+    def in_flight(self) -> int:
+        return self._flow.gate.inflight
+
+    def span(self, tp: TP) -> int:
+        return self._flow.gate.span(tp)
+
+    def full(self, tp: TP) -> bool:
+        """Whether a partition has run far enough ahead, or holds as many bytes as it may."""
+        return self._flow.gate.full(tp) or self._flow.budget.full(tp)
+
+    def ends_under_way(self, tp: TP | None = None) -> int:
+        """Ends of requests that the broker has not acknowledged yet."""
+        ends = self._flow._endings
+        return sum(ends.values()) if tp is None else ends[tp]
+
+    # -- callbacks
+
+    def before_each_grant(self, look: GrantSeen) -> None:
+        self._before_grant.append(look)
+
+    def when_started_ungranted(self, look: Callable[[Work], None]) -> None:
+        """A request leaves the queue as started, without a slot."""
+        self._starts_ungranted.append(look)
+
+    def after_each_memory_grant(self, look: Callable[[str, dict[str, int]], None]) -> None:
+        """`look` is told the owner and the bytes by device."""
+        ledger = self._flow.ledger
+        grant = ledger.grant
+
+        def watched(owner: str, needs: dict[str, int], now: float, *, reserved_as: str | None = None) -> Grant | None:
+            given = grant(owner, needs, now, reserved_as=reserved_as)
+            if given is not None:
+                look(owner, needs)
+            return given
+
+        ledger.grant = watched
+
+    def _wrap_grants(self) -> None:
+        starter, scheduler = self._flow.starter, self._flow.scheduler
+        grant, start = starter._grant, scheduler.start
+
+        def granted(lane: Lane, work: Work, replica: Replica, now: float) -> None:
+            for look in self._before_grant:
+                look(lane, replica, work, now)
+            self._granting = True
+            grant(lane, work, replica, now)
+            self._granting = False
+
+        def started(work: Work, now: float, tokens: int = 0) -> None:
+            if not self._granting:
+                for look in self._starts_ungranted:
+                    look(work)
+            start(work, now, tokens)
+
+        starter._grant = granted
+        scheduler.start = started
