@@ -167,6 +167,25 @@ class Inside:
 
         ledger.grant = watched
 
+    def at_each_round(self, look: Callable[[str], None]) -> None:
+        """`look` is told of each step, each look at a model and each placement, by what it is."""
+        flow = self._flow
+        step, fill, plan = flow.step, flow._fill_or_load, flow._plan
+
+        def stepped(now: float) -> None:
+            look("step")
+            step(now)
+
+        def filled(lane: Lane, now: float) -> None:
+            look(f"look at {lane.name}")
+            fill(lane, now)
+
+        def planned(now: float) -> None:
+            look("placement")
+            plan(now)
+
+        flow.step, flow._fill_or_load, flow._plan = stepped, filled, planned
+
     def _wrap_grants(self) -> None:
         starter, scheduler = self._flow.starter, self._flow.scheduler
         grant, start = starter._grant, scheduler.start

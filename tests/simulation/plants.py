@@ -357,6 +357,20 @@ def journal_not_told() -> list[Patch]:
     return [_wrap(Flow, "_emit", make)]
 
 
+@plant
+def plans_for_ever() -> list[Patch]:
+    """Each placement asks for the next one at once while work waits: a step never ends (W0)."""
+
+    def make(plan: Callable[..., None]) -> Callable[..., None]:
+        def again(self: Flow, now: float) -> None:
+            plan(self, now)
+            self._plan_due = len(self.scheduler) > 0
+
+        return again
+
+    return [_wrap(Flow, "_plan", make)]
+
+
 # -- memory
 
 

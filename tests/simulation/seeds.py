@@ -10,6 +10,7 @@ from penstock.processors.core.states import Transition
 from simulation.clients import Clients
 from simulation.cluster import Cluster
 from simulation.inside import ends_per_partition
+from simulation.livelock import MOST_CPU_S, bounded_cpu
 from simulation.mischief import Mischief
 from simulation.plan import Plan
 from simulation.truth import Violation
@@ -77,7 +78,7 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
     watch = _Watch(cluster)
     violation: str | None = None
     try:
-        with ends_per_partition(plan.endings):
+        with ends_per_partition(plan.endings), bounded_cpu(MOST_CPU_S):
             violation = _until_quiet(cluster, watch)
     except Violation as error:
         violation = str(error)

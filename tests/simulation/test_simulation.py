@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from simulation import plan as plans
+from simulation.livelock import bounded_cpu
 from simulation.plants import PLANTS, planted
 from simulation.runner import main, simulate
 from simulation.seeds import Outcome, run, shrink
+from simulation.truth import Violation
 
 TESTS = Path(__file__).parent.parent
 SIMULATE_S = 20.0
@@ -35,6 +38,7 @@ QUICK = (
     "duplicate_not_held",
     "leaked_grant",
     "grant_before_observing",
+    "plans_for_ever",
 )
 """Planted defects that show within a few seeds; `make simulate PLANT=name` tries all of them."""
 
@@ -55,6 +59,22 @@ def test_a_planted_defect_is_found_and_its_seed_repeats(name: str) -> None:
         again = run(first.plan)
     assert (again.digest, again.violation) == (first.digest, first.violation)
     assert run(first.plan).violation is None, "without the defect the seed is clean"
+
+
+def test_what_goes_round_at_one_instant_is_named() -> None:
+    with planted("plans_for_ever"):
+        outcome = run(plans.draw(0))
+    assert outcome.kind == "livelock"
+    assert "x placement" in (outcome.violation or "")
+
+
+def test_a_seed_that_never_ends_is_ended_by_its_processor_time() -> None:
+    with pytest.raises(Violation, match="livelock: the seed takes more than"), bounded_cpu(0.05):
+        while True:
+            pass
+    with bounded_cpu(30.0):
+        pass
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
 def test_plants_leave_nothing_behind() -> None:

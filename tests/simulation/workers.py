@@ -19,7 +19,7 @@ from penstock.processors.core.work import Body, Work
 from penstock.processors.kafka.control import ControlBook
 from penstock.schemas.errors import BadAvro, EngineFailed, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.records import ControlCommand
-from simulation import events
+from simulation import events, livelock
 from simulation.consumer import Batch, Consumer
 from simulation.engines import Engine, Output, script_of
 from simulation.inside import Inside
@@ -54,6 +54,8 @@ class Life(Actor):
         )
         self.inside = Inside(self.flow)
         self.inside.note_transitions(cluster.transitions)
+        self._rounds = livelock.Turns(f"rounds of {name}", livelock.MOST_ROUNDS)
+        self.inside.at_each_round(lambda what: self._rounds.turn(self.world.now, what))
         self.flow.configure({lane.name: lane.spec for lane in cluster.plan.lanes}, self.world.now)
         self.consumer = Consumer(self)
         self.membership = Membership(self)
