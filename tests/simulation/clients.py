@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.schemas.records import ControlCommand, InferenceRequest, Requirements, StatusEvent
 from penstock.schemas.topics import partition_for, priority_class, request_key
+from simulation.plan import EXTRA
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster
@@ -24,6 +25,7 @@ class Clients:
         self._plan = cluster.plan
         self._mood = cluster.world.stream("clients' mood")
         self._hunger = cluster.world.stream("clients' hunger")
+        self._extra = cluster.world.stream("clients of the extra model")
         self._heavy = cluster.world.stream("clients' weight").random() < 0.25
         """All prompts are long: much is parked, and what ends is read again."""
         self._requests: dict[tuple[str, str], InferenceRequest] = {}
@@ -56,7 +58,7 @@ class Clients:
         return rng.choice(self._cluster.topics)
 
     def _append(self, rng: Random, topic: str, key: bytes, value: bytes) -> None:
-        partition = partition_for(key, self._plan.partitions)
+        partition = partition_for(key, self._cluster.log.counts[topic])
         self._put((topic, partition), key, value)
 
     def _put(self, tp: tuple[str, int], key: bytes, value: bytes) -> None:
@@ -70,9 +72,10 @@ class Clients:
             ("high", "medium", "low").index(priority_class(request.priority)) if names_class else 3
         ]
         key = request_key(request)
-        partition = partition_for(key, self._plan.partitions)
+        partitions = self._cluster.log.counts[topic]
+        partition = partition_for(key, partitions)
         if self._plan.has("misplaced") and request.conversation_id is not None and rng.random() < 0.5:
-            partition = rng.randrange(self._plan.partitions)
+            partition = rng.randrange(partitions)
         self._put((topic, partition), key, self._cluster.codec.encode(request))
 
     def _request(self, number: int, rng: Random) -> InferenceRequest:
@@ -112,6 +115,8 @@ class Clients:
     def _model(self, rng: Random) -> str | None:
         if self._plan.has("unknown_model") and rng.random() < 0.05:
             return "nobody"
+        if self._plan.has("change_models") and self._extra.random() < 0.15:
+            return EXTRA
         return rng.choice([None, *(lane.name for lane in self._plan.lanes)])
 
     def _script(self, rng: Random) -> dict[str, Any]:

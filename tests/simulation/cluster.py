@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from penstock.processors.core.states import Transition
 from penstock.processors.core.work import WorkKey
 from penstock.processors.kafka.intake import Intake
-from penstock.schemas.abilities import Need
-from penstock.schemas.choosing import Choice
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames, conversation_key
 from simulation.coordinator import Coordinator
 from simulation.devices import Devices
 from simulation.invariants import Checks
 from simulation.log import TP, Log
+from simulation.operators import Store
+from simulation.orders import Orders
 from simulation.plan import Plan
 from simulation.readers import Readers
 from simulation.talks import Talks
@@ -72,20 +72,6 @@ class Host:
         self.devices = Devices(plan)
 
 
-class Catalog:
-    """Which lane serves a request."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._names = [lane.name for lane in plan.lanes]
-
-    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
-        if model is None:
-            return Choice(self._names[0], "it is the first")
-        if model not in self._names:
-            raise ModelNotFound(f"no model {model}")
-        return Choice(model)
-
-
 class Cluster:
     """Everything of one seed."""
 
@@ -95,9 +81,11 @@ class Cluster:
         self.topics = TOPICS
         self.codec = CODEC
         self.log = Log(dict.fromkeys(TOPICS, plan.partitions))
-        self.intake = Intake(CODEC, NAMES, dict.fromkeys(TOPICS, plan.partitions))
-        self.catalog = Catalog(plan)
-        self.talks = Talks()
+        self.intake = self.new_intake()
+        self.orders = Orders(self)
+        self.store = Store()
+        self.registry_away_until = 0.0
+        self.talks = Talks(checks_questions="questions" in plan.checks)
         self.truth = Truth(self)
         self.readers = Readers(self)
         self.checks = Checks(self)
@@ -116,7 +104,7 @@ class Cluster:
     def happens(self, fault: str, rng: Random, chance: float) -> bool:
         """Whether a fault of the plan happens now. It draws whether the plan has it or not."""
         drawn = rng.random() < chance
-        if not drawn or self.calm or fault not in self.plan.faults:
+        if not drawn or self.calm or not self.plan.has(fault):
             return False
         self.world.fault(fault)
         return True
@@ -124,6 +112,21 @@ class Cluster:
     @staticmethod
     def urgency(topic: str) -> int:
         return URGENCY[topic]
+
+    def new_intake(self) -> Intake:
+        """Of a worker that starts now: it knows the partitions that there are."""
+        return Intake(CODEC, NAMES, dict(self.log.counts))
+
+    def readable(self, value: bytes | None) -> bool:
+        """Whether a record can be read without the registry, which may be away: a part of all needs it."""
+        return self.world.now >= self.registry_away_until or crc32(value or b"") % 3 != 0
+
+    def add_partitions(self) -> None:
+        """An operator doubles the partitions of all topics; the group's members hear of it and join again."""
+        for topic in self.topics:
+            self.log.add_partitions(topic, 2 * self.log.counts[topic])
+        self.intake = self.new_intake()
+        self.coordinator.partitions_added()
 
     # -- processes
 
@@ -153,6 +156,8 @@ class Cluster:
         """Its host starts the next one a little later."""
         host = life.host
         life.gone = True
+        if not orderly:
+            self.checks.journal_blames(life)
         host.journal.next_life(orderly=orderly)
         host.life = None
         for engine in life.engines.values():

@@ -27,6 +27,7 @@ class Batch:
     records: list[Stored]
     generation: int
     at: int = 0
+    announced: bool = False
 
 
 class Consumer:

@@ -5,16 +5,19 @@ A flow that is built in another way changes this file, and the planted defects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from penstock.processors.core import flow as flow_module
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.lane import Lane
 from penstock.processors.core.ledger import Grant
-from penstock.processors.core.replica import Replica
+from penstock.processors.core.replica import Replica, ReplicaState
 from penstock.processors.core.states import Transition
 from penstock.processors.core.work import Work
+from penstock.processors.kafka.desired import Wished
+from penstock.processors.models.wishes import Obeys, WishedModels
+from penstock.producers.model_entry import ModelEntry
 from penstock.schemas.topics import TP
 
 GrantSeen = Callable[[Lane, Replica, Work, float], None]
@@ -28,6 +31,11 @@ def ends_per_partition(most: int) -> Iterator[None]:
         yield
     finally:
         flow_module.ENDINGS_PER_PARTITION = before
+
+
+def desired_models(entries: Sequence[ModelEntry], obeys: Obeys) -> Callable[[Sequence[Wished]], None]:
+    """What carries orders out over the configured models; it takes records of the topic of orders."""
+    return WishedModels(entries, None, obeys).on_wishes
 
 
 class Inside:
@@ -106,7 +114,57 @@ class Inside:
         """The request that keeps all others waiting because it must run by itself."""
         return self._flow.starter.alone
 
+    def replicas_of(self, model: str) -> Collection[Replica]:
+        lane = self._flow.lanes.get(model)
+        return [] if lane is None else lane.replicas.values()
+
+    def taking_replicas(self, model: str) -> list[tuple[str, int]]:
+        """Those that are loaded and not being given up."""
+        return [(model, one.number) for one in self.replicas_of(model) if one.state is ReplicaState.READY]
+
+    def room_for(self, work: Work, now: float) -> bool:
+        """Whether a replica has a slot, tokens and memory for it, and is kept for nobody else."""
+        need = max(self.need_tokens(work), 1)
+        return any(
+            one.state is ReplicaState.READY
+            and now >= one.busy_until
+            and (one.exclusive is None or one.exclusive is work.group)
+            and one.free_slots > 0
+            and (one.free_tokens is None or one.free_tokens >= need)
+            and self.memory_is_free(one, work, now)
+            for one in self.replicas_of(work.lane)
+        )
+
+    def others_must_end_first(self, work: Work) -> bool:
+        """Whether it may not run beside what runs now."""
+        if work.alone:
+            return bool(self.holders())
+        return work.group is not None and all(
+            any(holder.group is not work.group for holder in one.holders)
+            for one in self.replicas_of(work.lane)
+            if one.exclusive in (None, work.group)
+        )
+
+    def describe_room(self, work: Work) -> str:
+        free = [f"{one.free_slots} of {one.slots} slots" for one in self.replicas_of(work.lane)]
+        return f"its model has {', '.join(free)} free"
+
+    def is_paced(self, work: Work, now: float) -> bool:
+        """Whether low work keeps its distance from the start before it."""
+        due_at = self._flow.scheduler.slack.of(work.lane).due_at
+        return work.klass == "low" and due_at is not None and due_at > now
+
     # -- memory
+
+    def devices_for(self, work: Work) -> list[str]:
+        """Where its run may get memory: the devices of its model's replicas; all while none is loaded."""
+        own = {device for one in self.replicas_of(work.lane) for device in one.devices}
+        return [one.device for one in self._flow.ledger.devices() if not own or one.device in own]
+
+    def reserved_for(self, device: str, now: float) -> str | None:
+        """For whom room is kept there."""
+        kept = self._flow.ledger.reservation(device, now)
+        return None if kept is None else kept[0]
 
     def memory_is_free(self, replica: Replica, work: Work, now: float) -> bool:
         return self._flow.starter.memory.is_free(replica, work, now)
@@ -139,6 +197,14 @@ class Inside:
     def full(self, tp: TP) -> bool:
         """Whether a partition has run far enough ahead, or holds as many bytes as it may."""
         return self._flow.gate.full(tp) or self._flow.budget.full(tp)
+
+    def counts_as_done(self, work: Work) -> bool:
+        """Whether its offset is committed, or said to be done, as if the request had its outcome."""
+        partition = self._flow.gate._partitions.get(work.tp)
+        if partition is None:
+            return False
+        at = work.key[2] - partition.span._base
+        return at < 0 or bool(partition.span._done[at])
 
     def ends_under_way(self, tp: TP | None = None) -> int:
         """Ends of requests that the broker has not acknowledged yet."""

@@ -8,12 +8,13 @@ from penstock.processors.core import donemap
 from penstock.processors.core import effects as ask
 from penstock.processors.core.budget import FACT_BYTES
 from penstock.processors.core.retries import BASE_DELAY_S, MAX_DELAY_S
-from penstock.processors.core.states import Stage
+from penstock.processors.core.states import ON_LANE, Stage
 from penstock.processors.core.work import Work
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
 from simulation.devices import Memory
 from simulation.grants import Grants
 from simulation.log import TP
+from simulation.reasons import Reasons
 from simulation.truth import Subject, Violation
 
 if TYPE_CHECKING:
@@ -38,12 +39,24 @@ class Checks:
         self._passed: dict[TP, set[int]] = {}
         self._grants: dict[Life, Grants] = {}
         self._memory: dict[Life, Memory] = {}
+        self._reasons: dict[Life, Reasons] = {}
         self._due: dict[Work, float] = {}
 
     def watch(self, life: Life) -> None:
         """Look at every grant of a new worker before it is made."""
         self._grants[life] = Grants(life)
         self._memory[life] = Memory(life)
+        if "reasons" in self._cluster.plan.checks:
+            self._reasons[life] = Reasons(life)
+
+    def handled(self, life: Life) -> None:
+        """A worker has handled an event."""
+        if (reasons := self._reasons.get(life)) is not None:
+            reasons.look()
+
+    def foreign_bytes(self, life: Life, device: str) -> int:
+        """What a worker was told that others use of a device."""
+        return self._memory[life].seen.get(device, 0)
 
     # -- memory
 
@@ -103,6 +116,17 @@ class Checks:
             self.retried(effect.work, self._cluster.world.now)
         elif isinstance(effect, ask.Terminal | ask.Status) and effect.work.stage is Stage.DROPPED:
             raise Violation(f"dropped_publishes: {effect.status} for {effect.work}, which was let go of")
+        elif isinstance(effect, ask.Terminal) and effect.work.line is not None:
+            self._answer(effect)
+
+    def _answer(self, effect: ask.Terminal) -> None:
+        """An answer that stood in the conversation when its worker looked last is the outcome."""
+        check = "answers_of_letters" if effect.status == "dead_lettered" else "answers"
+        if check not in self._cluster.plan.checks or effect.work in self._cluster.truth.unkept:
+            return
+        standing = self._cluster.talks.answer_before(effect.work, self._cluster.world.now)
+        if standing is not None and (effect.finished is None or effect.finished.text != standing):
+            raise Violation(f"answer: {effect.work} ends as {effect.status}, and its conversation has {standing!r}")
 
     def engine_starts(self, engine: Engine, work: Work) -> None:
         """A run has been put on an engine."""
@@ -164,6 +188,15 @@ class Checks:
         if str(work.error).startswith("the engine") and not guilty:
             raise Violation(f"innocent: {work} is dead-lettered for a death that it did not cause")
 
+    def journal_blames(self, life: Life) -> None:
+        """A worker dies: its journal may blame only what was on an engine, or about to be."""
+        if "blame" not in self._cluster.plan.checks:
+            return
+        stages = {(work.key, work.request_id): work.stage for work in life.inside.works()}
+        for one in life.host.journal.running:
+            if stages.get(one) not in ON_LANE:
+                raise Violation(f"blame: {life.name} dies, and {one} is blamed, which is {stages.get(one, 'over')}")
+
     # -- bounds
 
     def after_step(self) -> None:
@@ -174,6 +207,9 @@ class Checks:
 
     def _bounds(self, life: Life) -> None:
         inside = life.inside
+        for work in inside.works():
+            if inside.counts_as_done(work):
+                raise Violation(f"open: {work} is held, and its offset counts as done")
         used_bytes = inside.budget_bytes()
         self._memory[life].look()
         total = self._cluster.plan.settings.intake_bytes

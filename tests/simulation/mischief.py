@@ -90,11 +90,9 @@ class Mischief:
         model = rng.choice(self._cluster.plan.lanes).name
         if rng.random() < 0.5:
             kind, name = rng.choice([("class", rng.choice(["high", "medium", "low"])), ("model", model)])
-            self._world.at(0.0, life, f"{life.name} pauses {name}", life.flow.pause, kind, name, True)
-            self._world.at(
-                rng.uniform(0.1, 1.0), life, f"{life.name} resumes {name}", life.flow.pause, kind, name, False
-            )
+            self._world.at(0.0, life, f"{life.name} pauses {name}", life.pause, kind, name, True)
+            self._world.at(rng.uniform(0.1, 1.0), life, f"{life.name} resumes {name}", life.pause, kind, name, False)
         else:
             loaded, pinned = rng.choice([True, False, None]), rng.choice([True, None])
-            self._world.at(0.0, life, f"{life.name} desires {model} {loaded}", life.flow.desire, model, loaded, pinned)
-            self._world.at(1.0, life, f"{life.name} desires {model} no more", life.flow.desire, model, None, None)
+            self._world.at(0.0, life, f"{life.name} desires {model} {loaded}", life.desire, model, loaded, pinned)
+            self._world.at(1.0, life, f"{life.name} desires {model} no more", life.desire, model, None, None)

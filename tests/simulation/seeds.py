@@ -12,6 +12,7 @@ from simulation.cluster import Cluster
 from simulation.inside import ends_per_partition
 from simulation.livelock import MOST_CPU_S, bounded_cpu
 from simulation.mischief import Mischief
+from simulation.operators import Operators
 from simulation.plan import Plan
 from simulation.truth import Violation
 
@@ -49,12 +50,14 @@ class _Watch:
         self.over = False
         self.stuck = False
         self._give_up = 0.0
+        self.operators = Operators(cluster)
 
     def calm(self) -> None:
         self._cluster.world.note("no more faults")
         self._cluster.calm = True
         for host in self._cluster.hosts:
             host.devices.foreign = dict.fromkeys(host.devices.foreign, 0)
+        self.operators.calm()
         for life in self._cluster.lives():
             if life.consumer.skipped:  # where no later delivery shows the gap, only a restart finds what was skipped
                 self._cluster.kill_worker(life, "the end of faults")
@@ -100,6 +103,7 @@ def _until_quiet(cluster: Cluster, watch: _Watch) -> str | None:
         world.at(3.0 if late else 0.0, None, f"{host.name} begins", cluster.start_worker, host)
     Clients(cluster).start()
     Mischief(cluster).start(FAULTS_S)
+    watch.operators.start(FAULTS_S)
     world.at(max(FAULTS_S, plan.span_s) + 2.0, None, "calm", watch.calm)
     over = world.run(lambda: watch.over or watch.stuck, most_steps=MOST_STEPS)
     return _verdict(cluster, watch, over)
