@@ -7,8 +7,8 @@ from random import Random
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from penstock.processors.core.states import Transition
-from penstock.processors.core.work import WorkKey
+from penstock.processors.core.states import IN_SCHEDULER, Transition
+from penstock.processors.core.work import Work, WorkKey
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import Codec
 from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, StatusEvent
@@ -250,3 +250,27 @@ class Cluster:
         if any(offsets.get(tp, (0, ""))[0] != partition.end for tp, partition in self.log.partitions.items()):
             return False
         return not any(life.inside.works() for life in self.lives())
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is left to do but what orders forbid: each request that is left is paused, or a turn behind one."""
+        if len(self.lives()) < len(self.hosts) or self.log.group.rebalancing:
+            return False
+        for life in self.lives():
+            if life.consumer.has_more or any(self.forbidden(life, work) is None for work in life.inside.works()):
+                return False
+        return True
+
+    @staticmethod
+    def forbidden(life: Life, work: Work) -> str | None:
+        """The reason that a request must state while orders stand; None when no order forbids that it runs."""
+        if work.stage not in IN_SCHEDULER or work.end_with is not None:
+            return None
+        if life.told.pauses(work.lane, work.klass):
+            return "paused"
+        before = (
+            other
+            for other in life.inside.works()
+            if other.line == work.line and work.line is not None and other is not work and other.seq < work.seq
+        )
+        return "conversation" if any(life.told.pauses(other.lane, other.klass) for other in before) else None

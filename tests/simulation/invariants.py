@@ -15,7 +15,7 @@ from simulation.devices import Memory
 from simulation.grants import Grants
 from simulation.log import TP
 from simulation.reasons import Reasons
-from simulation.truth import Subject, Violation
+from simulation.truth import Accepted, Subject, Violation
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster
@@ -239,6 +239,29 @@ class Checks:
                 raise Violation(f"lost: the poison at {tp} {offset} has no dead letter")
         for life in cluster.lives():
             self._holds_nothing(life)
+
+    def at_rest(self) -> None:
+        """Orders stand: what they forbid says so, all else has its outcome, and nothing runs."""
+        cluster, left = self._cluster, set[Subject]()
+        for life in cluster.lives():
+            for work in life.inside.works():
+                must, waiting = cluster.forbidden(life, work), life.flow.waiting_for(work, cluster.world.now)
+                if "reasons" in cluster.plan.checks and waiting.reason != must:
+                    raise Violation(f"reason: {work} waits for {waiting.reason}, and orders say {must}")
+                left.add((work.tenant, work.request_id))
+            if life.inside.holders() or any(engine.runs for engine in life.engines.values()):
+                raise Violation(f"leak: {life.name} rests, and {life.inside.holders()} run")
+        for subject in cluster.truth.subjects:
+            if subject not in left and not all(self._is_held(record) for record in cluster.truth.subjects[subject]):
+                self._has_outcome(subject)
+
+    def _is_held(self, record: Accepted) -> bool:
+        """Whether no worker was given the record, because its partition is held."""
+        return all(
+            life.consumer.positions.get(record.tp, -1) <= record.stored.offset
+            for life in self._cluster.lives()
+            if record.tp in life.consumer.positions
+        )
 
     def _has_outcome(self, subject: Subject) -> None:
         truth = self._cluster.truth

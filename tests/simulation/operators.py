@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 MOST_TIMES = 6
 STANDING = 0.5
 """The share of the orders that are kept to the end, where orders are kept at all."""
-FORBIDDING = ("pause_model", "pause_class", "change_models")
 
 
 class Operators:
@@ -53,11 +52,14 @@ class Operators:
             do(rng)
 
     def calm(self) -> None:
-        """Everything works again. Orders are withdrawn, but for those that stand for good."""
+        """Everything works again. Orders are withdrawn, but for those that stand for good.
+
+        No pin stands: what is pinned may leave no memory for others, and how long they wait nobody can say.
+        """
         rng = self._world.stream("operator/calm")
         self._cluster.registry_away_until = self._cluster.store.away_until = self._world.now
-        for key in self._orders.standing():
-            if not self._cluster.plan.has("standing_orders") or rng.random() >= STANDING:
+        for key, wish in self._orders.standing():
+            if not self._cluster.plan.has("standing_orders") or wish.pinned or rng.random() >= STANDING:
                 self._orders.withdraw(key)
 
     # -- orders

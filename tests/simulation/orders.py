@@ -54,9 +54,9 @@ class Orders:
         """Nothing is wanted of it any more: it is as configured."""
         self._write(key, None)
 
-    def standing(self) -> list[str]:
-        """Keys of which something is wanted."""
-        return [key for key, wish in self._kept.items() if wish is not None]
+    def standing(self) -> list[tuple[str, DesiredState]]:
+        """What is wanted, by key."""
+        return [(key, wish) for key, wish in self._kept.items() if wish is not None]
 
     def _write(self, key: str, wish: DesiredState | None) -> None:
         self._kept.pop(key, None)

@@ -29,10 +29,24 @@ Patch = tuple[Any, str, Any]
 PLANTS: dict[str, Callable[[], list[Patch]]] = {}
 
 
+NEEDS: dict[str, frozenset[str]] = {}
+"""By plant, the operators and checks that find it, even where they are left out of other runs."""
+
+
 def plant(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
     """Known under the function's name."""
     PLANTS[make.__name__] = make
     return make
+
+
+def plant_for(*needs: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+    """As `plant`, with what must be in the plans to find it."""
+
+    def note(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+        NEEDS[make.__name__] = frozenset(needs)
+        return plant(make)
+
+    return note
 
 
 @contextmanager

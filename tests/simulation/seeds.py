@@ -20,6 +20,7 @@ FAULTS_S = 6.0
 """Faults happen in this time; after it and the last request there are none."""
 QUIET_WITHIN_S = 200.0
 LOOK_S = 0.25
+REST_S = 3.0
 MOST_STEPS = 150_000
 
 
@@ -49,6 +50,9 @@ class _Watch:
         self._cluster = cluster
         self.over = False
         self.stuck = False
+        self.standing = False
+        """Only what orders forbid is left."""
+        self._rests_since: float | None = None
         self._give_up = 0.0
         self.operators = Operators(cluster)
 
@@ -68,10 +72,21 @@ class _Watch:
         world = self._cluster.world
         if self._cluster.quiet:
             self.over = True
+        elif self._rests(world.now):
+            self.over = self.standing = True
         elif world.now >= self._give_up:
             self.stuck = True
         else:
             world.at(LOOK_S, None, "looks", self._look)
+
+    def _rests(self, now: float) -> bool:
+        """Whether orders alone have held up what is left for a while."""
+        if not self._cluster.plan.has("standing_orders") or not self._cluster.at_rest:
+            self._rests_since = None
+            return False
+        if self._rests_since is None:
+            self._rests_since = now
+        return now - self._rests_since >= REST_S
 
 
 def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
@@ -111,7 +126,10 @@ def _until_quiet(cluster: Cluster, watch: _Watch) -> str | None:
 
 def _verdict(cluster: Cluster, watch: _Watch, over: bool) -> str | None:
     if watch.over:
-        cluster.checks.at_end()
+        if watch.standing:
+            cluster.checks.at_rest()
+        else:
+            cluster.checks.at_end()
         return None
     waiting = [f"{life.name} {work} {work.klass}" for life in cluster.lives() for work in life.inside.works()]
     offsets = cluster.log.group.offsets
