@@ -8,7 +8,7 @@ from penstock.processors.core import donemap
 from penstock.processors.core import effects as ask
 from penstock.processors.core.budget import FACT_BYTES
 from penstock.processors.core.retries import BASE_DELAY_S, MAX_DELAY_S
-from penstock.processors.core.states import ON_LANE, Stage
+from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, OVER, Stage
 from penstock.processors.core.work import Work
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
 from simulation.devices import Memory
@@ -187,6 +187,13 @@ class Checks:
         guilty = (work.tenant, work.request_id) in truth.killers or work in truth.excused
         if str(work.error).startswith("the engine") and not guilty:
             raise Violation(f"innocent: {work} is dead-lettered for a death that it did not cause")
+
+    @staticmethod
+    def vanished(held: list[Work]) -> None:
+        """A worker was told that the record of what it held is gone: that gets a dead letter."""
+        for work in held:
+            if work.stage in OVER or work.stage in IN_SCHEDULER:
+                raise Violation(f"vanished: the record of {work} is gone, and no dead letter says so")
 
     def journal_blames(self, life: Life) -> None:
         """A worker dies: its journal may blame only what was on an engine, or about to be."""

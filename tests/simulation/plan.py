@@ -107,6 +107,7 @@ CHECKS = (
 KNOWN_OPEN: dict[str, str] = {
     "change_models": "what waits for a removed model waits for ever, and placement goes round at one instant (W3)",
     "load_unload": "a model that is ordered to be unloaded while it is not loaded is never loaded again (W1)",
+    "slack": "a paused class, and runs that wait for memory, keep low work from starting for ever (W9)",
     "add_partitions": "the intake keeps the counts of its start: a turn goes round between partitions for ever (W10)",
     "reasons": "reasons are computed beside the decisions, and parked work behind a suspect keeps others waiting (W2)",
     "blame": "the crash journal blames what does not run any more (W8)",

@@ -5,25 +5,27 @@ Each is a defect that the worker had once (numbers are those of the issue), or o
 
 from __future__ import annotations
 
+from base64 import b85decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.processors.core import donemap, starting
+from penstock.processors.core import donemap, gate, starting, waiting
 from penstock.processors.core.effects import Ended, Terminal
 from penstock.processors.core.eviction import Evictions
 from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.gate import Arrival, CommitGate
+from penstock.processors.core.lane_queues import LaneQueues
 from penstock.processors.core.ledger import Ledger
 from penstock.processors.core.replica import Replica
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.span import Span
-from penstock.processors.core.states import Stage
+from penstock.processors.core.states import OVER, Stage
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.fold import ResultFold
-from simulation import membership
+from simulation import membership, talks
 
 Patch = tuple[Any, str, Any]
 PLANTS: dict[str, Callable[[], list[Patch]]] = {}
@@ -383,6 +385,175 @@ def plans_for_ever() -> list[Patch]:
         return again
 
     return [_wrap(Flow, "_plan", make)]
+
+
+# -- orders, and reasons to wait
+
+
+@plant_for("load_unload")
+def unloaded_for_ever() -> list[Patch]:
+    """An order to unload a model that is not loaded keeps it from being loaded ever again (W1)."""
+
+    def desire(self: Flow, model: str, loaded: bool | None, pinned: bool | None) -> None:
+        lane = self.lane(model)
+        lane.unload_due = loaded is False and lane.desired is not False
+        lane.desired, lane.pinned = loaded, pinned
+        if loaded:
+            for number in list(lane.replicas):
+                self.undo_drain(model, number)
+        if loaded is False:
+            lane.wanted = False
+        self._plan_soon()
+        self._mark_changed(lane)
+
+    return [(_owner(Flow, "desire"), "desire", desire)]
+
+
+@plant_for("reasons", "pause_model", "pause_class", "remote_server")
+def suspect_stops_worker() -> list[Patch]:
+    """Who must run alone keeps all others waiting, also while its model is paused or takes nothing (W2)."""
+
+    def may_be_alone(self: Any, lane: Any, work: Work, now: float) -> bool:
+        return bool(self._scheduler.eligible(work))
+
+    return [(starting.Starter, "_may_be_alone", may_be_alone)]
+
+
+@plant_for("change_models")
+def removed_still_waited_for() -> list[Patch]:
+    """What waits for a model that is removed goes on waiting for it (W3)."""
+
+    def configure(self: Flow, models: Any, now: float) -> None:
+        for name, spec in models.items():
+            lane = self.lane(name)
+            lane.spec, lane.served = spec, True
+        for lane in self.lanes.values():
+            if lane.name not in models and lane.served:
+                lane.served, lane.wanted = False, False
+        self._all_dirty()
+        self._plan_soon()
+
+    return [(_owner(Flow, "configure"), "configure", configure)]
+
+
+@plant_for("retention")
+def vanished_without_outcome() -> list[Patch]:
+    """A parked request whose record has vanished is let go of without a word (W4)."""
+
+    def gone(self: Flow, key: Any, now: float) -> None:
+        work = self.works.get(key)
+        if work is not None and work.stage is Stage.FETCHING:
+            self.gate.complete(work.tp, work.key[2])
+            self._drop(work)
+
+    return [(_owner(Flow, "gone"), "gone", gone)]
+
+
+@plant_for("delete_conversation", "questions")
+def answered_after_deletion() -> list[Patch]:
+    """A turn writes its answer into whatever conversation has its id when it ends (W7)."""
+
+    def topic_id(self: talks.Talks, line: str) -> str | None:
+        return line if line in self.topics else None
+
+    return [(talks.Talks, "topic_id", topic_id)]
+
+
+@plant_for("blame")
+def journal_blames_finished() -> list[Patch]:
+    """The crash journal hears that a request runs no more only when the broker has its outcome (W8)."""
+
+    def make(emit: Callable[..., None]) -> Callable[..., None]:
+        def late(self: Flow, effect: Any) -> None:
+            work = self.works.get(effect.key) if isinstance(effect, Ended) else None
+            if work is None or work.stage in OVER:
+                emit(self, effect)
+
+        return late
+
+    return [_wrap(Flow, "_emit", make)]
+
+
+@plant_for("slack", "pause_class", "standing_orders")
+def paused_class_keeps_slack() -> list[Patch]:
+    """Low work leaves slots free for a class that is paused (W9)."""
+
+    def strict(self: LaneQueues[Any]) -> str | None:
+        return next((klass for klass, queue in self.queues.items() if queue), None)
+
+    return [(LaneQueues, "strict", strict)]
+
+
+@plant_for("reasons")
+def false_reason() -> list[Patch]:
+    """Who waits for those before it is told that its model is being loaded."""
+
+    def make(reason: Callable[..., str]) -> Callable[..., str]:
+        def other(facts: Any) -> str:
+            found = reason(facts)
+            return "model_loading" if found == "class" else found
+
+        return other
+
+    return [(waiting, "_reason", make(waiting._reason))]
+
+
+# -- what stands on a log already
+
+
+@plant_for("answers")
+def ended_without_look_up() -> list[Patch]:
+    """A turn that ends without having run is not looked up in its conversation, where its answer may stand."""
+
+    def end_unrun(self: Flow, work: Work, event: str, error: Any, now: float) -> None:
+        self._settle(work, event, now, error=error)
+
+    return [(_owner(Flow, "_end_unrun"), "_end_unrun", end_unrun)]
+
+
+@plant
+def duplicates_of_dropped_finish() -> list[Patch]:
+    """Duplicates of work that is let go of at an assignment count as done."""
+
+    def make(drop: Callable[..., None]) -> Callable[..., None]:
+        def finished(self: CommitGate, entry: Any, *, delivered_again: bool = False) -> None:
+            drop(self, entry)
+
+        return finished
+
+    return [_wrap(CommitGate, "_drop", make)]
+
+
+@plant_for("moved_offsets")
+def kept_without_reopen() -> list[Patch]:
+    """Work goes on whose offset was committed by another, and its offset counts as done."""
+
+    def kept(partition: Any, committed: int, metadata: str) -> Any:
+        if partition is None:
+            return gate._Partition(committed, metadata)
+        if committed >= partition.committed:
+            partition.committed, partition.metadata = committed, metadata
+        partition.span.resume(committed)
+        partition.proposed = None
+        return partition
+
+    return [(gate, "_kept", kept)]
+
+
+@plant_for("foreign_metadata")
+def checksum_ignored() -> list[Patch]:
+    """Any metadata that looks like a done map is taken for one."""
+
+    def decode_flags(base: int, text: str) -> bytes:
+        if text[:2] not in {"1r", "1b"}:
+            return b""
+        body = b85decode(text[2:])[4:]
+        if text.startswith("1r"):
+            return donemap._flags_of_runs(body)
+        bits = int.from_bytes(body, "little")
+        return f"{bits:b}".encode()[::-1].translate(bytes.maketrans(b"01", b"\x00\x01")).rstrip(b"\x00")
+
+    return [(donemap, "decode_flags", decode_flags)]
 
 
 # -- memory

@@ -15,7 +15,7 @@ from penstock.processors.core.flow import Flow
 from penstock.processors.core.gate import GapInDelivery
 from penstock.processors.core.residents import Needs
 from penstock.processors.core.states import Stage
-from penstock.processors.core.work import Body, Work
+from penstock.processors.core.work import Body, Work, WorkKey
 from penstock.processors.kafka.control import ControlBook
 from penstock.processors.kafka.desired import Wished
 from penstock.processors.models.catalog import ModelConfig
@@ -202,6 +202,8 @@ class Life(Actor):
     def _announce(self, batch: Batch) -> bool:
         """Tell the gate of a batch. Where the consumer has skipped one, the worker breaks off and is started again."""
         batch.announced = True
+        if self._registry_until:  # it may have stood for longer than the commit that was due with it
+            self.may_commit()
         try:
             self.flow.delivered_range(batch.tp, batch.start, batch.end, [record.offset for record in batch.records])
         except GapInDelivery:
@@ -562,7 +564,7 @@ class Life(Actor):
         def told(records: list[Stored | None]) -> None:
             for offset, record in zip(effect.offsets, records, strict=True):
                 if record is None:
-                    self.flow.gone((*tp, offset), self.world.now)
+                    self._gone((*tp, offset))
                     continue
                 if not self.cluster.readable(record.value):
                     again = ask.Fetch(tp, (offset,), effect.urgency)
@@ -575,6 +577,12 @@ class Life(Actor):
                 self.flow.fetched((*tp, offset), known, body, self.world.now)
 
         self.network.ask("fetch", f"reads again {tp} {effect.offsets}", read, told)
+
+    def _gone(self, key: WorkKey) -> None:
+        """A parked record has vanished from its topic."""
+        held = [work for work in self.inside.works() if work.key == key]
+        self.flow.gone(key, self.world.now)
+        self.cluster.checks.vanished(held)
 
     def _ended(self, effect: ask.Ended) -> None:
         if effect.dropped:
