@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from penstock.schemas.records import ControlCommand, InferenceRequest, Requirements, StatusEvent
-from penstock.schemas.topics import partition_for, priority_class, request_key
+from penstock.schemas.topics import CLASSES, partition_for, priority_class, request_key
 from simulation.plan import EXTRA
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Clients:
         self._plan = cluster.plan
         self._mood = cluster.world.stream("clients' mood")
         self._hunger = cluster.world.stream("clients' hunger")
+        self._others = cluster.world.stream("another producer")
         self._extra = cluster.world.stream("clients of the extra model")
         self._heavy = cluster.world.stream("clients' weight").random() < 0.25
         """All prompts are long: much is parked, and what ends is read again."""
@@ -66,11 +67,22 @@ class Clients:
         delay = max(latency, self._cluster.broker_down_until - world.now)
         world.at(delay, None, f"a request arrives on {tp}", self._cluster.append_request, tp, key, value, [])
 
+    def _topic_of(self, request: InferenceRequest) -> str:
+        if request.task == "embedding":
+            return self._cluster.topics[3]
+        return self._cluster.topics[CLASSES.index(priority_class(request.priority))]
+
+    def _submit_again(self, request: InferenceRequest, rng: Random) -> None:
+        """By a producer that may have a partitioner of its own. A conversation's record would be moved to its place."""
+        if self._plan.has("other_partitioner") and request.conversation_id is None:
+            topic = self._topic_of(request)
+            partition = self._others.randrange(self._cluster.log.counts[topic])
+            self._put((topic, partition), request_key(request), self._cluster.codec.encode(request))
+        else:
+            self._submit(request, rng)
+
     def _submit(self, request: InferenceRequest, rng: Random) -> None:
-        names_class = request.task != "embedding"
-        topic = self._cluster.topics[
-            ("high", "medium", "low").index(priority_class(request.priority)) if names_class else 3
-        ]
+        topic = self._topic_of(request)
         key = request_key(request)
         partitions = self._cluster.log.counts[topic]
         partition = partition_for(key, partitions)
@@ -154,7 +166,7 @@ class Clients:
         if plan.has("duplicate") and rng.random() < 0.15:
             delay = rng.choice([0.0, 0.05, 1.5])
             again = replace(request, priority=rng.choice([request.priority, 1, 5, 8]))
-            world.at(delay, None, f"again {request.request_id}", self._submit, again, rng)
+            world.at(delay, None, f"again {request.request_id}", self._submit_again, again, rng)
 
     def hears(self, event: StatusEvent) -> None:
         """Some clients give up when they hear how it goes."""

@@ -95,6 +95,7 @@ OPERATORS = (
     "retention",  # records vanish while their requests wait
     "moved_offsets",  # a tool commits offsets further on than the worker did
     "foreign_metadata",  # the metadata of a commit is no map of its offset
+    "other_partitioner",  # a producer sends its duplicates to any partition
     "slack",  # slots are left free of low work
 )
 CHECKS = (
@@ -149,12 +150,13 @@ OPERATOR_THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]],
     (("load_unload",), ("crash", "restart"), ("own_memory",)),
     (("load_unload", "pin", "out_of_memory"), ("foreign_memory",), ("hungry",)),
     (("pause_model", "pause_class"), ("crash", "pause"), ("worker_killer", "burst", "line")),
-    (("pause_class", "slack"), (), ("burst", "stream")),
+    (("pause_class", "slack", "standing_orders"), (), ("burst", "stream")),
     (("change_models",), ("restart",), ("cross_class_line", "burst", "cancel")),
     (("change_models", "pause_model", "standing_orders"), ("load_failure",), ("line", "short_ttl")),
     (("delete_conversation",), ("slow_broker", "late_ack"), ("line", "cancel")),
     (("remote_server",), ("crash", "engine_busy"), ("worker_killer", "burst", "line")),
     (("retention", "moved_offsets", "foreign_metadata"), ("crash", "cut", "restart"), ("burst", "duplicate")),
+    (("other_partitioner",), ("cut", "join", "restart"), ("burst", "duplicate")),
     (("registry_away", "store_away", "add_partitions"), ("crash", "cut"), ("large_output", "line", "duplicate")),
 )
 EXTRA = "x0"
@@ -289,7 +291,7 @@ def _with_operators(plan: Plan, without: Collection[str]) -> Plan:
     """A third of the seeds has none. They are drawn beside the rest of the plan, which is the same without them."""
     rng = Random(f"{plan.seed}/operators")
     intensity = rng.choice([0.0, 0.15, 0.4])
-    operators = {name for name in OPERATORS if rng.random() < intensity}
+    operators = {name for name in OPERATORS if Random(f"{plan.seed}/operators/{name}").random() < intensity}
     faults, kinds = plan.faults, plan.kinds
     if intensity and rng.random() < 0.6:
         more, more_faults, more_kinds = rng.choice(OPERATOR_THEMES)
