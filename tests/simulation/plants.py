@@ -498,6 +498,20 @@ def false_reason() -> list[Patch]:
     return [(waiting, "_reason", make(waiting._reason))]
 
 
+@plant_for("reasons", "pause_class", "pause_model", "standing_orders")
+def false_paused() -> list[Patch]:
+    """Who is paused is told to wait for those before it."""
+
+    def make(reason: Callable[..., str]) -> Callable[..., str]:
+        def other(facts: Any) -> str:
+            found = reason(facts)
+            return "class" if found == "paused" else found
+
+        return other
+
+    return [(waiting, "_reason", make(waiting._reason))]
+
+
 # -- what stands on a log already
 
 

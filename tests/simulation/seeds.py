@@ -36,6 +36,8 @@ class Outcome:
     transitions: set[Transition] = field(default_factory=set[Transition])
     faults: Counter[str] = field(default_factory=Counter[str])
     trace: list[str] = field(default_factory=list[str])
+    left: int = 0
+    """Requests that orders held up to the end."""
 
     @property
     def kind(self) -> str:
@@ -107,7 +109,15 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
         )
     world.note(f"violation {violation}")
     return Outcome(
-        plan, violation, world.steps, world.digest, world.now, cluster.transitions, world.faults, world.trace
+        plan,
+        violation,
+        world.steps,
+        world.digest,
+        world.now,
+        cluster.transitions,
+        world.faults,
+        world.trace,
+        sum(len(life.inside.works()) for life in cluster.lives()) if watch.standing else 0,
     )
 
 
