@@ -8,7 +8,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from penstock.schemas.records import ControlCommand, InferenceRequest, Requirements, StatusEvent
-from penstock.schemas.topics import partition_for, priority_class, request_key
+from penstock.schemas.topics import CLASSES, partition_for, priority_class, request_key
+from simulation.plan import EXTRA
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster
@@ -24,6 +25,8 @@ class Clients:
         self._plan = cluster.plan
         self._mood = cluster.world.stream("clients' mood")
         self._hunger = cluster.world.stream("clients' hunger")
+        self._others = cluster.world.stream("another producer")
+        self._extra = cluster.world.stream("clients of the extra model")
         self._heavy = cluster.world.stream("clients' weight").random() < 0.25
         """All prompts are long: much is parked, and what ends is read again."""
         self._requests: dict[tuple[str, str], InferenceRequest] = {}
@@ -56,7 +59,7 @@ class Clients:
         return rng.choice(self._cluster.topics)
 
     def _append(self, rng: Random, topic: str, key: bytes, value: bytes) -> None:
-        partition = partition_for(key, self._plan.partitions)
+        partition = partition_for(key, self._cluster.log.counts[topic])
         self._put((topic, partition), key, value)
 
     def _put(self, tp: tuple[str, int], key: bytes, value: bytes) -> None:
@@ -64,15 +67,27 @@ class Clients:
         delay = max(latency, self._cluster.broker_down_until - world.now)
         world.at(delay, None, f"a request arrives on {tp}", self._cluster.append_request, tp, key, value, [])
 
+    def _topic_of(self, request: InferenceRequest) -> str:
+        if request.task == "embedding":
+            return self._cluster.topics[3]
+        return self._cluster.topics[CLASSES.index(priority_class(request.priority))]
+
+    def _submit_again(self, request: InferenceRequest, rng: Random) -> None:
+        """By a producer that may have a partitioner of its own. A conversation's record would be moved to its place."""
+        if self._plan.has("other_partitioner") and request.conversation_id is None:
+            topic = self._topic_of(request)
+            partition = self._others.randrange(self._cluster.log.counts[topic])
+            self._put((topic, partition), request_key(request), self._cluster.codec.encode(request))
+        else:
+            self._submit(request, rng)
+
     def _submit(self, request: InferenceRequest, rng: Random) -> None:
-        names_class = request.task != "embedding"
-        topic = self._cluster.topics[
-            ("high", "medium", "low").index(priority_class(request.priority)) if names_class else 3
-        ]
+        topic = self._topic_of(request)
         key = request_key(request)
-        partition = partition_for(key, self._plan.partitions)
+        partitions = self._cluster.log.counts[topic]
+        partition = partition_for(key, partitions)
         if self._plan.has("misplaced") and request.conversation_id is not None and rng.random() < 0.5:
-            partition = rng.randrange(self._plan.partitions)
+            partition = rng.randrange(partitions)
         self._put((topic, partition), key, self._cluster.codec.encode(request))
 
     def _request(self, number: int, rng: Random) -> InferenceRequest:
@@ -112,6 +127,8 @@ class Clients:
     def _model(self, rng: Random) -> str | None:
         if self._plan.has("unknown_model") and rng.random() < 0.05:
             return "nobody"
+        if self._plan.has("change_models") and self._extra.random() < 0.15:
+            return EXTRA
         return rng.choice([None, *(lane.name for lane in self._plan.lanes)])
 
     def _script(self, rng: Random) -> dict[str, Any]:
@@ -149,7 +166,7 @@ class Clients:
         if plan.has("duplicate") and rng.random() < 0.15:
             delay = rng.choice([0.0, 0.05, 1.5])
             again = replace(request, priority=rng.choice([request.priority, 1, 5, 8]))
-            world.at(delay, None, f"again {request.request_id}", self._submit, again, rng)
+            world.at(delay, None, f"again {request.request_id}", self._submit_again, again, rng)
 
     def hears(self, event: StatusEvent) -> None:
         """Some clients give up when they hear how it goes."""

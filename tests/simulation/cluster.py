@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
+from zlib import crc32
 
-from penstock.processors.core.states import Transition
-from penstock.processors.core.work import WorkKey
+from penstock.processors.core.states import IN_SCHEDULER, Transition
+from penstock.processors.core.work import Work, WorkKey
 from penstock.processors.kafka.intake import Intake
-from penstock.schemas.abilities import Need
-from penstock.schemas.choosing import Choice
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames, conversation_key
 from simulation.coordinator import Coordinator
 from simulation.devices import Devices
 from simulation.invariants import Checks
 from simulation.log import TP, Log
+from simulation.operators import Store
+from simulation.orders import Orders
 from simulation.plan import Plan
 from simulation.readers import Readers
 from simulation.talks import Talks
@@ -71,20 +71,6 @@ class Host:
         self.devices = Devices(plan)
 
 
-class Catalog:
-    """Which lane serves a request."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._names = [lane.name for lane in plan.lanes]
-
-    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
-        if model is None:
-            return Choice(self._names[0], "it is the first")
-        if model not in self._names:
-            raise ModelNotFound(f"no model {model}")
-        return Choice(model)
-
-
 class Cluster:
     """Everything of one seed."""
 
@@ -94,9 +80,11 @@ class Cluster:
         self.topics = TOPICS
         self.codec = CODEC
         self.log = Log(dict.fromkeys(TOPICS, plan.partitions))
-        self.intake = Intake(CODEC, NAMES, dict.fromkeys(TOPICS, plan.partitions))
-        self.catalog = Catalog(plan)
-        self.talks = Talks()
+        self.intake = self.new_intake()
+        self.orders = Orders(self)
+        self.store = Store()
+        self.registry_away_until = 0.0
+        self.talks = Talks(checks_questions="questions" in plan.checks)
         self.truth = Truth(self)
         self.readers = Readers(self)
         self.checks = Checks(self)
@@ -115,7 +103,7 @@ class Cluster:
     def happens(self, fault: str, rng: Random, chance: float) -> bool:
         """Whether a fault of the plan happens now. It draws whether the plan has it or not."""
         drawn = rng.random() < chance
-        if not drawn or self.calm or fault not in self.plan.faults:
+        if not drawn or self.calm or not self.plan.has(fault):
             return False
         self.world.fault(fault)
         return True
@@ -123,6 +111,21 @@ class Cluster:
     @staticmethod
     def urgency(topic: str) -> int:
         return URGENCY[topic]
+
+    def new_intake(self) -> Intake:
+        """Of a worker that starts now: it knows the partitions that there are."""
+        return Intake(CODEC, NAMES, dict(self.log.counts))
+
+    def readable(self, value: bytes | None) -> bool:
+        """Whether a record can be read without the registry, which may be away: a part of all needs it."""
+        return self.world.now >= self.registry_away_until or crc32(value or b"") % 3 != 0
+
+    def add_partitions(self) -> None:
+        """An operator doubles the partitions of all topics; the group's members hear of it and join again."""
+        for topic in self.topics:
+            self.log.add_partitions(topic, 2 * self.log.counts[topic])
+        self.intake = self.new_intake()
+        self.coordinator.partitions_added()
 
     # -- processes
 
@@ -152,6 +155,8 @@ class Cluster:
         """Its host starts the next one a little later."""
         host = life.host
         life.gone = True
+        if not orderly:
+            self.checks.journal_blames(life)
         host.journal.next_life(orderly=orderly)
         host.life = None
         for engine in life.engines.values():
@@ -248,4 +253,28 @@ class Cluster:
         offsets = self.log.group.offsets
         if any(offsets.get(tp, (0, ""))[0] != partition.end for tp, partition in self.log.partitions.items()):
             return False
-        return not any(life.flow.works for life in self.lives())
+        return not any(life.inside.works() for life in self.lives())
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is left to do but what orders forbid: each request that is left is paused, or a turn behind one."""
+        if len(self.lives()) < len(self.hosts) or self.log.group.rebalancing:
+            return False
+        for life in self.lives():
+            if life.consumer.has_more or any(self.forbidden(life, work) is None for work in life.inside.works()):
+                return False
+        return True
+
+    @staticmethod
+    def forbidden(life: Life, work: Work) -> str | None:
+        """The reason that a request must state while orders stand; None when no order forbids that it runs."""
+        if work.stage not in IN_SCHEDULER or work.end_with is not None:
+            return None
+        if life.told.pauses(work.lane, work.klass):
+            return "paused"
+        before = (
+            other
+            for other in life.inside.works()
+            if other.line == work.line and work.line is not None and other is not work and other.seq < work.seq
+        )
+        return "conversation" if any(life.told.pauses(other.lane, other.klass) for other in before) else None

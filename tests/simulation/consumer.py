@@ -27,6 +27,7 @@ class Batch:
     records: list[Stored]
     generation: int
     at: int = 0
+    announced: bool = False
 
 
 class Consumer:
@@ -84,6 +85,11 @@ class Consumer:
     def _behind(self) -> list[TP]:
         partitions = self._cluster.log.partitions
         return [tp for tp, at in self.positions.items() if tp not in self.held and at < partitions[tp].end]
+
+    @property
+    def has_more(self) -> bool:
+        """Something is on its way, or is to be fetched."""
+        return bool(self._behind() or self.inbox or self._flying)
 
     def rewind(self) -> None:
         """It forgets its positions, as after an error, and goes on from what is committed."""

@@ -69,6 +69,12 @@ class Coordinator:
             self._thrown_out.remove(life)
             life.network.hear("group", "that it was thrown out", life.membership.thrown_out)
 
+    def partitions_added(self) -> None:
+        """Members that see more partitions ask for a rebalance."""
+        if self._group.members:
+            self._group.prepare()
+            self._go_on()
+
     def _remove(self, member_id: str) -> None:
         self._group.remove(member_id)
         self._lives.pop(member_id, None)

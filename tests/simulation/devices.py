@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet import PlacementSettings
-from penstock.processors.core.ledger import DeviceCapacity, Grant
-from penstock.processors.core.replica import Replica
+from penstock.processors.core.ledger import DeviceCapacity
 from simulation.truth import Violation
 
 if TYPE_CHECKING:
@@ -43,41 +42,31 @@ class Memory:
 
     def __init__(self, life: Life) -> None:
         self._life = life
-        self._flow = life.flow
+        self._inside = life.inside
         self._settings: PlacementSettings = life.cluster.plan.settings.placement
         self.seen: dict[str, int] = {}
         """By device that was measured in this life, what others used of it then."""
         self._runs = 0
-        ledger = life.flow.ledger
-        grant, start = ledger.grant, life.flow.starter._grant
+        self._inside.after_each_memory_grant(self._granted)
+        self._inside.before_each_grant(self._run_begins)
 
-        def watched(owner: str, needs: dict[str, int], now: float, *, reserved_as: str | None = None) -> Grant | None:
-            given = grant(owner, needs, now, reserved_as=reserved_as)
-            if given is not None:
-                self._granted(owner, needs)
-            return given
-
-        def started(lane: object, work: object, replica: object, now: float) -> None:
-            self._runs += 1
-            start(lane, work, replica, now)  # type: ignore[arg-type]
-
-        ledger.grant = watched
-        life.flow.starter._grant = started  # type: ignore[assignment]
+    def _run_begins(self, *_: object) -> None:
+        self._runs += 1
 
     def _granted(self, owner: str, needs: dict[str, int]) -> None:
-        ledger = self._flow.ledger
+        inside = self._inside
         for device in needs:
             if device not in self.seen:
                 raise Violation(f"unobserved: {owner} is granted {needs} before {device} was measured")
-            taken = ledger.reserved_bytes(device) + self.seen[device]
-            if taken > ledger.limit_bytes(device):
+            taken = inside.reserved_bytes(device) + self.seen[device]
+            if taken > inside.limit_bytes(device):
                 raise Violation(
-                    f"overbooked: {owner} is granted {needs}; {taken} of {ledger.limit_bytes(device)} taken"
+                    f"overbooked: {owner} is granted {needs}; {taken} of {inside.limit_bytes(device)} taken"
                 )
 
     def unloads(self, effect: ask.Unload) -> None:
         """A replica is given up: for another only when it has had its turn."""
-        replica = self._flow.lane(effect.model).replicas.get(effect.replica)
+        replica = self._inside.replica(effect.model, effect.replica)
         if replica is None or effect.reason not in ("turn", "class"):
             return
         resided = self._life.world.now - replica.ready_at
@@ -88,20 +77,10 @@ class Memory:
 
     def look(self) -> None:
         """Each grant belongs to a replica or to a run that is there."""
-        flow = self._flow
-        held: list[Grant] = []
-        for lane in flow.lanes.values():
-            for replica in lane.replicas.values():
-                held += [] if replica.grant is None else [replica.grant]
-                held += self._of_runs(replica)
-        if {grant.number for grant in held} != {grant.number for grant in flow.ledger.grants()}:
-            raise Violation(f"leaked: granted are {flow.ledger.grants()}, held are {held}")
+        inside = self._inside
+        held = [grant for replica in inside.replicas() for grant in inside.grants_of(replica)]
+        if {grant.number for grant in held} != {grant.number for grant in inside.grants()}:
+            raise Violation(f"leaked: granted are {inside.grants()}, held are {held}")
         turns = len(self.seen) * self._life.world.now / self._settings.min_turn_s
-        if flow.lifecycle.evictions > EVICTIONS_AT_ONCE + self._runs + turns:
-            raise Violation(
-                f"evictions: {flow.lifecycle.evictions} in {self._life.world.now:.1f} s, with {self._runs} runs"
-            )
-
-    @staticmethod
-    def _of_runs(replica: Replica) -> list[Grant]:
-        return [work.run.grant for work in replica.holders if work.run is not None and work.run.grant is not None]
+        if inside.evictions() > EVICTIONS_AT_ONCE + self._runs + turns:
+            raise Violation(f"evictions: {inside.evictions()} in {self._life.world.now:.1f} s, with {self._runs} runs")

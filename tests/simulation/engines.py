@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.processors.core.ledger import CannotLoad
+from penstock.processors.core.ledger import CannotLoad, OutOfMemory
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InternalError, Overloaded, PenstockError
 from penstock.schemas.records import InferenceRequest
@@ -83,6 +83,8 @@ class Engine:
         """Where it is loaded, or was the last time while its process is ending."""
         self.killer: Work | None = None
         """Whose prompt it died of the last time."""
+        self.limit = spec.slots
+        """Runs at once that a remote server takes now."""
         self._number = 0
         self._names = 0
         self.runs: dict[str, EngineRun] = {}
@@ -90,7 +92,7 @@ class Engine:
     def _fault(self, name: str, chance: float) -> bool:
         """Whether this fault happens now."""
         drawn = self._rng.random() < chance
-        if drawn and name in self._plan.faults and not self.life.cluster.calm:
+        if drawn and self._plan.has(name) and not self.life.cluster.calm:
             self._world.fault(name, f"{self.life.name} {self.name}")
             return True
         return False
@@ -132,7 +134,12 @@ class Engine:
                 self.device = None
                 self._tell("load failed", self.life.load_failed, self, error)
                 return
+        if self._plan.has("out_of_memory") and self._fault("out_of_memory", 0.2):
+            self.device = None
+            self._tell("load failed", self.life.load_failed, self, OutOfMemory("it took more than it was granted"))
+            return
         self.alive = True
+        self.limit = self.spec.slots
         self._tell("up", self.life.replica_up, self)
 
     def end(self) -> None:
@@ -150,7 +157,7 @@ class Engine:
 
     def _ended(self) -> None:
         self.device = None
-        self._tell("gone", self.life.flow.replicas.gone, self.spec.name, self.replica, self._world.now)
+        self._tell("gone", self.life.replica_gone, self)
 
     def die(self, killer: Work | None = None) -> None:
         """The process dies; the worker notices a moment later."""
@@ -204,9 +211,29 @@ class Engine:
             return
         if self._fault("engine_death", 0.04):
             self._later(pace * self._rng.randint(0, 5), "is about to die", self.die)
+        if self._is_remote and self._fault("remote_server", 0.2):
+            self._later(pace, f"turns {name} away", self._turn_away, run)
+            return
         if self._fault("engine_busy", 0.1):
             self._tell("busy", self.life.replica_busy, self, 0.2)
         self._later(pace, f"says {name}", self._word, run, script, pace, int(script.get("n", 3)))
+
+    @property
+    def _is_remote(self) -> bool:
+        return self._plan.has("remote_server") and not self.spec.load_bytes
+
+    def _turn_away(self, run: EngineRun) -> None:
+        """The server answers 429: it takes fewer runs at once from now on, and none for a while."""
+        if not run.cancelled:
+            self._end(run)
+            self._limit(max(1, self.limit // 2))
+            self._tell("busy", self.life.replica_busy, self, self._rng.choice([0.1, 0.5, 2.0]))
+            self._tell(f"turned {run.name} away", self.life.turned_away, run.work, run.run_id)
+
+    def _limit(self, slots: int) -> None:
+        if slots != self.limit:
+            self.limit = slots
+            self._tell(f"takes {slots} runs", self.life.replica_limits, self, slots)
 
     def _word(self, run: EngineRun, script: dict[str, Any], pace: float, words: int) -> None:
         if run.over or (run.cancelled and not self._fault("engine_late_words", 1.0)):
@@ -241,12 +268,16 @@ class Engine:
             error = self._rng.choice([EngineFailed, Overloaded, InternalError])("the run failed")
             self._tell("fails", self.life.failed, run.work, run.run_id, error, self._rng.random() < 0.7)
             return True
+        if self._plan.has("out_of_memory") and self._fault("out_of_memory", 0.05):
+            self._tell("ran out of memory", self.life.out_of_memory, self)
         if self._fault("engine_garbage", 0.08):
             self._tell("garbage", self.life.garbage, run.work, run.run_id)
         return False
 
     def _finish(self, run: EngineRun, script: dict[str, Any]) -> None:
         self._end(run)
+        if self._is_remote:
+            self._limit(min(self.spec.slots, self.limit + 1))
         unwritable = self._fault("engine_garbage", 0.05)
         output = Output(run.text, bool(script.get("large")), unwritable)
         self._tell(f"finishes {run.name}", self.life.finished, run.work, run.run_id, output)

@@ -9,6 +9,7 @@ from penstock.processors.core.lane import Lane
 from penstock.processors.core.replica import Replica, ReplicaState
 from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.work import Work
+from simulation.inside import Inside
 from simulation.truth import Violation
 
 if TYPE_CHECKING:
@@ -20,33 +21,21 @@ SLACK = 2
 
 
 class Grants:
-    """Wraps one flow's grants. The flow itself is untouched."""
+    """Looks at one flow's grants. The flow itself is untouched."""
 
     def __init__(self, life: Life) -> None:
         self._life = life
-        self._flow = life.flow
+        self._inside = life.inside
         self._settings = life.cluster.plan.settings
         self._granted: Counter[str] = Counter()
         self._out_of_order: Counter[str] = Counter()
         self._passed_over: Counter[str] = Counter()
-        starter = life.flow.starter
-        grant = starter._grant
+        self._inside.before_each_grant(self._look)
+        self._inside.when_started_ungranted(self._started_ungranted)
 
-        scheduler_start = life.flow.scheduler.start
-
-        def watched(lane: Lane, work: Work, replica: Replica, now: float) -> None:
-            self._look(lane, replica, work, now)
-            passed_over = self._passed_over[lane.name]
-            grant(lane, work, replica, now)
-            self._passed_over[lane.name] = passed_over
-
-        def started(work: Work, now: float, tokens: int = 0) -> None:
-            # A turn whose prompt was refused keeps its conversation by being started: that may use up the aged share.
-            self._passed_over[work.lane] = 0
-            scheduler_start(work, now, tokens)
-
-        starter._grant = watched
-        life.flow.scheduler.start = started
+    def _started_ungranted(self, work: Work) -> None:
+        # A turn whose prompt was refused keeps its conversation by being started: that may use up the aged share.
+        self._passed_over[work.lane] = 0
 
     def _look(self, lane: Lane, replica: Replica, work: Work, now: float) -> None:
         if work.stage not in IN_SCHEDULER:
@@ -56,13 +45,13 @@ class Grants:
         self._alone(replica, work)
         self._granted[lane.name] += 1
         apart = work.alone or work.group is not None
-        waiting = [other for other in self._flow.works.values() if other is not work and other.lane == lane.name]
+        waiting = [other for other in self._inside.works() if other is not work and other.lane == lane.name]
         rivals = [other for other in waiting if self._could(replica, other, waiting, now)]
         self._order(lane, work, rivals, now, apart=apart)
         self._aged(lane, work, waiting, rivals, now, apart=apart)
 
     def _room(self, replica: Replica, work: Work) -> None:
-        need = 0 if work.run is None else work.run.need_tokens
+        need = self._inside.need_tokens(work)
         if replica.state is not ReplicaState.READY:
             raise Violation(f"room: {work} is granted a slot of {replica}")
         if replica.free_slots < 1 or (replica.tokens is not None and replica.used_tokens + need > replica.tokens):
@@ -74,7 +63,7 @@ class Grants:
         """One turn at a time; within a class in the order of the log."""
         if work.line is None:
             return
-        for other in self._flow.works.values():
+        for other in self._inside.works():
             if other is work or other.line != work.line or other.stage in OVER:
                 continue
             if _under_way(other):
@@ -86,7 +75,7 @@ class Grants:
                 raise Violation(f"line: {work} is granted before {other}")
 
     def _alone(self, replica: Replica, work: Work) -> None:
-        holders = [holder for one in self._flow.lanes.values() for holder in one.holders()]
+        holders = self._inside.holders()
         if holders and (work.alone or any(holder.alone for holder in holders)):
             raise Violation(f"alone: {work} is granted beside {holders}")
         groups = {id(holder.group) for holder in replica.holders if holder.group is not None}
@@ -97,13 +86,13 @@ class Grants:
 
     def _could(self, replica: Replica, other: Work, waiting: list[Work], now: float) -> bool:
         """Whether it could be granted now as well, with room set aside for those before it that are being prepared."""
-        if other.alone or other.group is not None or other.klass in self._flow.scheduler.paused:
+        if other.alone or other.group is not None or other.klass in self._inside.paused_classes():
             return False
         if other.stage is not Stage.READY and not (
             other.stage is Stage.QUEUED and replica.inline and other.line is None
         ):
             return False
-        if other.run is not None and other.run.replica != replica.number:
+        if self._inside.replica_number(other) not in (None, replica.number):
             return False
         unready = [
             one.cost
@@ -114,8 +103,8 @@ class Grants:
         ]
         if not replica.inline and replica.free_slots <= len(unready):
             return False
-        need = 0 if other.run is None else other.run.need_tokens
-        if not self._flow.starter.memory.is_free(replica, other, now):
+        need = self._inside.need_tokens(other)
+        if not self._inside.memory_is_free(replica, other, now):
             return False
         if replica.tokens is not None and replica.used_tokens + sum(unready) + need > replica.tokens:
             return False
@@ -125,7 +114,7 @@ class Grants:
             one is not other
             and one.line == other.line
             and (_under_way(one) or one.holds_line or (one.klass == other.klass and one.seq < other.seq))
-            for one in self._flow.works.values()
+            for one in self._inside.works()
         )
 
     def _order(self, lane: Lane, work: Work, rivals: list[Work], now: float, *, apart: bool) -> None:
@@ -164,7 +153,7 @@ class Grants:
             for other in rivals
             if now - other.arrived_at > self._settings.aging_s and RANK[other.klass] > RANK[work.klass]
         ]
-        eligible = self._flow.scheduler.eligible
+        eligible = self._inside.eligible
         aged_share = now - work.arrived_at > self._settings.aging_s and any(
             RANK[other.klass] < RANK[work.klass] and eligible(other) for other in waiting
         )
@@ -180,5 +169,5 @@ class Grants:
 def _under_way(work: Work) -> bool:
     """Whether its conversation must wait for it; not for an answer that stood there already, to be kept elsewhere."""
     if work.stage is Stage.KEEPING:
-        return work.run is not None and work.run.granted_at is not None
+        return Inside.was_granted(work)
     return work.stage in (Stage.BEGINNING, Stage.RUNNING) or (work.stage is Stage.RETRYING and work.holds_line)

@@ -8,13 +8,14 @@ from penstock.processors.core import donemap
 from penstock.processors.core import effects as ask
 from penstock.processors.core.budget import FACT_BYTES
 from penstock.processors.core.retries import BASE_DELAY_S, MAX_DELAY_S
-from penstock.processors.core.states import Stage
+from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, OVER, Stage
 from penstock.processors.core.work import Work
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
 from simulation.devices import Memory
 from simulation.grants import Grants
 from simulation.log import TP
-from simulation.truth import Subject, Violation
+from simulation.reasons import Reasons
+from simulation.truth import Accepted, Subject, Violation
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster
@@ -38,12 +39,24 @@ class Checks:
         self._passed: dict[TP, set[int]] = {}
         self._grants: dict[Life, Grants] = {}
         self._memory: dict[Life, Memory] = {}
+        self._reasons: dict[Life, Reasons] = {}
         self._due: dict[Work, float] = {}
 
     def watch(self, life: Life) -> None:
         """Look at every grant of a new worker before it is made."""
         self._grants[life] = Grants(life)
         self._memory[life] = Memory(life)
+        if "reasons" in self._cluster.plan.checks:
+            self._reasons[life] = Reasons(life)
+
+    def handled(self, life: Life) -> None:
+        """A worker has handled an event."""
+        if (reasons := self._reasons.get(life)) is not None:
+            reasons.look()
+
+    def foreign_bytes(self, life: Life, device: str) -> int:
+        """What a worker was told that others use of a device."""
+        return self._memory[life].seen.get(device, 0)
 
     # -- memory
 
@@ -103,6 +116,17 @@ class Checks:
             self.retried(effect.work, self._cluster.world.now)
         elif isinstance(effect, ask.Terminal | ask.Status) and effect.work.stage is Stage.DROPPED:
             raise Violation(f"dropped_publishes: {effect.status} for {effect.work}, which was let go of")
+        elif isinstance(effect, ask.Terminal) and effect.work.line is not None:
+            self._answer(effect)
+
+    def _answer(self, effect: ask.Terminal) -> None:
+        """An answer that stood in the conversation when its worker looked last is the outcome."""
+        check = "answers_of_letters" if effect.status == "dead_lettered" else "answers"
+        if check not in self._cluster.plan.checks or effect.work in self._cluster.truth.unkept:
+            return
+        standing = self._cluster.talks.answer_before(effect.work, self._cluster.world.now)
+        if standing is not None and (effect.finished is None or effect.finished.text != standing):
+            raise Violation(f"answer: {effect.work} ends as {effect.status}, and its conversation has {standing!r}")
 
     def engine_starts(self, engine: Engine, work: Work) -> None:
         """A run has been put on an engine."""
@@ -123,24 +147,24 @@ class Checks:
 
     def ticked(self, life: Life, now: float) -> None:
         """A tick is over: no retry is overdue."""
-        for work in life.flow.works.values():
+        for work in life.inside.works():
             if work.stage is Stage.RETRYING and now > self._due[work] + ROUNDING_S:
                 raise Violation(f"retry: {work} was due {now - self._due[work]:.3f} s ago")
 
     def held(self, life: Life, tps: frozenset[TP]) -> None:
         """Partitions are held for reasons of their own only: none hides another."""
-        flow, most = life.flow, self._cluster.plan.endings // 2
+        inside, most = life.inside, self._cluster.plan.endings // 2
         for tp in tps:
-            if not (flow.gate.full(tp) or flow.budget.full(tp) or flow.registry.endings[tp] >= most):
+            if not (inside.full(tp) or inside.ends_under_way(tp) >= most):
                 raise Violation(
-                    f"hidden: {tp} is held with {flow.gate.span(tp)} offsets and {len(flow.works)} works in all"
+                    f"hidden: {tp} is held with {inside.span(tp)} offsets and {len(inside.works())} works in all"
                 )
 
     # -- deaths of engines
 
     def replica_goes_down(self, life: Life, engine: Engine) -> None:
         """Who was on it as the flow knows it; only one who was there by himself can be the culprit."""
-        replica = life.flow.lane(engine.spec.name).replicas.get(engine.replica)
+        replica = life.inside.replica(engine.spec.name, engine.replica)
         victims = [] if replica is None else replica.victims()
         if len(victims) == 1:
             self._cluster.truth.solo_deaths[victims[0]] += 1
@@ -164,6 +188,22 @@ class Checks:
         if str(work.error).startswith("the engine") and not guilty:
             raise Violation(f"innocent: {work} is dead-lettered for a death that it did not cause")
 
+    @staticmethod
+    def vanished(held: list[Work]) -> None:
+        """A worker was told that the record of what it held is gone: that gets a dead letter."""
+        for work in held:
+            if work.stage in OVER or work.stage in IN_SCHEDULER:
+                raise Violation(f"vanished: the record of {work} is gone, and no dead letter says so")
+
+    def journal_blames(self, life: Life) -> None:
+        """A worker dies: its journal may blame only what was on an engine, or about to be."""
+        if "blame" not in self._cluster.plan.checks:
+            return
+        stages = {(work.key, work.request_id): work.stage for work in life.inside.works()}
+        for one in life.host.journal.running:
+            if stages.get(one) not in ON_LANE:
+                raise Violation(f"blame: {life.name} dies, and {one} is blamed, which is {stages.get(one, 'over')}")
+
     # -- bounds
 
     def after_step(self) -> None:
@@ -173,25 +213,23 @@ class Checks:
             self._bounds(life)
 
     def _bounds(self, life: Life) -> None:
-        flow = life.flow
+        inside = life.inside
+        for work in inside.works():
+            if inside.counts_as_done(work):
+                raise Violation(f"open: {work} is held, and its offset counts as done")
+        used_bytes = inside.budget_bytes()
         self._memory[life].look()
-        on_engines = {(work.key, work.request_id) for work in flow.works.values() if work.stage is Stage.RUNNING}
-        if life.host.journal.running.keys() != on_engines:
-            raise Violation(f"journal: {life.name} notes {list(life.host.journal.running)}, running are {on_engines}")
         total = self._cluster.plan.settings.intake_bytes
-        if flow.budget.used_bytes > total + IN_FLIGHT_BYTES:
-            raise Violation(f"budget: {flow.budget.used_bytes} bytes of {total}")
-        counted = [work for work in flow.works.values() if work.in_budget]
+        if used_bytes > total + IN_FLIGHT_BYTES:
+            raise Violation(f"budget: {used_bytes} bytes of {total}")
+        counted = [work for work in inside.works() if work.in_budget]
         bodies = sum(work.size_bytes for work in counted if work.body is not None)
-        if flow.budget.used_bytes != bodies + len(counted) * FACT_BYTES:
-            raise Violation(
-                f"budget: counts {flow.budget.used_bytes} bytes; held are {len(counted)} facts and {bodies} bytes"
-            )
-        for lane in flow.lanes.values():
-            for replica in lane.replicas.values():
-                if replica.used_tokens != sum(replica.holders.values()):
-                    held = dict(replica.holders)
-                    raise Violation(f"lane: {replica} counts {replica.used_tokens} tokens, held are {held}")
+        if used_bytes != bodies + len(counted) * FACT_BYTES:
+            raise Violation(f"budget: counts {used_bytes} bytes; held are {len(counted)} facts and {bodies} bytes")
+        for replica in inside.replicas():
+            if replica.used_tokens != sum(replica.holders.values()):
+                held = dict(replica.holders)
+                raise Violation(f"lane: {replica} counts {replica.used_tokens} tokens, held are {held}")
 
     # -- the end
 
@@ -209,6 +247,29 @@ class Checks:
         for life in cluster.lives():
             self._holds_nothing(life)
 
+    def at_rest(self) -> None:
+        """Orders stand: what they forbid says so, all else has its outcome, and nothing runs."""
+        cluster, left = self._cluster, set[Subject]()
+        for life in cluster.lives():
+            for work in life.inside.works():
+                must, waiting = cluster.forbidden(life, work), life.flow.waiting_for(work, cluster.world.now)
+                if "reasons" in cluster.plan.checks and waiting.reason != must:
+                    raise Violation(f"reason: {work} waits for {waiting.reason}, and orders say {must}")
+                left.add((work.tenant, work.request_id))
+            if life.inside.holders() or any(engine.runs for engine in life.engines.values()):
+                raise Violation(f"leak: {life.name} rests, and {life.inside.holders()} run")
+        for subject in cluster.truth.subjects:
+            if subject not in left and not all(self._is_held(record) for record in cluster.truth.subjects[subject]):
+                self._has_outcome(subject)
+
+    def _is_held(self, record: Accepted) -> bool:
+        """Whether no worker was given the record, because its partition is held."""
+        return all(
+            life.consumer.positions.get(record.tp, -1) <= record.stored.offset
+            for life in self._cluster.lives()
+            if record.tp in life.consumer.positions
+        )
+
     def _has_outcome(self, subject: Subject) -> None:
         truth = self._cluster.truth
         outcome = self._cluster.readers.outcome(subject)
@@ -217,19 +278,17 @@ class Checks:
             raise Violation(f"lost: {subject} has no outcome; its readers saw {None if fold is None else fold.origin}")
 
     def _holds_nothing(self, life: Life) -> None:
-        flow = life.flow
+        inside = life.inside
         held = {
-            "scheduled": len(flow.scheduler),
-            "granted": flow.starter.on_lanes,
-            "alone": flow.starter.alone is not None,
-            "holders": sum(
-                len(one.holders) + len(one.ahead) for lane in flow.lanes.values() for one in lane.replicas.values()
-            ),
-            "parked": sum(sum(lane.parked.values()) for lane in flow.lanes.values()),
+            "scheduled": inside.queued(),
+            "granted": inside.granted(),
+            "alone": inside.alone() is not None,
+            "holders": sum(len(one.holders) + len(one.ahead) for one in inside.replicas()),
+            "parked": inside.parked(),
             "runs": sum(len(engine.runs) for engine in life.engines.values()),
-            "bytes": flow.budget.used_bytes,
-            "in flight": flow.gate.inflight,
-            "endings": sum(flow.registry.endings.values()),
+            "bytes": inside.budget_bytes(),
+            "in flight": inside.in_flight(),
+            "endings": inside.ends_under_way(),
         }
         if any(held.values()):
             raise Violation(f"leak: {life.name} is idle and holds {held}")

@@ -80,6 +80,12 @@ class Log:
         self.counts = dict(topics)
         self.group = Group(self)
 
+    def add_partitions(self, topic: str, count: int) -> None:
+        """The topic has so many from now on; what is there stays where it is."""
+        for number in range(self.counts[topic], count):
+            self.partitions[(topic, number)] = Partition()
+        self.counts[topic] = count
+
     def append(
         self, tp: TP, now_ms: int, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]] = ()
     ) -> Stored:

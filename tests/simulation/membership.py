@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from penstock.processors.core import donemap
 from penstock.processors.core.gate import CommitGate
 from simulation.log import TP, IllegalGeneration, UnknownMember
 
@@ -62,11 +63,25 @@ class Membership:
         def look() -> Offsets | None:
             if self._cluster.happens("unknown_offsets", self._rng, 0.5):
                 return None
+            self._disturb(assigned)
             return self._group.committed(assigned)
 
         self._life.network.ask(
             "group", "asks for offsets", look, lambda offsets: self._offsets_told(generation, assigned, offsets)
         )
+
+    def _disturb(self, assigned: tuple[TP, ...]) -> None:
+        """What tools do to the offsets of a group: they move some on, or store metadata that is no map of theirs."""
+        cluster = self._cluster
+        known = sorted(tp for tp in assigned if tp in self._group.offsets)
+        if known and cluster.plan.has("moved_offsets") and cluster.happens("moved_offsets", self._rng, 0.2):
+            tp = self._rng.choice(known)
+            cluster.truth.skip(tp, self._group.offsets[tp][0], self._rng.randint(1, 4))
+        if known and cluster.plan.has("foreign_metadata") and cluster.happens("foreign_metadata", self._rng, 0.4):
+            tp = self._rng.choice(known)
+            offset = self._group.offsets[tp][0]
+            elsewhere = offset + self._rng.randint(1, 3)
+            self._group.offsets[tp] = offset, donemap.encode(elsewhere, [(elsewhere + 1, elsewhere + 4)])
 
     def _offsets_told(self, generation: int, assigned: tuple[TP, ...], offsets: Offsets | None) -> None:
         if offsets is None:

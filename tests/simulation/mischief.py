@@ -65,7 +65,7 @@ class Mischief:
 
     def _lose(self, rng: Random, life: Life) -> None:
         """Retention takes a record whose bytes a worker does not hold any more."""
-        away = [work for work in life.flow.works.values() if work.stage in (Stage.PARKED, Stage.FETCHING)]
+        away = [work for work in life.inside.works() if work.stage in (Stage.PARKED, Stage.FETCHING)]
         if away:
             work = rng.choice(away)
             self._cluster.truth.lose(self._cluster.truth.records[(work.tp, work.key[2])])
@@ -90,15 +90,9 @@ class Mischief:
         model = rng.choice(self._cluster.plan.lanes).name
         if rng.random() < 0.5:
             kind, name = rng.choice([("class", rng.choice(["high", "medium", "low"])), ("model", model)])
-            self._world.at(0.0, life, f"{life.name} pauses {name}", life.flow.orders.pause, kind, name, True)
-            self._world.at(
-                rng.uniform(0.1, 1.0), life, f"{life.name} resumes {name}", life.flow.orders.pause, kind, name, False
-            )
+            self._world.at(0.0, life, f"{life.name} pauses {name}", life.pause, kind, name, True)
+            self._world.at(rng.uniform(0.1, 1.0), life, f"{life.name} resumes {name}", life.pause, kind, name, False)
         else:
             loaded, pinned = rng.choice([True, False, None]), rng.choice([True, None])
-            self._world.at(
-                0.0, life, f"{life.name} desires {model} {loaded}", life.flow.orders.desire, model, loaded, pinned
-            )
-            self._world.at(
-                1.0, life, f"{life.name} desires {model} no more", life.flow.orders.desire, model, None, None
-            )
+            self._world.at(0.0, life, f"{life.name} desires {model} {loaded}", life.desire, model, loaded, pinned)
+            self._world.at(1.0, life, f"{life.name} desires {model} no more", life.desire, model, None, None)

@@ -5,13 +5,14 @@ Each seed turns a random part of the faults on (swarm testing, Groce 2012): some
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
 from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.flow import FlowSettings
 from penstock.processors.core.residents import ModelSpec
+from penstock.processors.core.slack import SlackSettings
 
 FAULTS = (
     "crash",  # kill -9 of a worker, started again a little later
@@ -76,6 +77,46 @@ KINDS = (
     "burst",
 )
 
+OPERATORS = (
+    # What operators order is kept outside of workers, as on `inference.desired`: each life of a worker reads it first.
+    "load_unload",
+    "pin",
+    "pause_model",
+    "pause_class",
+    "change_models",  # one is added, replaced or removed
+    "standing_orders",  # some orders are kept to the end of the history
+    "delete_conversation",
+    "add_partitions",
+    # What other systems do.
+    "registry_away",  # some records cannot be read for a while
+    "store_away",  # artifacts: the store fails, or hangs, and comes back
+    "remote_server",  # engines without memory of this machine turn runs away (429) and change their limits
+    "out_of_memory",
+    "retention",  # records vanish while their requests wait
+    "moved_offsets",  # a tool commits offsets further on than the worker did
+    "foreign_metadata",  # the metadata of a commit is no map of its offset
+    "other_partitioner",  # a producer sends its duplicates to any partition
+    "slack",  # slots are left free of low work
+)
+CHECKS = (
+    "reasons",  # what a waiting request says it waits for is true, and it starts when that is over
+    "blame",  # the crash journal names only what runs
+    "answers",  # an answer that stands in a conversation is its request's outcome
+    "questions",  # an answer stands only where its question does
+    "answers_of_letters",  # also of one that is dead-lettered
+)
+KNOWN_OPEN: dict[str, str] = {
+    "change_models": "what waits for a removed model waits for ever, and placement goes round at one instant (W3)",
+    "load_unload": "a model that is ordered to be unloaded while it is not loaded is never loaded again (W1)",
+    "slack": "a paused class, and runs that wait for memory, keep low work from starting for ever (W9)",
+    "add_partitions": "the intake keeps the counts of its start: a turn goes round between partitions for ever (W10)",
+    "reasons": "reasons are computed beside the decisions, and parked work behind a suspect keeps others waiting (W2)",
+    "blame": "the crash journal blames what does not run any more (W8)",
+    "answers_of_letters": "who is blamed for the deaths of workers is not looked up in its conversation (W8)",
+    "questions": "the answer of a turn whose conversation was deleted is written into a new one (W7)",
+}
+"""What is left out unless it is asked for by name, and why: a defect that is not mended yet."""
+
 MEMORY_KINDS = ("own_memory",)
 """Its run takes memory beyond what its model holds, a little or nearly all that there is."""
 DEVICE_BYTES = 100
@@ -104,6 +145,24 @@ THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 
+OPERATOR_THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
+    # Operators, faults and requests that together reach what chance alone seldom does.
+    (("load_unload",), ("crash", "restart"), ("own_memory",)),
+    (("load_unload", "pin", "out_of_memory"), ("foreign_memory",), ("hungry",)),
+    (("pause_model", "pause_class"), ("crash", "pause"), ("worker_killer", "burst", "line")),
+    (("pause_class", "slack", "standing_orders"), (), ("burst", "stream")),
+    (("change_models",), ("restart",), ("cross_class_line", "burst", "cancel")),
+    (("change_models", "pause_model", "standing_orders"), ("load_failure",), ("line", "short_ttl")),
+    (("delete_conversation",), ("slow_broker", "late_ack"), ("line", "cancel")),
+    (("remote_server",), ("crash", "engine_busy"), ("worker_killer", "burst", "line")),
+    (("retention", "moved_offsets", "foreign_metadata"), ("crash", "cut", "restart"), ("burst", "duplicate")),
+    (("other_partitioner",), ("cut", "join", "restart"), ("burst", "duplicate")),
+    (("registry_away", "store_away", "add_partitions"), ("crash", "cut"), ("large_output", "line", "duplicate")),
+)
+EXTRA = "x0"
+"""A model that is not configured: an operator may add it."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaneSpec:
     """A model as each worker serves it."""
@@ -126,6 +185,12 @@ class LaneSpec:
     replicas: tuple[int, int] = (1, 1)
     """The least and the most."""
     keep_alive_s: float | None = None
+    version: int = 0
+    """Above 0: what an operator put in its place."""
+
+    @property
+    def source(self) -> str:
+        return f"{self.name}/{self.version}"
 
     @property
     def spec(self) -> ModelSpec:
@@ -135,6 +200,7 @@ class LaneSpec:
             min_replicas=self.replicas[0],
             max_replicas=self.replicas[1],
             keep_alive_s=self.keep_alive_s,
+            source=self.source if self.version else "",
         )
 
 
@@ -163,9 +229,17 @@ class Plan:
     devices: tuple[tuple[str, int, int], ...] = ()
     """Of each host: name, total bytes and those left to others."""
     observe_s: float = 0.5
+    operators: frozenset[str] = frozenset()
+    checks: frozenset[str] = frozenset()
+    variants: tuple[LaneSpec, ...] = ()
+    """Models that operators may add, or put in the place of others."""
 
     def has(self, name: str) -> bool:
-        return name in self.faults or name in self.kinds
+        return name in self.faults or name in self.kinds or name in self.operators
+
+    def lane_of(self, source: str) -> LaneSpec:
+        """The model that an entry of the catalog speaks of."""
+        return next(lane for lane in (*self.lanes, *self.variants) if lane.source == source)
 
     def smaller(self) -> Iterator[Plan]:
         """Plans that are this one with something left out, the biggest steps first."""
@@ -173,6 +247,8 @@ class Plan:
             yield replace(self, requests=self.requests // 2)
         if self.workers > 1:
             yield replace(self, workers=self.workers - 1)
+        for operator in sorted(self.operators):
+            yield replace(self, operators=self.operators - {operator})
         for fault in sorted(self.faults):
             yield replace(self, faults=self.faults - {fault})
         for kind in sorted(self.kinds - {"plain"}):
@@ -196,11 +272,55 @@ class Plan:
         return (
             f"{self.workers} workers, {self.partitions} partitions, {self.requests} requests, "
             f"{self.tenants} tenants; lanes {lanes};\n  faults {sorted(self.faults)};\n  requests {sorted(self.kinds)}"
+            f";\n  operators {sorted(self.operators)}; checks {sorted(self.checks)}"
         )
 
 
-def draw(seed: int) -> Plan:
-    """The plan of a seed."""
+def draw(seed: int, without: Collection[str] = KNOWN_OPEN) -> Plan:
+    """The plan of a seed. What is left out changes nothing else of it."""
+    plan = _with_operators(_draw(seed), without)
+    return replace(
+        plan,
+        faults=plan.faults.difference(without),
+        kinds=plan.kinds.difference(without),
+        checks=frozenset(CHECKS).difference(without),
+    )
+
+
+def _with_operators(plan: Plan, without: Collection[str]) -> Plan:
+    """A third of the seeds has none. They are drawn beside the rest of the plan, which is the same without them."""
+    rng = Random(f"{plan.seed}/operators")
+    intensity = rng.choice([0.0, 0.15, 0.4])
+    operators = {name for name in OPERATORS if Random(f"{plan.seed}/operators/{name}").random() < intensity}
+    faults, kinds = plan.faults, plan.kinds
+    if intensity and rng.random() < 0.6:
+        more, more_faults, more_kinds = rng.choice(OPERATOR_THEMES)
+        operators |= set(more)
+        faults, kinds = faults | set(more_faults), kinds | set(more_kinds)
+    operators -= set(without)
+    rng = Random(f"{plan.seed}/variants")
+    scarce = any(lane.load_bytes for lane in plan.lanes)
+    variants = [
+        replace(_with_memory(_lane(rng, name), rng, scarce=scarce, lies=False), version=version)
+        for name in (*(lane.name for lane in plan.lanes), EXTRA)
+        for version in (1, 2)
+    ]
+    settings = plan.settings
+    if "slack" in operators:
+        settings = replace(settings, slack=SlackSettings(half_life_s=rng.choice([0.3, 1.0])))
+    if "standing_orders" in operators:  # what is kept paused must not fill a partition, which would hide what is not
+        settings = replace(settings, commit_span=50_000, intake_bytes=4 << 20)
+    return replace(
+        plan,
+        operators=frozenset(operators),
+        variants=tuple(variants),
+        settings=settings,
+        faults=faults if operators else plan.faults,
+        kinds=kinds if operators else plan.kinds,
+    )
+
+
+def _draw(seed: int) -> Plan:
     rng, memory = Random(f"{seed}/plan"), Random(f"{seed}/memory")
     intensity = rng.choice([0.0, 0.15, 0.3, 0.5])
     faults = frozenset(name for name in FAULTS if rng.random() < intensity)

@@ -5,11 +5,14 @@ Each is a defect that the worker had once (numbers are those of the issue), or o
 
 from __future__ import annotations
 
+from base64 import b85decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from penstock.processors.core import donemap, starting
+from penstock.processors.core import donemap, gate, starting, waiting
+from penstock.processors.core.arriving import Arrivals
 from penstock.processors.core.attempts import Attempts
 from penstock.processors.core.effects import Fetch, RunEnded, Terminal
 from penstock.processors.core.endings import Endings
@@ -18,27 +21,44 @@ from penstock.processors.core.fleet import PlacementSettings
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.gate import Arrival, CommitGate
 from penstock.processors.core.holdings import Holdings
+from penstock.processors.core.lane_queues import LaneQueues
 from penstock.processors.core.ledger import Ledger
 from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.placing import Placing
 from penstock.processors.core.registry import Registry
 from penstock.processors.core.replica import Replica
 from penstock.processors.core.replicas import Replicas
 from penstock.processors.core.scheduler import Scheduler
 from penstock.processors.core.span import Span
-from penstock.processors.core.states import Stage
+from penstock.processors.core.states import OVER, Stage
+from penstock.processors.core.views import Views
 from penstock.processors.core.work import Work
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.fold import ResultFold
-from simulation import membership
+from simulation import membership, talks
 
 Patch = tuple[Any, str, Any]
 PLANTS: dict[str, Callable[[], list[Patch]]] = {}
+
+
+NEEDS: dict[str, frozenset[str]] = {}
+"""By plant, the operators and checks that find it, even where they are left out of other runs."""
 
 
 def plant(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
     """Known under the function's name."""
     PLANTS[make.__name__] = make
     return make
+
+
+def plant_for(*needs: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+    """As `plant`, with what must be in the plans to find it."""
+
+    def note(make: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+        NEEDS[make.__name__] = frozenset(needs)
+        return plant(make)
+
+    return note
 
 
 @contextmanager
@@ -303,9 +323,8 @@ def batch_dies_with_poison() -> list[Patch]:
                     if work.spent > work.max_attempts:
                         self._attempts._holdings.leave_waiting(work)
                         work.stage = Stage.RUNNING
-                        self._endings.letter(
-                            work, "replica_down", EngineFailed("the engine's process died while it ran")
-                        )
+                        error = EngineFailed("the engine's process died while it ran")
+                        self._endings.letter(work, "replica_down", error)
 
         return all_guilty
 
@@ -353,18 +372,89 @@ def parked_never_fetched() -> list[Patch]:
 @plant
 def journal_not_told() -> list[Patch]:
     """The crash journal never hears that a run is over."""
-
     return [_without(RunEnded)]
 
 
 @plant
-def journal_blames_what_has_ended() -> list[Patch]:
-    """The crash journal holds a request until the broker has its outcome, though its engine has finished."""
+def plans_for_ever() -> list[Patch]:
+    """Each placement asks for the next one at once while work waits: a step never ends (W0)."""
+
+    def make(plan: Callable[..., None]) -> Callable[..., None]:
+        def again(self: Placing, now: float) -> None:
+            plan(self, now)
+            self._agenda.plan_due = len(self._scheduler) > 0
+
+        return again
+
+    return [_wrap(Placing, "plan", make)]
+
+
+# -- orders, and reasons to wait
+
+
+@plant_for("load_unload")
+def unloaded_for_ever() -> list[Patch]:
+    """An order to unload a model that is not loaded keeps it from being loaded ever again (W1)."""
+
+    def make(view: Callable[..., Any]) -> Callable[..., Any]:
+        def unwanted(self: Views, lane: Any, now: float) -> Any:
+            seen = view(self, lane, now)
+            ordered = lane.desired is False and not lane.replicas
+            return replace(seen, desired_loaded=False) if ordered else seen
+
+        return unwanted
+
+    return [_wrap(Views, "model", make)]
+
+
+@plant_for("reasons", "pause_model", "pause_class", "remote_server")
+def suspect_stops_worker() -> list[Patch]:
+    """Who must run alone keeps all others waiting, also while its model is paused or takes nothing (W2)."""
+
+    def may_be_alone(self: Any, lane: Any, work: Work, now: float) -> bool:
+        return bool(self._scheduler.eligible(work))
+
+    return [(starting.Starter, "_may_be_alone", may_be_alone)]
+
+
+@plant_for("change_models")
+def removed_still_waited_for() -> list[Patch]:
+    """What waits for a model that is removed goes on waiting for it (W3)."""
+
+    return [(Replicas, "_fail_removed", lambda self, lane, now: False)]
+
+
+@plant_for("retention")
+def vanished_without_outcome() -> list[Patch]:
+    """A parked request whose record has vanished is let go of without a word (W4)."""
+
+    def gone(self: Arrivals, key: Any, now: float) -> None:
+        work = self._registry.works.get(key)
+        if work is not None and work.stage is Stage.FETCHING:
+            self._gate.complete(work.tp, work.key[2])
+            self._holdings.drop(work)
+
+    return [(Arrivals, "gone", gone)]
+
+
+@plant_for("delete_conversation", "questions")
+def answered_after_deletion() -> list[Patch]:
+    """A turn writes its answer into whatever conversation has its id when it ends (W7)."""
+
+    def topic_id(self: talks.Talks, line: str) -> str | None:
+        return line if line in self.topics else None
+
+    return [(talks.Talks, "topic_id", topic_id)]
+
+
+@plant_for("blame")
+def journal_blames_finished() -> list[Patch]:
+    """The crash journal hears that a request runs no more only when the broker has its outcome (W8)."""
 
     def make(transition: Callable[..., None]) -> Callable[..., None]:
         def late(self: Registry, work: Work, event: str, after: Stage) -> None:
             emit, before = self._emit, work.stage
-            if before is Stage.RUNNING and after is Stage.SETTLING:
+            if before is Stage.RUNNING and after not in OVER:
                 self._emit = lambda effect: None
             transition(self, work, event, after)
             self._emit = emit
@@ -374,6 +464,102 @@ def journal_blames_what_has_ended() -> list[Patch]:
         return late
 
     return [_wrap(Registry, "transition", make)]
+
+
+@plant_for("slack", "pause_class", "standing_orders")
+def paused_class_keeps_slack() -> list[Patch]:
+    """Low work leaves slots free for a class that is paused (W9)."""
+
+    def strict(self: LaneQueues[Any], paused: Any) -> str | None:
+        return next((klass for klass, queue in self.queues.items() if queue), None)
+
+    return [(LaneQueues, "strict", strict)]
+
+
+@plant_for("reasons")
+def false_reason() -> list[Patch]:
+    """Who waits for those before it is told that its model is being loaded."""
+
+    def make(reason: Callable[..., str]) -> Callable[..., str]:
+        def other(facts: Any) -> str:
+            found = reason(facts)
+            return "model_loading" if found == "class" else found
+
+        return other
+
+    return [(waiting, "_reason", make(waiting._reason))]
+
+
+@plant_for("reasons", "pause_class", "pause_model", "standing_orders")
+def false_paused() -> list[Patch]:
+    """Who is paused is told to wait for those before it."""
+
+    def make(reason: Callable[..., str]) -> Callable[..., str]:
+        def other(facts: Any) -> str:
+            found = reason(facts)
+            return "class" if found == "paused" else found
+
+        return other
+
+    return [(waiting, "_reason", make(waiting._reason))]
+
+
+# -- what stands on a log already
+
+
+@plant_for("answers")
+def ended_without_look_up() -> list[Patch]:
+    """A turn that ends without having run is not looked up in its conversation, where its answer may stand."""
+
+    def end_unrun(self: Endings, work: Work, event: str, error: Any, now: float) -> None:
+        self.settle(work, event, now, error=error)
+
+    return [(Endings, "end_unrun", end_unrun)]
+
+
+@plant
+def duplicates_of_dropped_finish() -> list[Patch]:
+    """Duplicates of work that is let go of at an assignment count as done."""
+
+    def make(drop: Callable[..., None]) -> Callable[..., None]:
+        def finished(self: CommitGate, entry: Any, *, delivered_again: bool = False) -> None:
+            drop(self, entry)
+
+        return finished
+
+    return [_wrap(CommitGate, "_drop", make)]
+
+
+@plant_for("moved_offsets")
+def kept_without_reopen() -> list[Patch]:
+    """Work goes on whose offset was committed by another, and its offset counts as done."""
+
+    def kept(partition: Any, committed: int, metadata: str) -> Any:
+        if partition is None:
+            return gate._Partition(committed, metadata)
+        if committed >= partition.committed:
+            partition.committed, partition.metadata = committed, metadata
+        partition.span.resume(committed)
+        partition.proposed = None
+        return partition
+
+    return [(gate, "_kept", kept)]
+
+
+@plant_for("foreign_metadata")
+def checksum_ignored() -> list[Patch]:
+    """Any metadata that looks like a done map is taken for one."""
+
+    def decode_flags(base: int, text: str) -> bytes:
+        if text[:2] not in {"1r", "1b"}:
+            return b""
+        body = b85decode(text[2:])[4:]
+        if text.startswith("1r"):
+            return donemap._flags_of_runs(body)
+        bits = int.from_bytes(body, "little")
+        return f"{bits:b}".encode()[::-1].translate(bytes.maketrans(b"01", b"\x00\x01")).rstrip(b"\x00")
+
+    return [(donemap, "decode_flags", decode_flags)]
 
 
 # -- memory

@@ -8,14 +8,14 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.processors.core.states import TRANSITIONS, Transition
 from simulation import plan as plans
-from simulation.plants import PLANTS, planted
+from simulation.plants import NEEDS, PLANTS, planted
 from simulation.seeds import Outcome, run, shrink
 
 ALL_TRANSITIONS_FROM = 500
@@ -23,6 +23,8 @@ ALL_TRANSITIONS_FROM = 500
 SHRINK_TRIES = 150
 PROGRESS_S = 2.0
 LAST_LINES = 60
+NAMES = sorted({*plans.FAULTS, *plans.KINDS, *plans.OPERATORS, *plans.CHECKS} - {"plain"})
+"""What can be left out of plans."""
 
 
 @dataclass(slots=True)
@@ -60,30 +62,44 @@ class Report:
         )
 
 
-def _seed(plant: str | None, number: int) -> Outcome:
+def left_out(plant: str | None, *, without: Collection[str] = (), including: Collection[str] = ()) -> frozenset[str]:
+    """What plans lack: what is known to be open and not asked for. A plant needs what finds it."""
+    needed = NEEDS.get(plant or "", frozenset[str]())
+    return frozenset(plans.KNOWN_OPEN).difference(including, needed).union(without)
+
+
+def _seed(plant: str | None, without: Collection[str], number: int) -> Outcome:
     with planted(plant):
-        return run(plans.draw(number))
+        return run(plans.draw(number, without))
 
 
-def outcomes(seeds: Sequence[int], plant: str | None, jobs: int) -> Iterator[Outcome]:
+def outcomes(seeds: Sequence[int], plant: str | None, without: Collection[str], jobs: int) -> Iterator[Outcome]:
     """In the order of the seeds, whatever number of processes runs them."""
+    one = partial(_seed, plant, without)
     if jobs <= 1:
-        yield from map(partial(_seed, plant), seeds)
+        yield from map(one, seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
         try:
-            yield from pool.map(partial(_seed, plant), seeds, chunksize=4)
+            yield from pool.map(one, seeds, chunksize=4)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def simulate(
-    seeds: Sequence[int], *, plant: str | None = None, jobs: int = 1, most_s: float | None = None, stop_at: int = 1
+    seeds: Sequence[int],
+    *,
+    plant: str | None = None,
+    without: Collection[str] | None = None,
+    jobs: int = 1,
+    most_s: float | None = None,
+    stop_at: int = 1,
 ) -> Report:
-    """Run seeds until `stop_at` of them failed, or the time is over."""
+    """Run seeds until `stop_at` of them failed, or the time is over. `without`: None leaves out what is known open."""
+    without = left_out(plant) if without is None else without
     report = Report()
     began = told = time.monotonic()
-    for outcome in outcomes(seeds, plant, jobs):
+    for outcome in outcomes(seeds, plant, without, jobs):
         report.add(outcome)
         now = time.monotonic()
         if now - told >= PROGRESS_S:
@@ -113,9 +129,9 @@ def explain(outcome: Outcome, plant: str | None, tries: int, lines: int) -> None
         say(f"    {line}")
 
 
-def replay(seed: int, plant: str | None, *, trace: bool) -> Outcome:
+def replay(seed: int, plant: str | None, without: Collection[str], *, trace: bool) -> Outcome:
     """One seed, its history and the hash of it."""
-    plan = plans.draw(seed)
+    plan = plans.draw(seed, without)
     say(plan.describe())
     with planted(plant):
         outcome = run(plan, keep_trace=trace)
@@ -136,13 +152,23 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--stop-at", type=int, default=1, help="stop after so many violations")
     parser.add_argument("--lines", type=int, default=LAST_LINES, help="how much of the history of a violation to print")
     parser.add_argument("--shrink", type=int, default=SHRINK_TRIES, help="tries to make a violation smaller")
+    parser.add_argument("--without", action="append", default=[], choices=NAMES, help="leave this out (repeatable)")
+    parser.add_argument(
+        "--with",
+        action="append",
+        default=[],
+        dest="including",
+        choices=sorted(plans.KNOWN_OPEN),
+        help="take this in, which is left out because it is known to fail (repeatable)",
+    )
     options = parser.parse_args(arguments)
+    without = left_out(options.plant, without=options.without, including=options.including)
     if options.seed is not None:
         report = Report()
-        report.add(replay(options.seed, options.plant, trace=options.trace))
+        report.add(replay(options.seed, options.plant, without, trace=options.trace))
     else:
         seeds = range(options.first, options.first + options.seeds)
-        report = simulate(seeds, plant=options.plant, jobs=options.jobs, stop_at=options.stop_at)
+        report = simulate(seeds, plant=options.plant, without=without, jobs=options.jobs, stop_at=options.stop_at)
     for outcome in report.failed[1:]:
         say(f"seed {outcome.plan.seed} violates too: {outcome.violation}")
     if report.failed:

@@ -6,11 +6,13 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 
-from penstock.processors.core import registry
 from penstock.processors.core.states import Transition
 from simulation.clients import Clients
 from simulation.cluster import Cluster
+from simulation.inside import ends_per_partition
+from simulation.livelock import MOST_CPU_S, bounded_cpu
 from simulation.mischief import Mischief
+from simulation.operators import Operators
 from simulation.plan import Plan
 from simulation.truth import Violation
 
@@ -18,6 +20,7 @@ FAULTS_S = 6.0
 """Faults happen in this time; after it and the last request there are none."""
 QUIET_WITHIN_S = 200.0
 LOOK_S = 0.25
+REST_S = 3.0
 MOST_STEPS = 150_000
 
 
@@ -33,6 +36,8 @@ class Outcome:
     transitions: set[Transition] = field(default_factory=set[Transition])
     faults: Counter[str] = field(default_factory=Counter[str])
     trace: list[str] = field(default_factory=list[str])
+    left: int = 0
+    """Requests that orders held up to the end."""
 
     @property
     def kind(self) -> str:
@@ -47,13 +52,18 @@ class _Watch:
         self._cluster = cluster
         self.over = False
         self.stuck = False
+        self.standing = False
+        """Only what orders forbid is left."""
+        self._rests_since: float | None = None
         self._give_up = 0.0
+        self.operators = Operators(cluster)
 
     def calm(self) -> None:
         self._cluster.world.note("no more faults")
         self._cluster.calm = True
         for host in self._cluster.hosts:
             host.devices.foreign = dict.fromkeys(host.devices.foreign, 0)
+        self.operators.calm()
         for life in self._cluster.lives():
             if life.consumer.skipped:  # where no later delivery shows the gap, only a restart finds what was skipped
                 self._cluster.kill_worker(life, "the end of faults")
@@ -64,10 +74,21 @@ class _Watch:
         world = self._cluster.world
         if self._cluster.quiet:
             self.over = True
+        elif self._rests(world.now):
+            self.over = self.standing = True
         elif world.now >= self._give_up:
             self.stuck = True
         else:
             world.at(LOOK_S, None, "looks", self._look)
+
+    def _rests(self, now: float) -> bool:
+        """Whether orders alone have held up what is left for a while."""
+        if not self._cluster.plan.has("standing_orders") or not self._cluster.at_rest:
+            self._rests_since = None
+            return False
+        if self._rests_since is None:
+            self._rests_since = now
+        return now - self._rests_since >= REST_S
 
 
 def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
@@ -76,16 +97,9 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
     world = cluster.world
     watch = _Watch(cluster)
     violation: str | None = None
-    endings, registry.ENDINGS_PER_PARTITION = registry.ENDINGS_PER_PARTITION, plan.endings
     try:
-        for number, host in enumerate(cluster.hosts):
-            late = plan.has("join") and number == len(cluster.hosts) - 1 and number > 0
-            world.at(3.0 if late else 0.0, None, f"{host.name} begins", cluster.start_worker, host)
-        Clients(cluster).start()
-        Mischief(cluster).start(FAULTS_S)
-        world.at(max(FAULTS_S, plan.span_s) + 2.0, None, "calm", watch.calm)
-        over = world.run(lambda: watch.over or watch.stuck, most_steps=MOST_STEPS)
-        violation = _verdict(cluster, watch, over)
+        with ends_per_partition(plan.endings), bounded_cpu(MOST_CPU_S):
+            violation = _until_quiet(cluster, watch)
     except Violation as error:
         violation = str(error)
     except Exception as error:
@@ -93,19 +107,41 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
         violation = (
             f"{type(error).__name__}: {error} ({where.name} in {where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
         )
-    finally:
-        registry.ENDINGS_PER_PARTITION = endings
     world.note(f"violation {violation}")
     return Outcome(
-        plan, violation, world.steps, world.digest, world.now, cluster.transitions, world.faults, world.trace
+        plan,
+        violation,
+        world.steps,
+        world.digest,
+        world.now,
+        cluster.transitions,
+        world.faults,
+        world.trace,
+        sum(len(life.inside.works()) for life in cluster.lives()) if watch.standing else 0,
     )
+
+
+def _until_quiet(cluster: Cluster, watch: _Watch) -> str | None:
+    plan, world = cluster.plan, cluster.world
+    for number, host in enumerate(cluster.hosts):
+        late = plan.has("join") and number == len(cluster.hosts) - 1 and number > 0
+        world.at(3.0 if late else 0.0, None, f"{host.name} begins", cluster.start_worker, host)
+    Clients(cluster).start()
+    Mischief(cluster).start(FAULTS_S)
+    watch.operators.start(FAULTS_S)
+    world.at(max(FAULTS_S, plan.span_s) + 2.0, None, "calm", watch.calm)
+    over = world.run(lambda: watch.over or watch.stuck, most_steps=MOST_STEPS)
+    return _verdict(cluster, watch, over)
 
 
 def _verdict(cluster: Cluster, watch: _Watch, over: bool) -> str | None:
     if watch.over:
-        cluster.checks.at_end()
+        if watch.standing:
+            cluster.checks.at_rest()
+        else:
+            cluster.checks.at_end()
         return None
-    waiting = [f"{life.name} {work} {work.klass}" for life in cluster.lives() for work in life.flow.works.values()]
+    waiting = [f"{life.name} {work} {work.klass}" for life in cluster.lives() for work in life.inside.works()]
     offsets = cluster.log.group.offsets
     behind = {
         tp: (offsets.get(tp), partition.end)

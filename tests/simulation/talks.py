@@ -5,6 +5,7 @@ What counts in a log is the product's own `ConversationLog`; here are the log it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from penstock.processors.conversations.messages import answer_message, input_mes
 from penstock.processors.core.states import OVER, Stage
 from penstock.processors.core.work import Run, Work
 from penstock.schemas.records import ConversationMessage, conversation_message_key
+from simulation.truth import Violation
 
 if TYPE_CHECKING:
     from simulation.workers import Life
@@ -21,21 +23,56 @@ if TYPE_CHECKING:
 class Talks:
     """All conversation topics."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, checks_questions: bool) -> None:
+        self.checks_questions = checks_questions
         self.topics: dict[str, list[tuple[bytes, ConversationMessage | None]]] = {}
+        self._deleted: Counter[str] = Counter()
+        self._answered: dict[tuple[str, str], float] = {}
+        """When the first answer of a request was appended."""
+        self._erased: set[tuple[str, str]] = set()
+        self.looked: dict[Work, float] = {}
+        """When a worker last looked for the answer of a request, and heard what stands."""
 
     def log(self, line: str) -> ConversationLog:
         """The topic as it is now."""
-        log = ConversationLog(line if line in self.topics else None)
+        log = ConversationLog(self.topic_id(line))
         for offset, (key, message) in enumerate(self.topics.get(line, ())):
             log.apply(offset, key, message)
         return log
 
-    def append(self, line: str, messages: list[ConversationMessage]) -> None:
+    def topic_id(self, line: str) -> str | None:
+        """Another one when the conversation was deleted and made anew; None when there is none."""
+        return None if line not in self.topics else f"{line}/{self._deleted[line]}"
+
+    def delete(self, line: str) -> None:
+        del self.topics[line]
+        self._deleted[line] += 1
+        for known in [known for known in self._answered if known[0] == line]:
+            del self._answered[known]
+
+    def answer_before(self, work: Work, now: float) -> str | None:
+        """The answer that stood when the worker last looked for it, or stands now, if it never did."""
+        line, request_id = work.line or "", work.request_id
+        looked_at = self.looked.get(work, now)
+        standing = self.log(line).answer(request_id)
+        if standing is None or self._answered.get((line, request_id), now) >= looked_at:
+            return None
+        return standing.content
+
+    def append(self, line: str, messages: list[ConversationMessage], now: float) -> None:
+        for message in messages:
+            known = (line, message.request_id or "")
+            if message.direction == "out":
+                self._answered.setdefault(known, now)
+                asked = self.log(line).inputs(known[1]) or known in self._erased
+                if self.checks_questions and not asked:
+                    raise Violation(f"question: {known[1]} is answered in {line}, where its question is not")
         topic = self.topics.setdefault(line, [])
         topic.extend((conversation_message_key(message).encode(), message) for message in messages)
 
     def erase(self, line: str, request_id: str) -> None:
+        self._erased.add((line, request_id))
+        self._answered.pop((line, request_id), None)
         for key in self.log(line).keys_of(request_id):
             self.topics[line].append((key, None))
 
@@ -48,7 +85,17 @@ class Turns:
         self._talks = talks
 
     def _ask(self, work: Work, label: str, at_broker: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        self._life.network.ask(f"turns {work.line}", f"{label} {work.request_id}", at_broker, then)
+        """`then` hears what was found; the checks know from then on that the worker has looked."""
+        world, talks = self._life.world, self._talks
+
+        def look() -> tuple[float, Any]:
+            return world.now, at_broker()
+
+        def told(found: tuple[float, Any]) -> None:
+            talks.looked[work] = found[0]
+            then(found[1])
+
+        self._life.network.ask(f"turns {work.line}", f"{label} {work.request_id}", look, told)
 
     def read(self, work: Work, run: Run, then: Callable[[str | None, Any], None]) -> None:
         """`then` is told the answer that stands, or the mark of the history."""
@@ -77,7 +124,7 @@ class Turns:
             return [one for one in input_messages(work.request, work.epoch, 0) if one.index not in own]
 
         def append(missing: list[ConversationMessage]) -> bool:
-            self._talks.append(line, missing)
+            self._talks.append(line, missing, self._life.world.now)
             return self._talks.log(line).agrees(mark, request_id)
 
         def told(missing: list[ConversationMessage] | None) -> None:
@@ -107,7 +154,7 @@ class Turns:
         )
 
         def append() -> str:
-            self._talks.append(line, [answer])
+            self._talks.append(line, [answer], self._life.world.now)
             winner = self._talks.log(line).answer(request_id)
             return text if winner is None else winner.content
 

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from penstock.processors.core.flow import FlowSettings
 from simulation import plan as plans
-from simulation.plants import PLANTS, planted
-from simulation.runner import main, simulate
+from simulation.livelock import bounded_cpu
+from simulation.plants import NEEDS, PLANTS, planted
+from simulation.runner import left_out, main, simulate
 from simulation.seeds import Outcome, run, shrink
+from simulation.truth import Violation
 
+QUICK_WITH_NEEDS = {
+    "vanished_without_outcome": "vanished",
+    "journal_blames_finished": "blame",
+    "false_reason": "reason",
+    "ended_without_look_up": "answer",
+    "kept_without_reopen": "open",
+    "checksum_ignored": "commit_before_outcome",
+}
+"""Planted defects that take operators, or checks that are left out of other runs; and how they show."""
 TESTS = Path(__file__).parent.parent
 SIMULATE_S = 20.0
 QUICK = (
@@ -35,6 +49,7 @@ QUICK = (
     "duplicate_not_held",
     "leaked_grant",
     "grant_before_observing",
+    "plans_for_ever",
 )
 """Planted defects that show within a few seeds; `make simulate PLANT=name` tries all of them."""
 
@@ -55,6 +70,73 @@ def test_a_planted_defect_is_found_and_its_seed_repeats(name: str) -> None:
         again = run(first.plan)
     assert (again.digest, again.violation) == (first.digest, first.violation)
     assert run(first.plan).violation is None, "without the defect the seed is clean"
+
+
+def test_what_goes_round_at_one_instant_is_named() -> None:
+    with planted("plans_for_ever"):
+        outcome = run(plans.draw(0))
+    assert outcome.kind == "livelock"
+    assert "x placement" in (outcome.violation or "")
+
+
+def test_a_seed_that_never_ends_is_ended_by_its_processor_time() -> None:
+    def spin() -> None:
+        with bounded_cpu(0.05):
+            while True:
+                pass
+
+    with pytest.raises(Violation, match="livelock: the seed takes more than"):
+        spin()
+    with bounded_cpu(30.0):
+        pass
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", QUICK_WITH_NEEDS)
+def test_a_plant_that_needs_operators_or_checks_is_found_with_them(name: str) -> None:
+    report = simulate(range(100), plant=name)
+    assert [outcome.kind for outcome in report.failed] == [QUICK_WITH_NEEDS[name]]
+
+
+def test_what_is_left_out_changes_nothing_else_of_a_plan() -> None:
+    for seed in range(60):
+        everything, nothing = plans.draw(seed, ()), plans.draw(seed, (*plans.OPERATORS, *plans.CHECKS))
+        assert not nothing.operators
+        assert not nothing.checks
+        assert nothing.faults <= everything.faults
+        assert nothing.kinds <= everything.kinds
+        one = sorted(everything.operators)[:1]
+        assert plans.draw(seed, one).operators == everything.operators.difference(one)
+
+
+def test_what_is_known_to_be_open_is_left_out_and_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(plans.KNOWN_OPEN) <= {*plans.OPERATORS, *plans.CHECKS}
+    for seed in range(60):
+        assert plans.KNOWN_OPEN.keys().isdisjoint(plans.draw(seed).operators | plans.draw(seed).checks)
+    assert "blame" not in left_out(None, including=["blame"])
+    assert {"pin", "crash"} <= left_out(None, without=["pin", "crash"])
+    assert NEEDS["false_reason"].isdisjoint(left_out("false_reason"))
+    assert main(["--seed", "5", "--without", "pin", "--without", "crash"]) == 0
+    assert "'crash'" not in capsys.readouterr().err
+
+
+def test_what_an_order_forbids_at_the_end_says_so() -> None:
+    """A class stays paused: the history ends with its requests waiting, and each says that it is paused."""
+    plan = replace(
+        plans.draw(0, (*plans.FAULTS, *plans.OPERATORS, *plans.KNOWN_OPEN)),
+        operators=frozenset({"pause_class", "standing_orders"}),
+        kinds=frozenset({"plain", "line"}),
+        settings=FlowSettings(retry_delay_s=0.05),
+        requests=40,
+        span_s=8.0,
+        checks=frozenset({"reasons"}),
+    )
+    outcomes = (run(replace(plan, seed=seed)) for seed in range(60))
+    rested = next(outcome for outcome in outcomes if outcome.left or outcome.violation)
+    assert rested.violation is None
+    with planted("false_paused"):
+        again = run(rested.plan)
+    assert again.kind == "reason"
 
 
 def test_plants_leave_nothing_behind() -> None:

@@ -46,6 +46,10 @@ class Truth:
         self.runs: dict[Subject, dict[tuple[int, int], list[EngineRun]]] = {}
         self.lost: set[Subject] = set()
         """Their records were taken by retention: they need not get an outcome."""
+        self.unkept: set[Work] = set()
+        """Their output could not be kept, though the run had ended well."""
+        self.skipped: set[tuple[TP, int]] = set()
+        """Passed over by a tool that committed for the worker."""
         self.killers: set[Subject] = set()
         self.kills: Counter[Subject] = Counter()
         self.told_failures: Counter[Work] = Counter()
@@ -79,6 +83,18 @@ class Truth:
         if record.subject is not None:
             self.lost.add(record.subject)
 
+    def skip(self, tp: TP, offset: int, count: int) -> None:
+        """A tool commits an offset further on: nobody need work on what it passes over."""
+        end = min(offset + count, self._cluster.log.partitions[tp].end)
+        for passed in range(offset, end):
+            self.skipped.add((tp, passed))
+            record = self.records.get((tp, passed))
+            if record is not None and record.subject is not None:
+                self.lost.add(record.subject)
+        group = self._cluster.log.group
+        group.offsets[tp] = end, ""
+        group.on_commit(tp, group.offsets[tp])
+
     def lettered(self, letter: DeadLetter) -> None:
         origin = letter.origin
         self.letters[(origin.topic, origin.partition, origin.offset)].append(letter)
@@ -89,14 +105,11 @@ class Truth:
         if record is None or self._cluster.log.partitions[tp].slots[offset] is None:
             return True
         place = (*tp, offset)
+        if (tp, offset) in self.skipped:
+            return True
         if record.subject is None:
             return any(letter.original == record.stored.value for letter in self.letters[place])
-        if self._cluster.readers.ended(record.subject) or (record.elsewhere and place in self.moved):
-            return True
-        return any(twin is not record and not self._passed(twin) for twin in self.subjects[record.subject])
-
-    def _passed(self, record: Accepted) -> bool:
-        return record.stored.offset in self._cluster.checks.passed(record.tp)
+        return self._cluster.readers.ended(record.subject) or (record.elsewhere and place in self.moved)
 
     # -- runs
 

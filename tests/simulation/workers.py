@@ -6,7 +6,7 @@ It does what `penstock.processors.worker`, `execution`, `committing` and `kafka/
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.processors.core import effects as ask
@@ -15,16 +15,21 @@ from penstock.processors.core.flow import Flow
 from penstock.processors.core.gate import GapInDelivery
 from penstock.processors.core.residents import Needs
 from penstock.processors.core.states import Stage
-from penstock.processors.core.work import Body, Work
+from penstock.processors.core.work import Body, Work, WorkKey
 from penstock.processors.kafka.control import ControlBook
+from penstock.processors.kafka.desired import Wished
+from penstock.processors.models.catalog import ModelConfig
 from penstock.schemas.errors import BadAvro, EngineFailed, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.records import ControlCommand
-from simulation import events
+from simulation import events, livelock
+from simulation.catalog import Catalog
 from simulation.consumer import Batch, Consumer
 from simulation.engines import Engine, Output, script_of
+from simulation.inside import Inside, desired_models
 from simulation.log import TP, Stored
 from simulation.membership import Membership
 from simulation.network import Network
+from simulation.orders import Told, configured, follow
 from simulation.talks import Turns
 from simulation.world import Actor
 
@@ -33,6 +38,11 @@ if TYPE_CHECKING:
 
 POSITIONS_EACH = 16
 """Ticks between two tellings of positions."""
+REGISTRY_WAIT_S = 0.1
+
+
+def _no_orders(news: Sequence[Wished]) -> None:
+    """Nobody orders anything."""
 
 
 class Life(Actor):
@@ -44,19 +54,29 @@ class Life(Actor):
         self.world = cluster.world
         self.network = Network(cluster, self)
         self.commands = ControlBook(horizon_s=86_400, remembered=1_000)
+        self._lanes = {lane.name: lane for lane in cluster.plan.lanes}
+        """Of each model that was ever served, how it is served now."""
+        self.told = Told(served=dict(self._lanes))
+        self._catalog = Catalog(list(self._lanes))
+        self._intake = cluster.new_intake()
         self.flow = Flow(
             cluster.plan.settings,
-            cluster.catalog,
+            self._catalog,
             self.commands,
             deaths=host.journal.deaths,
             devices=host.devices.capacities,
         )
-        self.flow.registry.transitions = cluster.transitions
+        self.inside = Inside(self.flow)
+        self.inside.note_transitions(cluster.transitions)
+        self._rounds = livelock.Turns(f"rounds of {name}", livelock.MOST_ROUNDS)
+        self.inside.at_each_round(lambda what: self._rounds.turn(self.world.now, what))
         self.flow.orders.configure({lane.name: lane.spec for lane in cluster.plan.lanes}, self.world.now)
         self.consumer = Consumer(self)
         self.membership = Membership(self)
         self.turns = Turns(self, cluster.talks)
-        self._lanes = {lane.name: lane for lane in cluster.plan.lanes}
+        self.on_orders = desired_models(configured(cluster.plan.lanes), self) if cluster.orders.used else _no_orders
+        self.follows_orders = False
+        self._registry_until = 0.0
         self.engines: dict[tuple[str, int], Engine] = {}
         self.stopping = False
         self._rng = self.world.stream(f"shell/{name}")
@@ -94,8 +114,43 @@ class Life(Actor):
     def _replayed(self, commands: list[ControlCommand]) -> None:
         self.on_commands(commands)
         self.cluster.follow_commands(self, len(commands))
+        if self.cluster.orders.used:
+            follow(self)
+        else:
+            self.joins()
+
+    def joins(self) -> None:
+        """It has read what it must know."""
         self.timer("observe", self._rng.uniform(0.0, 0.1), self._observe)
         self.membership.join()
+
+    # -- what operators want, as the product's own reading of orders tells it
+
+    def hear_orders(self, news: Sequence[Wished]) -> None:
+        """Orders written while it runs; before it has read those that stand they are among these."""
+        if self.follows_orders:
+            self.network.hear("desired", "an order", self.on_orders, news)
+
+    def configure(self, models: Sequence[ModelConfig]) -> None:
+        """These models are served from now on."""
+        served = {config.id: self.cluster.plan.lane_of(config.source) for config in models}
+        self._lanes.update(served)
+        self.told.served = served
+        self._catalog.names[:] = served
+        self.world.note(f"{self.name} serves {[lane.source for lane in served.values()]}")
+        self.flow.orders.configure({name: lane.spec for name, lane in served.items()}, self.world.now)
+
+    def desire(self, model: str, loaded: bool | None, pinned: bool | None) -> None:
+        """Whether an operator wants it loaded, and pinned."""
+        self.world.note(f"  {self.name} is to have {model} loaded {loaded} pinned {pinned}")
+        self.told.loaded[model] = loaded
+        self.flow.orders.desire(model, loaded, pinned)
+
+    def pause(self, kind: str, name: str, paused: bool) -> None:
+        """Nothing new starts of a model or of a class, or it does again."""
+        self.world.note(f"  {self.name} {'pauses' if paused else 'resumes'} {kind} {name}")
+        self.told.pause(kind, name, paused)
+        self.flow.orders.pause(kind, name, paused)
 
     # -- turns of the shell
 
@@ -107,10 +162,11 @@ class Life(Actor):
         self._carry_out()
         held = self.flow.pauses()
         self.cluster.checks.held(self, held)
+        self.cluster.checks.handled(self)
         self.consumer.hold(held)
         if self.consumer.inbox:
             self.timer("turn", 0.0005, lambda: None)
-        if self.flow.works or self.consumer.inbox or self.flow.next_due() is not None:
+        if self.inside.works() or self.consumer.inbox or self.flow.next_due() is not None:
             self.timer("tick", self.cluster.plan.tick_s, self._tick)
         self.consumer.arm()
 
@@ -125,13 +181,17 @@ class Life(Actor):
         do()
 
     def _take_some(self) -> None:
-        if not self.flow.taking:
+        if not self.flow.taking or self.world.now < self._registry_until:
             return
         taken = 0
         while taken < self.cluster.plan.records_a_turn and (batch := self.consumer.first()) is not None:
-            if batch.at == 0 and not self._announce(batch):
+            if not batch.announced and not self._announce(batch):
                 return
             for record in batch.records[batch.at :]:
+                if not self.cluster.readable(record.value):
+                    self._registry_until = self.world.now + REGISTRY_WAIT_S
+                    self.timer("registry", REGISTRY_WAIT_S, lambda: None)
+                    return
                 self._take(batch.tp, record)
                 batch.at += 1
                 taken += 1
@@ -142,6 +202,9 @@ class Life(Actor):
 
     def _announce(self, batch: Batch) -> bool:
         """Tell the gate of a batch. Where the consumer has skipped one, the worker breaks off and is started again."""
+        batch.announced = True
+        if self._registry_until:  # it may have stood for longer than the commit that was due with it
+            self.may_commit()
         try:
             self.flow.arrivals.delivered_range(
                 batch.tp, batch.start, batch.end, [record.offset for record in batch.records]
@@ -166,7 +229,7 @@ class Life(Actor):
         )
 
     def _read(self, tp: TP, record: Stored) -> Any:
-        return self.cluster.intake.read(tp[0], tp[1], record.offset, record.append_ms, record.headers, record.value)
+        return self._intake.read(tp[0], tp[1], record.offset, record.append_ms, record.headers, record.value)
 
     def _carry_out(self) -> None:
         flow, queue = self.flow, self._queue
@@ -297,7 +360,7 @@ class Life(Actor):
 
         def kept(text: str) -> None:
             if self.cluster.happens("keep_failed", self._rng, 0.15):
-                self.flow.endings.keep_failed(work, InternalError("it cannot be kept"), self.world.now)
+                self._keep_failed(work, "it cannot be kept")
             else:
                 told = output if text == output.text else Output(text)
                 self.flow.endings.kept(work, told, None, self.world.now, another=told is not output)
@@ -305,7 +368,25 @@ class Life(Actor):
         if effect.in_conversation:
             self.turns.finish(work, output.text, kept)
         else:
-            self.network.ask("artifacts", f"keeps {work.request_id}", lambda: output.text, kept)
+            self._store(work, lambda: kept(output.text))
+
+    def _keep_failed(self, work: Work, why: str) -> None:
+        self.cluster.truth.unkept.add(work)
+        self.flow.endings.keep_failed(work, InternalError(why), self.world.now)
+
+    def _store(self, work: Work, kept: Callable[[], None]) -> None:
+        """A store that hangs answers when it is back; one that fails says so."""
+        store = self.cluster.store
+
+        def answered(_: object) -> None:
+            if self.world.now >= store.away_until:
+                kept()
+            elif store.hangs:
+                self.world.on(store.away_until, self, f"{self.name} hears of the store", answered, None)
+            else:
+                self._keep_failed(work, "the store is away")
+
+        self.network.ask("artifacts", f"keeps {work.request_id}", lambda: work.request_id, answered)
 
     def _look_up(self, effect: ask.LookUp) -> None:
         work = effect.work
@@ -331,6 +412,7 @@ class Life(Actor):
 
     def replica_up(self, engine: Engine) -> None:
         spec = engine.spec
+        self.told.loading.discard((spec.name, engine.replica))
         if engine.alive:
             self.flow.replicas.up(
                 spec.name,
@@ -344,27 +426,50 @@ class Life(Actor):
 
     def replica_down(self, engine: Engine) -> None:
         self.cluster.checks.replica_goes_down(self, engine)
+        self.told.loading.discard((engine.spec.name, engine.replica))
+        self.told.failed_at[engine.spec.name] = self.world.now
         self.flow.replicas.down(engine.spec.name, engine.replica, self.world.now)
 
     def replica_busy(self, engine: Engine, seconds: float) -> None:
+        key = (engine.spec.name, engine.replica)
+        self.told.busy_until[key] = max(self.told.busy_until.get(key, 0.0), self.world.now + seconds)
         self.flow.replicas.busy(engine.spec.name, engine.replica, seconds, self.world.now)
 
+    def replica_limits(self, engine: Engine, slots: int) -> None:
+        self.flow.replicas.limits(engine.spec.name, engine.replica, slots, self.world.now)
+
+    def turned_away(self, work: Work, run_id: str) -> None:
+        self.flow.attempts.turned_away(work, run_id, self.world.now)
+
+    def out_of_memory(self, engine: Engine) -> None:
+        self.flow.measurements.out_of_memory(engine.spec.name, engine.replica, self.world.now)
+
+    def replica_gone(self, engine: Engine) -> None:
+        self.told.loading.discard((engine.spec.name, engine.replica))
+        self.flow.replicas.gone(engine.spec.name, engine.replica, self.world.now)
+
     def load_failed(self, engine: Engine, error: PenstockError) -> None:
+        self.told.loading.discard((engine.spec.name, engine.replica))
+        self.told.failed_at[engine.spec.name] = self.world.now
         self.flow.replicas.load_failed(engine.spec.name, engine.replica, error, self.world.now)
 
     def unload(self, engine: Engine) -> None:
         """A replica is taken away from outside."""
         if engine.alive:
             engine.end()
-            self.flow.replicas.gone(engine.spec.name, engine.replica, self.world.now)
+            self.replica_gone(engine)
 
     def _size(self, effect: ask.Size) -> None:
         spec = self._lanes[effect.model]
         needs = Needs(load_bytes=max(1, round(spec.load_bytes * spec.lie)), run_bytes=spec.run_bytes)
         failed = self.cluster.happens("size_failure", self._rng, 0.3)
 
+        self.told.sizing.add(effect.model)
+
         def told() -> None:
+            self.told.sizing.discard(effect.model)
             if failed:
+                self.told.failed_at[effect.model] = self.world.now
                 self.flow.replicas.size_failed(
                     effect.model, EngineFailed("its files could not be read"), self.world.now
                 )
@@ -374,12 +479,16 @@ class Life(Actor):
         self.world.at(self._rng.uniform(0.0, 0.1), self, f"{self.name} sizes {effect.model}", told)
 
     def _load(self, effect: ask.Load) -> None:
-        self.engine(effect.model, effect.replica).load(effect.device)
+        engine = self.engine(effect.model, effect.replica)
+        engine.spec = self._lanes[effect.model]
+        self.told.loading.add((effect.model, effect.replica))
+        engine.load(effect.device)
 
     def _unload(self, effect: ask.Unload) -> None:
         """The process takes a moment to end; its memory is back only then."""
         engine = self.engine(effect.model, effect.replica)
         self.cluster.checks.unloads(self, effect)
+        self.told.loading.add((effect.model, effect.replica))
         engine.end_softly(self._rng.uniform(0.0, 0.05))
 
     def _observe(self) -> None:
@@ -461,7 +570,11 @@ class Life(Actor):
         def told(records: list[Stored | None]) -> None:
             for offset, record in zip(effect.offsets, records, strict=True):
                 if record is None:
-                    self.flow.arrivals.gone((*tp, offset), self.world.now)
+                    self._gone((*tp, offset))
+                    continue
+                if not self.cluster.readable(record.value):
+                    again = ask.Fetch(tp, (offset,), effect.urgency)
+                    self.world.at(1.0, self, f"{self.name} reads again after the registry", self._fetch, again)
                     continue
                 known = self._read(tp, record)
                 value = record.value or b""
@@ -470,6 +583,12 @@ class Life(Actor):
                 self.flow.arrivals.fetched((*tp, offset), known, body, self.world.now)
 
         self.network.ask("fetch", f"reads again {tp} {effect.offsets}", read, told)
+
+    def _gone(self, key: WorkKey) -> None:
+        """A parked record has vanished from its topic."""
+        held = [work for work in self.inside.works() if work.key == key]
+        self.flow.arrivals.gone(key, self.world.now)
+        self.cluster.checks.vanished(held)
 
     def _erase(self, command: ControlCommand) -> None:
         line = self.cluster.line_of(command)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from simulation.livelock import MOST_EVENTS, Turns
+
 WALL_EPOCH_MS = 1_700_000_000_000
 
 
@@ -42,6 +44,7 @@ class World:
         self._digest = hashlib.blake2b(digest_size=12)
         self._queue: list[tuple[float, int, Actor | None, str, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
+        self._turns = Turns("events", MOST_EVENTS)
 
     def stream(self, name: str) -> Random:
         """Randomness for one purpose, so that leaving out one kind of fault changes no other."""
@@ -101,6 +104,7 @@ class World:
 
     def _happen(self, actor: Actor | None, label: str, do: Callable[..., None], args: tuple[Any, ...]) -> None:
         self.steps += 1
+        self._turns.turn(self.now, label)
         self.note(label)
         do(*args)
         if actor is not None and not actor.gone:

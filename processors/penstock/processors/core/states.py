@@ -78,12 +78,14 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "answer_stands": (_S.SETTLING, _S.KEEPING),
         "elsewhere": (_S.QUEUED,),  # nothing new starts on the replica that prepares it
         "replica_down": (_S.QUEUED, _S.LETTERING, _S.RETRYING),
+        "lane_failed": (_S.SETTLING, _S.LOOKING),  # its model was removed
         **_END_WAITING,
     },
     _S.READY: {
         "grant": (_S.BEGINNING, _S.RUNNING),
         "elsewhere": (_S.QUEUED,),  # the replica that prepared it has no room, or takes no more
         "replica_down": (_S.QUEUED,),
+        "lane_failed": (_S.SETTLING, _S.LOOKING),
         **_END_WAITING,
     },
     _S.BEGINNING: {

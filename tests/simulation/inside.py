@@ -1,0 +1,273 @@
+"""What the checks read of a flow's parts. Nothing else in the simulator reaches behind the flow's events and effects.
+
+A flow that is built in another way changes this file, and the planted defects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from penstock.processors.core import registry
+from penstock.processors.core.flow import Flow
+from penstock.processors.core.lane import Lane
+from penstock.processors.core.ledger import Grant
+from penstock.processors.core.replica import Replica, ReplicaState
+from penstock.processors.core.states import Transition
+from penstock.processors.core.work import Work
+from penstock.processors.kafka.desired import Wished
+from penstock.processors.models.wishes import Obeys, WishedModels
+from penstock.producers.model_entry import ModelEntry
+from penstock.schemas.topics import TP
+
+GrantSeen = Callable[[Lane, Replica, Work, float], None]
+
+
+@contextmanager
+def ends_per_partition(most: int) -> Iterator[None]:
+    """So many ends under way pause a partition, in every flow."""
+    before, registry.ENDINGS_PER_PARTITION = registry.ENDINGS_PER_PARTITION, most
+    try:
+        yield
+    finally:
+        registry.ENDINGS_PER_PARTITION = before
+
+
+def desired_models(entries: Sequence[ModelEntry], obeys: Obeys) -> Callable[[Sequence[Wished]], None]:
+    """What carries orders out over the configured models; it takes records of the topic of orders."""
+    return WishedModels(entries, None, obeys).on_wishes
+
+
+class Inside:
+    """The parts of one flow, to be read; and callbacks where a check must look before or after something happens."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._before_grant: list[GrantSeen] = []
+        self._starts_ungranted: list[Callable[[Work], None]] = []
+        self._granting = False
+        self._wrap_grants()
+
+    def note_transitions(self, seen: set[Transition]) -> None:
+        self._flow.registry.transitions = seen
+
+    # -- requests
+
+    def works(self) -> Collection[Work]:
+        """All requests that are held."""
+        return self._flow.works.values()
+
+    @staticmethod
+    def need_tokens(work: Work) -> int:
+        """Tokens of its engine's cache, as far as that is known."""
+        return 0 if work.run is None else work.run.need_tokens
+
+    @staticmethod
+    def replica_number(work: Work) -> int | None:
+        """The replica that prepares it, or runs it."""
+        return None if work.run is None else work.run.replica
+
+    @staticmethod
+    def was_granted(work: Work) -> bool:
+        return work.run is not None and work.run.granted_at is not None
+
+    # -- the queue
+
+    def queued(self) -> int:
+        return len(self._flow.scheduler)
+
+    def eligible(self, work: Work) -> bool:
+        """Whether no other turn of its conversation stands before it."""
+        return self._flow.scheduler.eligible(work)
+
+    def paused_classes(self) -> Collection[str]:
+        return self._flow.scheduler.paused
+
+    def parked(self) -> int:
+        return sum(sum(lane.parked.values()) for lane in self._flow.lanes.values())
+
+    def budget_bytes(self) -> int:
+        return self._flow.budget.used_bytes
+
+    # -- models
+
+    def lanes(self) -> Iterable[Lane]:
+        return self._flow.lanes.values()
+
+    def replicas(self) -> Iterator[Replica]:
+        for lane in self._flow.lanes.values():
+            yield from lane.replicas.values()
+
+    def replica(self, model: str, number: int) -> Replica | None:
+        lane = self._flow.lanes.get(model)
+        return None if lane is None else lane.replicas.get(number)
+
+    def holders(self) -> list[Work]:
+        """Requests that hold a slot, of all models."""
+        return [work for replica in self.replicas() for work in replica.holders]
+
+    def granted(self) -> int:
+        """As the flow counts them."""
+        return self._flow.starter.on_lanes
+
+    def alone(self) -> Work | None:
+        """The request that keeps all others waiting because it must run by itself."""
+        return self._flow.starter.alone
+
+    def replicas_of(self, model: str) -> Collection[Replica]:
+        lane = self._flow.lanes.get(model)
+        return [] if lane is None else lane.replicas.values()
+
+    def taking_replicas(self, model: str) -> list[tuple[str, int]]:
+        """Those that are loaded and not being given up."""
+        return [(model, one.number) for one in self.replicas_of(model) if one.state is ReplicaState.READY]
+
+    def room_for(self, work: Work, now: float) -> bool:
+        """Whether a replica has a slot, tokens and memory for it, and is kept for nobody else."""
+        need = max(self.need_tokens(work), 1)
+        return any(
+            one.state is ReplicaState.READY
+            and now >= one.busy_until
+            and (one.exclusive is None or one.exclusive is work.group)
+            and one.free_slots > 0
+            and (one.free_tokens is None or one.free_tokens >= need)
+            and self.memory_is_free(one, work, now)
+            for one in self.replicas_of(work.lane)
+        )
+
+    def others_must_end_first(self, work: Work) -> bool:
+        """Whether it may not run beside what runs now."""
+        if work.alone:
+            return bool(self.holders())
+        return work.group is not None and all(
+            any(holder.group is not work.group for holder in one.holders)
+            for one in self.replicas_of(work.lane)
+            if one.exclusive in (None, work.group)
+        )
+
+    def describe_room(self, work: Work) -> str:
+        free = [f"{one.free_slots} of {one.slots} slots" for one in self.replicas_of(work.lane)]
+        return f"its model has {', '.join(free)} free"
+
+    def is_paced(self, work: Work, now: float) -> bool:
+        """Whether low work keeps its distance from the start before it."""
+        due_at = self._flow.scheduler.slack.of(work.lane).due_at
+        return work.klass == "low" and due_at is not None and due_at > now
+
+    # -- memory
+
+    def devices_for(self, work: Work) -> list[str]:
+        """Where its run may get memory: the devices of its model's replicas; all while none is loaded."""
+        own = {device for one in self.replicas_of(work.lane) for device in one.devices}
+        return [one.device for one in self._flow.ledger.devices() if not own or one.device in own]
+
+    def reserved_for(self, device: str, now: float) -> str | None:
+        """For whom room is kept there."""
+        kept = self._flow.ledger.reservation(device, now)
+        return None if kept is None else kept[0]
+
+    def memory_is_free(self, replica: Replica, work: Work, now: float) -> bool:
+        return self._flow.starter.memory.is_free(replica, work, now)
+
+    def grants(self) -> list[Grant]:
+        return self._flow.ledger.grants()
+
+    def grants_of(self, replica: Replica) -> list[Grant]:
+        """Of the replica itself, and of the runs on it."""
+        runs = [work.run.grant for work in replica.holders if work.run is not None and work.run.grant is not None]
+        return runs if replica.grant is None else [replica.grant, *runs]
+
+    def reserved_bytes(self, device: str) -> int:
+        return self._flow.ledger.reserved_bytes(device)
+
+    def limit_bytes(self, device: str) -> int:
+        return self._flow.ledger.limit_bytes(device)
+
+    def evictions(self) -> int:
+        return self._flow.lifecycle.evictions
+
+    # -- offsets
+
+    def in_flight(self) -> int:
+        return self._flow.gate.inflight
+
+    def span(self, tp: TP) -> int:
+        return self._flow.gate.span(tp)
+
+    def full(self, tp: TP) -> bool:
+        """Whether a partition has run far enough ahead, or holds as many bytes as it may."""
+        return self._flow.gate.full(tp) or self._flow.budget.full(tp)
+
+    def counts_as_done(self, work: Work) -> bool:
+        """Whether its offset is committed, or said to be done, as if the request had its outcome."""
+        partition = self._flow.gate._partitions.get(work.tp)
+        if partition is None:
+            return False
+        at = work.key[2] - partition.span._base
+        return at < 0 or bool(partition.span._done[at])
+
+    def ends_under_way(self, tp: TP | None = None) -> int:
+        """Ends of requests that the broker has not acknowledged yet."""
+        ends = self._flow.registry.endings
+        return sum(ends.values()) if tp is None else ends[tp]
+
+    # -- callbacks
+
+    def before_each_grant(self, look: GrantSeen) -> None:
+        self._before_grant.append(look)
+
+    def when_started_ungranted(self, look: Callable[[Work], None]) -> None:
+        """A request leaves the queue as started, without a slot."""
+        self._starts_ungranted.append(look)
+
+    def after_each_memory_grant(self, look: Callable[[str, dict[str, int]], None]) -> None:
+        """`look` is told the owner and the bytes by device."""
+        ledger = self._flow.ledger
+        grant = ledger.grant
+
+        def watched(owner: str, needs: dict[str, int], now: float, *, reserved_as: str | None = None) -> Grant | None:
+            given = grant(owner, needs, now, reserved_as=reserved_as)
+            if given is not None:
+                look(owner, needs)
+            return given
+
+        ledger.grant = watched
+
+    def at_each_round(self, look: Callable[[str], None]) -> None:
+        """`look` is told of each step, each look at a model and each placement, by what it is."""
+        flow = self._flow
+        step, fill, plan = flow.step, flow.placing.fill_or_load, flow.placing.plan
+
+        def stepped(now: float) -> None:
+            look("step")
+            step(now)
+
+        def filled(lane: Lane, now: float) -> None:
+            look(f"look at {lane.name}")
+            fill(lane, now)
+
+        def planned(now: float) -> None:
+            look("placement")
+            plan(now)
+
+        flow.step, flow.placing.fill_or_load, flow.placing.plan = stepped, filled, planned
+
+    def _wrap_grants(self) -> None:
+        starter, scheduler = self._flow.starter, self._flow.scheduler
+        grant, start = starter._grant, scheduler.start
+
+        def granted(lane: Lane, work: Work, replica: Replica, now: float) -> None:
+            for look in self._before_grant:
+                look(lane, replica, work, now)
+            self._granting = True
+            grant(lane, work, replica, now)
+            self._granting = False
+
+        def started(work: Work, now: float, tokens: int = 0) -> None:
+            if not self._granting:
+                for look in self._starts_ungranted:
+                    look(work)
+            start(work, now, tokens)
+
+        starter._grant = granted
+        scheduler.start = started

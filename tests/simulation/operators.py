@@ -1,0 +1,136 @@
+"""People and other systems at work on a cluster: orders, deleted conversations, partitions, stores that are away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from penstock.schemas.desired import CLASS, MODEL
+from penstock.schemas.topics import CLASSES
+from simulation.plan import EXTRA, LaneSpec
+
+if TYPE_CHECKING:
+    from simulation.cluster import Cluster
+
+MOST_TIMES = 6
+STANDING = 0.5
+"""The share of the orders that are kept to the end, where orders are kept at all."""
+
+
+class Operators:
+    """Each kind has a stream of its own, so that leaving one out changes no other."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._orders = cluster.orders
+        self._kinds: dict[str, Callable[[Random], None]] = {
+            "load_unload": self._load_or_unload,
+            "pin": lambda rng: self._orders.give(MODEL, self._model(rng), rng.choice(["pin", "unpin"])),
+            "pause_model": lambda rng: self._pause(MODEL, self._model(rng), rng),
+            "pause_class": lambda rng: self._pause(CLASS, rng.choice(CLASSES), rng),
+            "change_models": self._change_models,
+            "delete_conversation": self._delete_conversation,
+            "add_partitions": self._add_partitions,
+            "registry_away": self._registry_away,
+            "store_away": self._store_away,
+            "retention": self._retention,
+        }
+
+    def start(self, until_s: float) -> None:
+        for name, do in self._kinds.items():
+            rng = self._world.stream(f"operator/{name}")
+            for _ in range(1 if name == "add_partitions" else rng.randint(1, MOST_TIMES)):
+                at = rng.uniform(0.0, until_s)
+                if self._cluster.plan.has(name):
+                    self._world.at(at, None, f"operator {name}", self._happens, name, do, rng)
+
+    def _happens(self, name: str, do: Callable[[Random], None], rng: Random) -> None:
+        if not self._cluster.calm:
+            self._world.fault(name)
+            do(rng)
+
+    def calm(self) -> None:
+        """Everything works again. Orders are withdrawn, but for those that stand for good.
+
+        No pin stands: what is pinned may leave no memory for others, and how long they wait nobody can say.
+        """
+        rng = self._world.stream("operator/calm")
+        self._cluster.registry_away_until = self._cluster.store.away_until = self._world.now
+        for key, wish in self._orders.standing():
+            if not self._cluster.plan.has("standing_orders") or wish.pinned or rng.random() >= STANDING:
+                self._orders.withdraw(key)
+
+    # -- orders
+
+    def _model(self, rng: Random) -> str:
+        names = [lane.name for lane in self._cluster.plan.lanes]
+        return rng.choice([*names, EXTRA] if self._cluster.plan.has("change_models") else names)
+
+    def _load_or_unload(self, rng: Random) -> None:
+        self._orders.give(MODEL, self._model(rng), rng.choice(["load", "unload", "unload"]))
+
+    def _pause(self, kind: str, name: str, rng: Random) -> None:
+        """For a while, or until the end of all faults."""
+        self._orders.give(kind, name, "pause")
+        if rng.random() < 0.8:
+            self._world.at(
+                rng.uniform(0.1, 4.0), None, f"operator resumes {name}", self._orders.give, kind, name, "resume"
+            )
+
+    def _change_models(self, rng: Random) -> None:
+        """Remove one, add one, or put another in its place."""
+        name = self._model(rng)
+        version = rng.choice([0, 1, 2])
+        if rng.random() < 0.4:
+            self._orders.give(MODEL, name, "remove")
+        else:
+            self._orders.give(MODEL, name, "add", self._variant(name, version))
+
+    def _variant(self, name: str, version: int) -> LaneSpec:
+        return self._cluster.plan.lane_of(f"{name}/{version or (1 if name == EXTRA else 0)}")
+
+    # -- conversations and topics
+
+    def _delete_conversation(self, rng: Random) -> None:
+        lines = sorted(self._cluster.talks.topics)
+        if lines:
+            line = rng.choice(lines)
+            self._world.note(f"the conversation {line} is deleted")
+            self._cluster.talks.delete(line)
+
+    def _add_partitions(self, rng: Random) -> None:
+        self._cluster.add_partitions()
+
+    def _retention(self, rng: Random) -> None:
+        """Records vanish while their requests wait, in a worker or in front of it."""
+        truth = self._cluster.truth
+        waiting = [
+            record
+            for (tp, offset), record in truth.records.items()
+            if record.subject is not None
+            and self._cluster.log.partitions[tp].slots[offset] is not None
+            and not truth.replaced(tp, offset)
+        ]
+        for record in rng.sample(waiting, min(len(waiting), rng.randint(1, 3))):
+            self._world.note(f"retention takes {record.tp} {record.stored.offset}")
+            truth.lose(record)
+
+    # -- other systems
+
+    def _registry_away(self, rng: Random) -> None:
+        self._cluster.registry_away_until = self._world.now + rng.uniform(0.1, 2.0)
+
+    def _store_away(self, rng: Random) -> None:
+        self._cluster.store.away_until = self._world.now + rng.uniform(0.1, 2.0)
+        self._cluster.store.hangs = rng.random() < 0.5
+
+
+class Store:
+    """Where artifacts are kept."""
+
+    def __init__(self) -> None:
+        self.away_until = 0.0
+        self.hangs = False
+        """While it is away it answers nothing; else it says that it is away."""
