@@ -18,6 +18,8 @@ class Readers:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.results: dict[Subject, ResultFold] = {}
+        self.told_ends: set[Subject] = set()
+        """Those of which an outcome was published, whether readers follow it or not."""
         self.statuses: dict[Subject, StatusFold] = {}
 
     def ended(self, subject: Subject) -> bool:
@@ -30,6 +32,8 @@ class Readers:
 
     def result(self, event: ResultEvent) -> None:
         subject = (event.tenant, event.request_id)
+        if event.kind == "terminal":
+            self.told_ends.add(subject)
         fold = self.results.get(subject)
         if fold is None:
             fold = self.results[subject] = ResultFold(event.request_id, event.tenant)

@@ -109,7 +109,18 @@ class Truth:
             return True
         if record.subject is None:
             return any(letter.original == record.stored.value for letter in self.letters[place])
-        return self._cluster.readers.ended(record.subject) or (record.elsewhere and place in self.moved)
+        readers = self._cluster.readers
+        if readers.ended(record.subject) or (record.elsewhere and place in self.moved):
+            return True
+        # Its outcome is there, but readers follow another record of it, which is still to be worked on, or gone.
+        return record.subject in readers.told_ends and (
+            record.subject in self.lost
+            or any(
+                twin.stored.offset not in self._cluster.checks.passed(twin.tp)
+                for twin in self.subjects[record.subject]
+                if twin is not record
+            )
+        )
 
     # -- runs
 
