@@ -97,7 +97,8 @@ class Arrivals:
         error = read.error or self._unfit(work, read, wall_ms)
         if error is None:
             self._enqueue(work, now)
-        elif isinstance(error, Cancelled | Expired):
+        elif read.error is None and not isinstance(error, EngineFailed):
+            # Also of what is not served any more: an earlier worker may have answered it.
             self._endings.end_unrun(work, "arrive_ended", error, now)
         elif isinstance(error, EngineFailed):  # what two workers died of is not tried again
             self._endings.letter(work, "arrive_poison", error)
