@@ -59,7 +59,7 @@ class Placing(Heads):
         self._plan_soon()
         self._mark_changed(lane)
 
-    def desire(self, model: str, loaded: bool | None, pinned: bool | None) -> None:
+    def desire(self, model: str, loaded: bool | None, pinned: bool | None, revision: int = 0) -> None:
         """What an operator wants: loaded, or unloaded until somebody asks for it; pinned or not. None: no matter."""
         lane = self.lane(model)
         lane.unload_due = loaded is False and lane.desired is not False
