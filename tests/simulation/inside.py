@@ -15,8 +15,8 @@ from penstock.processors.core.ledger import Grant
 from penstock.processors.core.replica import Replica, ReplicaState
 from penstock.processors.core.states import Transition
 from penstock.processors.core.work import Work
-from penstock.processors.kafka.desired import Wished
-from penstock.processors.models.wishes import Obeys, WishedModels
+from penstock.processors.models.desired_models import DesiredModels, OrderTarget
+from penstock.producers.desired import DesiredRecord
 from penstock.producers.model_entry import ModelEntry
 from penstock.schemas.topics import TP
 
@@ -33,9 +33,9 @@ def ends_per_partition(most: int) -> Iterator[None]:
         registry.ENDINGS_PER_PARTITION = before
 
 
-def desired_models(entries: Sequence[ModelEntry], obeys: Obeys) -> Callable[[Sequence[Wished]], None]:
+def desired_models(entries: Sequence[ModelEntry], target: OrderTarget) -> Callable[[Sequence[DesiredRecord]], None]:
     """What carries orders out over the configured models; it takes records of the topic of orders."""
-    return WishedModels(entries, None, obeys).on_wishes
+    return DesiredModels(entries, None, target).on_records
 
 
 class Inside:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.processors.kafka.desired import Wished
+from penstock.producers.desired import DesiredRecord
 from penstock.producers.model_entry import ModelEntry, parse_entry
 from penstock.schemas.desired import CLASS, MODEL, desired_key, ordered
 from penstock.schemas.records import DesiredState
@@ -36,7 +36,7 @@ class Orders:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._kept: dict[str, DesiredState | None] = {}
-        self._log: list[Wished] = []
+        self._log: list[DesiredRecord] = []
 
     @property
     def used(self) -> bool:
@@ -61,15 +61,15 @@ class Orders:
     def _write(self, key: str, wish: DesiredState | None) -> None:
         self._kept.pop(key, None)
         self._kept[key] = wish
-        self._log.append(Wished(key, wish))
+        self._log.append(DesiredRecord(key, wish))
         for life in self._cluster.lives():
             life.hear_orders([self._log[-1]])
 
-    def replay(self) -> tuple[list[Wished], int]:
+    def replay(self) -> tuple[list[DesiredRecord], int]:
         """The topic from its start, compacted; and how much of it that is."""
-        return [Wished(key, wish) for key, wish in self._kept.items()], len(self._log)
+        return [DesiredRecord(key, wish) for key, wish in self._kept.items()], len(self._log)
 
-    def since(self, known: int) -> list[Wished]:
+    def since(self, known: int) -> list[DesiredRecord]:
         return self._log[known:]
 
 
@@ -105,7 +105,7 @@ def follow(life: Life) -> None:
     """Read the orders to the end, then go on with those that come; `life.joins` follows."""
     orders = life.cluster.orders
 
-    def replayed(found: tuple[list[Wished], int]) -> None:
+    def replayed(found: tuple[list[DesiredRecord], int]) -> None:
         wishes, known = found
         life.on_orders(wishes)
         life.follows_orders = True

@@ -17,8 +17,8 @@ from penstock.processors.core.residents import Needs
 from penstock.processors.core.states import Stage
 from penstock.processors.core.work import Body, Work, WorkKey
 from penstock.processors.kafka.control import ControlBook
-from penstock.processors.kafka.desired import Wished
 from penstock.processors.models.catalog import ModelConfig
+from penstock.producers.desired import DesiredRecord
 from penstock.schemas.errors import BadAvro, EngineFailed, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.records import ControlCommand
 from simulation import events, livelock
@@ -41,7 +41,7 @@ POSITIONS_EACH = 16
 REGISTRY_WAIT_S = 0.1
 
 
-def _no_orders(news: Sequence[Wished]) -> None:
+def _no_orders(news: Sequence[DesiredRecord]) -> None:
     """Nobody orders anything."""
 
 
@@ -126,7 +126,7 @@ class Life(Actor):
 
     # -- what operators want, as the product's own reading of orders tells it
 
-    def hear_orders(self, news: Sequence[Wished]) -> None:
+    def hear_orders(self, news: Sequence[DesiredRecord]) -> None:
         """Orders written while it runs; before it has read those that stand they are among these."""
         if self.follows_orders:
             self.network.hear("desired", "an order", self.on_orders, news)
@@ -140,11 +140,14 @@ class Life(Actor):
         self.world.note(f"{self.name} serves {[lane.source for lane in served.values()]}")
         self.flow.orders.configure({name: lane.spec for name, lane in served.items()}, self.world.now)
 
-    def desire(self, model: str, loaded: bool | None, pinned: bool | None) -> None:
+    def desire(self, model: str, loaded: bool | None, pinned: bool | None, revision: int) -> None:
         """Whether an operator wants it loaded, and pinned."""
         self.world.note(f"  {self.name} is to have {model} loaded {loaded} pinned {pinned}")
         self.told.loaded[model] = loaded
-        self.flow.orders.desire(model, loaded, pinned)
+        self.flow.orders.desire(model, loaded, pinned, revision)
+
+    def preload(self, model: str) -> None:
+        """Models are loaded here when somebody asks for them."""
 
     def pause(self, kind: str, name: str, paused: bool) -> None:
         """Nothing new starts of a model or of a class, or it does again."""

@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 UNJOINED_S = 120.0
 OBSERVE_S = 1.0
+"""How often the devices are measured."""
 REPORT_GAP_S = 0.25
 """Between reports, however much changes."""
-"""How often the devices are measured."""
 EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
 
 
@@ -121,7 +121,8 @@ class WorkerApp:
         except PenstockError as error:
             raise CannotStart(f"{kafka.names.desired} could not be read: {error}", EXIT_UNREACHABLE) from error
         parts.refetcher.start()
-        parts.serving.on_change = self._changed.set  # whoever looks at a model that was just loaded finds it so
+        # Whoever looks at a model that was just loaded finds it so, and whoever ordered something finds it observed.
+        parts.serving.on_change = parts.desired_models.on_observed = self._changed.set
         await parts.serving.observe()
         parts.serving.publish_models()
         parts.lanes.load_all()
@@ -248,6 +249,7 @@ class WorkerApp:
             waiting=parts.flow.explainer.reasons(),
             reason="; ".join(self._not_ready()) or None,
             evictions_total=parts.flow.lifecycle.evictions,
+            observed_revision=parts.desired_models.observed_revision,
         )
         parts.publisher.record(self.settings.kafka_settings().names.worker, self.settings.worker_id, state)
 
@@ -265,7 +267,7 @@ class WorkerApp:
         if parts.worker.registry_waits:
             reasons.append("the schema registry is unreachable")
         for lane in parts.flow.lanes.values():
-            if lane.lost:
+            if lane.lost and lane.served:
                 reasons.append(f"the model {lane.name} has died and cannot be loaded again")
         for device, (why, seconds) in parts.serving.machine.unread().items():
             reasons.append(f"the device {device} has not been measured for {seconds:.0f} s ({why}): nothing is granted")
@@ -281,7 +283,7 @@ class WorkerApp:
             "state": self._state,
             "generation": -1 if parts is None else parts.membership.generation,
             "assigned": 0 if parts is None else len(parts.membership.partitions),
-            "models": {} if parts is None else {lane.name: lane.state for lane in parts.flow.lanes.values()},
+            "models": {} if parts is None else {name: parts.flow.lane(name).state for name in parts.serving.models},
         }
 
     def _refresh_gauges(self) -> None:
@@ -393,8 +395,9 @@ def verify_topics(settings: WorkerSettings) -> dict[str, int]:
     turns = {topic: counts[topic] for topic in names.conversation_topics(settings.worker.pool)}
     if len(set(turns.values())) > 1:
         raise CannotStart(f"the topics of text and of images must have equal partition counts, found {turns}")
-    if counts[names.control] != 1:
-        raise CannotStart(f"{names.control} must have one partition, it has {counts[names.control]}")
+    for topic in (names.control, names.desired):
+        if counts[topic] != 1:
+            raise CannotStart(f"{topic} must have one partition, it has {counts[topic]}")
     return {topic: counts[topic] for topic in requests}
 
 

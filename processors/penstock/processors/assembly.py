@@ -35,8 +35,8 @@ from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
+from penstock.processors.models.desired_models import DesiredModels
 from penstock.processors.models.serving import Serving
-from penstock.processors.models.wishes import WishedModels
 from penstock.processors.outputs import Outputs
 from penstock.processors.settings import WorkerSettings
 from penstock.processors.worker import Rooms, Worker
@@ -67,6 +67,7 @@ class Parts:
     book: ControlBook
     control: ControlFollower
     desired: DesiredFollower
+    desired_models: DesiredModels
     refetcher: Refetcher
     membership: Membership
     committer: Committer
@@ -166,6 +167,7 @@ def assemble(
         stall=lambda: faults.due("fetch"),
     )
     erasing = Erasing(turns, book, membership.owns)
+    desired_models = DesiredModels(settings.models, conf.pool, lanes)
     execution = Execution(
         flow,
         lanes.engine,
@@ -224,7 +226,8 @@ def assemble(
         journal=journal,
         book=book,
         control=control,
-        desired=DesiredFollower(kafka, codec, loop, WishedModels(settings.models, conf.pool, lanes).on_wishes),
+        desired=DesiredFollower(kafka, codec, loop, desired_models.on_records),
+        desired_models=desired_models,
         refetcher=refetcher,
         membership=membership,
         committer=Committer(flow.gate, membership.commit, lambda: membership.joined, interval_s=conf.commit_interval_s),

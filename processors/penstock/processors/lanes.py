@@ -51,7 +51,7 @@ class Lanes:
         self._changed()
 
     def _preload(self, models: Iterable[str]) -> None:
-        """What an operator wants unloaded is not loaded before somebody asks for it."""
+        """A model that an operator ordered to be unloaded is not loaded before somebody asks for it."""
         specs = self._serving.specs()
         for model in models:
             if specs[model].preload and self._flow.lane(model).desired is not False:
@@ -67,7 +67,7 @@ class Lanes:
         """Raises ModelNotFound, UnsupportedParameter."""
         return self._serving.resolve(task, model, need)
 
-    # -- what operators want
+    # -- what operators order
 
     def configure(self, models: Sequence[ModelConfig]) -> None:
         """These models are served from now on; new ones are preloaded, if they are to be."""
@@ -76,8 +76,12 @@ class Lanes:
         self._preload(config.id for config in models if config.id not in former)
         self._changed()
 
-    def desire(self, model: str, loaded: bool | None, pinned: bool | None) -> None:
-        self._flow.orders.desire(model, loaded, pinned)
+    def desire(self, model: str, loaded: bool | None, pinned: bool | None, revision: int) -> None:
+        self._flow.orders.desire(model, loaded, pinned, revision)
+        self._changed()
+
+    def preload(self, model: str) -> None:
+        self._preload([model])
         self._changed()
 
     def pause(self, kind: str, name: str, paused: bool) -> None:

@@ -22,7 +22,10 @@ from penstock.schemas.records import ErrorInfo
 
 
 class PenstockError(Exception):
-    """Root of all errors that a caller may see. Facts are attributes; the message is for people."""
+    """Root of all errors that a caller may see. Facts are attributes; the message is for people.
+
+    `cause` is for operators alone: no event, no record of an error and no answer to a caller carries it.
+    """
 
     code: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
@@ -36,22 +39,29 @@ class PenstockError(Exception):
         param: str | None = None,
         details: dict[str, Any] | None = None,
         retry_after_s: float | None = None,
+        cause: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.details = details
         self.retry_after_s = retry_after_s
+        self.cause = cause
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross the pipe between an engine's process and its worker.
-        return _rebuild, (type(self), self.message, self.param, self.details, self.retry_after_s)
+        return _rebuild, (type(self), self.message, self.param, self.details, self.retry_after_s, self.cause)
 
 
 def _rebuild(
-    kind: type[PenstockError], message: str, param: str | None, details: dict[str, Any] | None, after: float | None
+    kind: type[PenstockError],
+    message: str,
+    param: str | None,
+    details: dict[str, Any] | None,
+    after: float | None,
+    cause: str | None,
 ) -> PenstockError:
-    return kind(message, param=param, details=details, retry_after_s=after)
+    return kind(message, param=param, details=details, retry_after_s=after, cause=cause)
 
 
 class InvalidRequest(PenstockError):

@@ -496,6 +496,7 @@ class ModelInfo(Record):
     progress: float | None = None
     replicas_ready: int = 0
     revision: str | None = None
+    cause: str | None = None
 
 
 @record
@@ -531,6 +532,7 @@ class ModelState(Record):
     progress: float | None = None
     queued: int = 0
     running: int = 0
+    cause: str | None = None
 
 
 @record
@@ -581,6 +583,7 @@ class WorkerState(Record):
     waiting: dict[str, int] = field(default_factory=dict[str, int])
     reason: str | None = None
     evictions_total: int = 0
+    observed_revision: int | None = None
 
 
 RECORDS: tuple[type[Record], ...] = (

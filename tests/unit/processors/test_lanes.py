@@ -135,6 +135,20 @@ async def test_who_waits_for_what_never_loads_is_told(shell: Shell) -> None:
     assert shell.flow.ledger.grants() == []
 
 
+async def test_operators_see_why_a_load_failed_until_one_succeeds(shell: Shell) -> None:
+    await shell.serving.observe()
+    shell.error = OSError("no file named model.safetensors in /srv/secret and m")
+    shell.lanes.preload("m")
+    cause = "OSError: no file named model.safetensors in …/secret and m"
+    await wait_until_async(lambda: shell.serving.model_states()[0].cause == cause)
+    told = [one for one in shell.published if isinstance(one, ModelInfo) and one.model == "m"]
+    assert (told[-1].cause, shell.serving.model_states()[1].cause) == (cause, None)
+    shell.error = None
+    shell.pass_time(1.0)
+    await shell.until_ready("m")
+    assert shell.serving.model_states()[0].cause is None
+
+
 async def test_an_engine_that_dies_gives_its_work_and_its_memory_back_and_is_loaded_again(shell: Shell) -> None:
     await shell.serving.observe()
     shell.submit("r")
@@ -286,12 +300,14 @@ async def test_what_its_entry_says_of_its_memory_is_told_before_it_is_loaded(she
 
 
 async def test_what_is_wanted_unloaded_is_not_preloaded(shell: Shell) -> None:
-    shell.lanes.desire("m", False, None)
+    shell.lanes.desire("m", False, None, 3)
     await shell.serving.observe()
     shell.lanes.load_all()
     await shell.until_ready("other")
     assert shell.states("m")[-1] == "absent"
-    shell.lanes.desire("m", True, True)
+    shell.lanes.preload("m")
+    assert not shell.flow.lane("m").wanted, "an order to unload stands above the entry"
+    shell.lanes.desire("m", True, True, 0)
     await shell.until_ready("m")
     assert next(state for state in shell.serving.model_states() if state.model == "m").pinned
 

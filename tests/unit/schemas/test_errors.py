@@ -77,6 +77,14 @@ def test_errors_come_back_from_topics_and_pipes(code: str) -> None:
     assert pickle.loads(pickle.dumps(error)).retry_after_s == 3
 
 
+def test_the_cause_for_operators_crosses_a_pipe_and_is_on_no_record() -> None:
+    error = EngineFailed("m could not be loaded", details={"need": 2}, cause="OSError: model.safetensors is missing")
+    assert pickle.loads(pickle.dumps(error)).cause == "OSError: model.safetensors is missing"
+    for told in (to_error_record(error).to_dict(), error_body(error)):
+        assert "safetensors" not in json.dumps(told)
+    assert from_error_record(to_error_record(error)).cause is None
+
+
 def test_a_newer_releases_code_is_internal() -> None:
     error = from_error_record(ErrorInfo(code="quota_spent", message="m", type="t", details='{"left": 0}'))
     assert type(error) is InternalError

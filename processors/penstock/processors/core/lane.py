@@ -62,6 +62,8 @@ class Lane:
         """Requests by class whose bytes are not here."""
         self.not_before = 0.0
         self.failures = 0
+        self.last_error: PenstockError | None = None
+        """Why its newest load failed; None once one has succeeded."""
         self.deaths = 0
         self.short = False
         """It waits for memory."""
@@ -115,7 +117,7 @@ class Lane:
             self.load_s = took if self.load_s is None else (self.load_s + took) / 2
         replica.up(slots, tokens, inline=inline, now=now)
         self.wanted = self.was_up = True
-        self.failures, self.short, self.fail_error = 0, False, None
+        self.failures, self.short, self.fail_error, self.last_error = 0, False, None, None
         self.count_ready()
 
     def remove(self, replica: Replica) -> None:
@@ -149,7 +151,7 @@ class Lane:
             return "removed"
         if replica.made_of != self.spec.made_of:
             return "replaced"
-        ordered = self.desired is False and replica.orders_revision < self.unload_revision
+        ordered = self.desired is False and replica.orders_revision != self.unload_revision
         return "desired" if ordered else None
 
     @property
@@ -224,6 +226,7 @@ class Lane:
         self.size_due = True  # perhaps its files are mended before the next try
         self.not_before = now + min(30.0, 0.5 * 2 ** min(self.failures, 8))
         self.failures += 1
+        self.last_error = error if isinstance(error, PenstockError) else None
         hopeless = isinstance(error, CannotLoad) or not isinstance(error, EngineFailed)
         if not hopeless and self.failures < MAX_LOAD_FAILURES:
             return None

@@ -31,6 +31,7 @@ from penstock.processors.background import BackgroundTasks
 from penstock.processors.core.ledger import OutOfMemory
 from penstock.processors.engines.backend import Backend, Emit, Event, TellsPeak, WarmsUp, leave, load_class
 from penstock.processors.engines.base import EngineInfo, Prepared, RunFailed, RunSpec
+from penstock.processors.engines.causes import cause_of, without_places
 from penstock.processors.engines.channel import Channel
 from penstock.processors.engines.out_of_memory import is_out_of_memory
 from penstock.processors.engines.threads import in_daemon_thread, without_openmp
@@ -149,11 +150,12 @@ async def _beat(backend: Backend, emit: Emit, measured: int) -> None:
 
 
 def _load_failure(source: str, error: BaseException) -> EngineFailed:
-    """The reason for callers, who need not know where on this machine a model lies; the log has it whole."""
+    """The reason for callers, who need not know where on this machine a model lies; operators see its source too."""
     name = Path(source).name
-    reason = str(error).replace(source, name)
+    reason = without_places(str(error), source).replace(source, name)
     kind = OutOfMemory if is_out_of_memory(error) else EngineFailed
-    return kind(shortened(f"{name} could not be loaded: {type(error).__name__}: {reason}", 500))
+    message = shortened(f"{name} could not be loaded: {type(error).__name__}: {reason}", 500)
+    return kind(message, cause=cause_of(error, source))
 
 
 class Outbox:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -101,6 +102,15 @@ class ModelConfig:
     def local(self) -> bool:
         """Whether it runs in processes on this machine, with memory to be granted."""
         return self.kind.local
+
+
+_OF_THE_ENGINE = ("source", "engine", "tasks", "options", "revision", "device", "vram_bytes", "adapters")
+"""Fields of a configuration that its engine is made of. `max_batch_size` reaches the engine as the option `slots`."""
+
+
+def engine_identity(config: ModelConfig) -> str:
+    """What an engine of this model is made of. A model whose identity changes needs other engines."""
+    return json.dumps({name: getattr(config, name) for name in _OF_THE_ENGINE}, sort_keys=True, default=str)
 
 
 class Catalog:

@@ -14,8 +14,9 @@ from typing import Protocol
 from penstock.processors.background import BackgroundTasks, reporting
 from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.engines.base import Engine, EngineState
+from penstock.processors.engines.causes import cause_of
 from penstock.processors.models import sizing
-from penstock.processors.models.catalog import ModelConfig, share_cores
+from penstock.processors.models.catalog import ModelConfig, engine_identity, share_cores
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.parts import Part
 from penstock.processors.models.sizing import ModelSize, OnProgress
@@ -100,9 +101,10 @@ class ModelManager:
     def configure(self, configs: Iterable[ModelConfig]) -> None:
         """The models from now on. What is loaded of others stays until it is told to end."""
         before, self._configs = self._configs, share_cores(list(configs), sizing.usable_cores())
-        for model, config in self._configs.items():
-            if model in before and before[model] != config:
-                self._sizes.pop(model, None)
+        for model in list(self._sizes):
+            former, config = before.get(model), self._configs.get(model)
+            if former is None or config is None or engine_identity(former) != engine_identity(config):
+                del self._sizes[model]
 
     # -- what is known
 
@@ -136,23 +138,38 @@ class ModelManager:
 
     async def _find_size(self, model: str) -> None:
         try:
-            size = self._sizes[model] = await self._size_telling(model)
+            _, size = await self._sized_now(model, anew=True)
+            self._sizes[model] = size
         except Exception as error:
             if not self._stopping:
-                self._reports.size_failed(model, _known_error(model, error))
+                self._reports.size_failed(model, load_error(model, self._source(model), error))
         else:
             if not self._stopping:
                 self._reports.sized(model, size)
 
-    async def _size_telling(self, model: str) -> ModelSize:
+    async def _sized_now(self, model: str, *, anew: bool = False) -> tuple[ModelConfig, ModelSize]:
+        """Its entry, and the size that belongs to it: the entry may change while it is sized. Raises ModelNotFound.
+
+        With `anew` a known size is not used: the files may have changed.
+        """
+        while True:
+            config = self._config(model)
+            known = None if anew else self._sizes.get(model)
+            size = known or await self._size_telling(config)
+            current = self._config(model)
+            if engine_identity(current) == engine_identity(config):
+                return current, size
+
+    async def _size_telling(self, config: ModelConfig) -> ModelSize:
         """Its size; a download tells how far it is."""
+        model = config.id
 
         def tell(fraction: float) -> None:
             self._progress[model] = fraction
             self._reports.progressed(model, fraction)
 
         try:
-            return await self._size(self._config(model), tell)
+            return await self._size(config, tell)
         finally:
             self._progress.pop(model, None)
 
@@ -170,8 +187,7 @@ class ModelManager:
     async def _load(self, held: _Held, devices: tuple[str, ...], granted_bytes: int) -> None:
         model = held.model
         try:
-            config = self._config(model)
-            size = self._sizes.get(model) or await self._size_telling(model)
+            config, size = await self._sized_now(model)
             engine = held.engine = self._make(config, size, devices, granted_bytes)
             engine.on_died = reporting(lambda code: self._died(held, code))
             await engine.start()
@@ -187,7 +203,7 @@ class ModelManager:
                 self._sizes.pop(model, None)  # perhaps its files are mended before the next try
                 self._forget(held)
                 if not self._stopping:
-                    self._reports.load_failed(model, held.replica, _known_error(model, error))
+                    self._reports.load_failed(model, held.replica, load_error(model, self._source(model), error))
         else:
             held.loading = None
             if not (held.ending or self._stopping):
@@ -241,6 +257,10 @@ class ModelManager:
         if self._held.get((held.model, held.replica)) is held:
             del self._held[(held.model, held.replica)]
 
+    def _source(self, model: str) -> str:
+        config = self._configs.get(model)
+        return "" if config is None else config.source
+
     def _config(self, model: str) -> ModelConfig:
         """Raises ModelNotFound."""
         config = self._configs.get(model)
@@ -249,10 +269,12 @@ class ModelManager:
         return config
 
 
-def _known_error(model: str, error: Exception) -> PenstockError:
-    """What callers are told: the rest may name places on this machine."""
+def load_error(model: str, source: str, error: Exception) -> PenstockError:
+    """The error of a failed load for callers, without places on this machine, with the cause for operators."""
+    cause = cause_of(error, source)
     if isinstance(error, EngineFailed | InsufficientCapacity):
+        error.cause = error.cause or cause
         return error
     logger.error("model.load_failed model=%s", model, exc_info=error)
     kind = CannotLoad if isinstance(error, PenstockError) else EngineFailed
-    return kind(f"{model} could not be loaded, the worker's log says why")
+    return kind(f"{model} could not be loaded, the worker's log says why", cause=cause)

@@ -17,7 +17,7 @@ from penstock.processors.engines.base import Engine, EngineInfo
 from penstock.processors.engines.loading import dtype_name
 from penstock.processors.hardware.simulated import KIND as SIMULATED
 from penstock.processors.models.calibration import Calibration
-from penstock.processors.models.catalog import Catalog, ModelConfig
+from penstock.processors.models.catalog import Catalog, ModelConfig, engine_identity
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.machine import Machine, Resident
 from penstock.processors.models.manager import ModelManager, Reports
@@ -109,7 +109,7 @@ class Serving:
             keep_alive_s=config.keep_alive_s,
             dtype=_dtype(config),
             source=f"{config.source}@{config.revision}" if config.revision else config.source,
-            options=json.dumps([config.options, config.adapters, config.vram_bytes], sort_keys=True, default=str),
+            options=engine_identity(config),
         )
 
     def _devices(self, config: ModelConfig) -> tuple[str, ...]:
@@ -257,6 +257,7 @@ class Serving:
                         progress=self.manager.progress(lane.name),
                         queued=queued,
                         running=0 if replica is None else len(replica.holders),
+                        cause=None if lane.last_error is None else lane.last_error.cause,
                     )
                 )
         return states
@@ -308,6 +309,7 @@ class Serving:
                 progress=self.manager.progress(config.id),
                 replicas_ready=len(lane.ready),
                 revision=config.revision,
+                cause=None if lane.last_error is None else lane.last_error.cause,
             )
             self._publish(self._names.model, model_key(config.id, self._settings.worker.pool), record)
         self.on_change()

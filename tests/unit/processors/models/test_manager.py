@@ -56,6 +56,10 @@ class Bench:
         self.slow = False
         self.engines: list[Heavy] = []
         self.made_for: list[tuple[tuple[str, ...], int]] = []
+        self.made_of: list[tuple[str, str]] = []
+        """(source of the config, source of the size) of each engine."""
+        self.sizing = asyncio.Event()
+        self.sizing.set()
         self.sized_times = 0
         self.told: list[tuple[Any, ...]] = []
         self.manager = ModelManager([config("m", **fields)], self, make=self.make, size=self.find_size)
@@ -66,13 +70,15 @@ class Bench:
             engine.loading.clear()
         self.engines.append(engine)
         self.made_for.append((devices, granted_bytes))
+        self.made_of.append((config.source, size.source))
         return engine
 
     async def find_size(self, config: ModelConfig, on_progress: Any) -> ModelSize:
         self.sized_times += 1
         if self.size_error is not None:
             raise self.size_error
-        return ModelSize(source="noop", need_bytes=400)
+        await self.sizing.wait()
+        return ModelSize(source=config.source, need_bytes=100 * len(config.source))
 
     async def until_told(self, *kinds: str) -> None:
         await wait_until_async(lambda: tuple(one[0] for one in self.told) == kinds)
@@ -218,6 +224,55 @@ async def test_models_change_at_run_time() -> None:
     await bench.until_told("up", "load_failed", "up")
 
 
+async def test_a_load_after_a_change_uses_the_new_entry() -> None:
+    bench = Bench(source="old.")
+    bench.manager.load("m", 0, (), 0)
+    await bench.until_told("up")
+    bench.manager.configure([config("m", source="newer")])
+    bench.manager.load("m", 1, (), 0)
+    bench.manager.size("m")
+    await bench.until_told("up", "up", "sized")
+    bench.manager.configure([])
+    bench.manager.configure([config("m", source="newest")])
+    assert bench.manager.need_bytes("m") is None, "the size was that of a model that was removed"
+    bench.manager.load("m", 2, (), 0)
+    await bench.until_told("up", "up", "sized", "up")
+    assert bench.made_of == [("old.", "old."), ("newer", "newer"), ("newest", "newest")]
+
+
+async def test_a_model_that_changes_while_it_is_sized_is_sized_anew() -> None:
+    bench = Bench(source="old.")
+    bench.sizing.clear()
+    bench.manager.size("m")
+    await wait_until_async(lambda: bench.sized_times == 1)
+    bench.manager.configure([config("m", source="newer")])
+    bench.sizing.set()
+    await bench.until_told("sized")
+    assert bench.told == [("sized", "m", 500)]
+    bench.manager.load("m", 0, (), 0)
+    await bench.until_told("sized", "up")
+    assert bench.made_of == [("newer", "newer")]
+
+
+async def test_a_model_that_changes_while_its_load_sizes_it_is_made_of_the_new_entry() -> None:
+    bench = Bench(source="old.")
+    bench.sizing.clear()
+    bench.manager.load("m", 0, (), 0)
+    await wait_until_async(lambda: bench.sized_times == 1)
+    bench.manager.configure([config("m", source="newer")])
+    bench.sizing.set()
+    await bench.until_told("up")
+    assert bench.made_of == [("newer", "newer")]
+
+
+async def test_a_change_that_makes_no_other_engine_keeps_the_size() -> None:
+    bench = Bench(source="old.")
+    bench.manager.size("m")
+    await bench.until_told("sized")
+    bench.manager.configure([config("m", source="old.", priority=0, aliases=("fast",))])
+    assert bench.manager.need_bytes("m") == 400
+
+
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="steam"):
         make_engine(config("m", engine="steam"), ModelSize(source="x"))
@@ -233,4 +288,6 @@ async def test_callers_hear_nothing_of_this_machines_folders(error: Exception, k
     bench.manager.size("m")
     await bench.until_told("size_failed")
     assert "/home" not in str(bench.told[0][2])
+    assert "/home" not in (bench.told[0][2].cause or ""), "nor do operators, outside the model's own source"
+    assert "…/model" in (bench.told[0][2].cause or "")
     assert isinstance(bench.told[0][2], CannotLoad) == (kind is CannotLoad)

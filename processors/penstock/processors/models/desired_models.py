@@ -1,0 +1,152 @@
+"""Which models a worker serves: those of its configuration, with the desired state of its pool over them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from penstock.processors.models.catalog import ModelConfig
+from penstock.producers.desired import WITHDRAWN, DesiredRecord
+from penstock.producers.model_entry import ModelEntry, check_names, parse_entry, served_by
+from penstock.schemas.desired import CLASS, MODEL
+from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.records import DesiredState
+from penstock.schemas.topics import CLASSES
+
+logger = logging.getLogger(__name__)
+
+NO_UNLOAD = 0
+"""The revision that goes with a model of which no unload is wanted."""
+
+
+class OrderTarget(Protocol):
+    """What carries orders out: the flow and the models' side of the worker. Each call may come twice."""
+
+    def configure(self, models: Sequence[ModelConfig]) -> None:
+        """These models are served from now on, in this order."""
+        ...
+
+    def desire(self, model: str, loaded: bool | None, pinned: bool | None, revision: int) -> None:
+        """`revision` is that of the newest order to unload the model; it has a meaning only if `loaded` is False."""
+        ...
+
+    def preload(self, model: str) -> None:
+        """Load the model now if its entry says so, though nobody asks for it."""
+        ...
+
+    def pause(self, kind: str, name: str, paused: bool) -> None: ...
+
+
+class DesiredModels:
+    """Applies the records of one pool to the configured entries. Pure: records in, calls of `target` out."""
+
+    def __init__(self, configured: Sequence[ModelEntry], pool: str | None, target: OrderTarget) -> None:
+        self._configured = served_by(configured, pool)
+        self._pool = pool
+        self._target = target
+        self._states: dict[str, DesiredState] = {}
+        self._unload_revisions: dict[str, int] = {}
+        """By key, of the states that want a model unloaded."""
+        self._entries = list(self._configured)
+        self.observed_revision: int | None = None
+        """The revision of the newest record that was followed, whatever it was about; None before the first."""
+        self.on_observed: Callable[[], None] = lambda: None
+        """Called when `observed_revision` has changed."""
+
+    @property
+    def models(self) -> list[ModelConfig]:
+        """What is served now."""
+        return [ModelConfig.of(entry) for entry in self._entries]
+
+    def on_records(self, records: Sequence[DesiredRecord]) -> None:
+        """Follow records, in log order. Those of other pools and of kinds that are not known are only observed."""
+        try:
+            for record in records:
+                self._follow(record)
+                if record.revision != WITHDRAWN:
+                    self.observed_revision = record.revision
+        finally:
+            self.on_observed()
+
+    def _follow(self, record: DesiredRecord) -> None:
+        former = self._states.pop(record.key, None)
+        state = record.state
+        if state is not None and state.pool == self._pool and _known(state):
+            self._states[record.key] = state
+        self._note_unload(record, former)
+        about = self._states.get(record.key) or former
+        if about is not None:
+            self._apply(about.kind, about.name, record.key)
+
+    def _note_unload(self, record: DesiredRecord, former: DesiredState | None) -> None:
+        """A later order of another kind repeats `loaded`; it does not mean the unload once more."""
+        state = self._states.get(record.key)
+        if state is None or state.loaded is not False:
+            self._unload_revisions.pop(record.key, None)
+        elif state.action == "unload" or former is None or former.loaded is not False:
+            self._unload_revisions[record.key] = record.revision
+
+    def _apply(self, kind: str, name: str, key: str) -> None:
+        state = self._states.get(key)
+        paused = state is not None and state.paused
+        if kind == CLASS:
+            self._target.pause(CLASS, name, paused)
+            return
+        former = self._entries
+        entries = effective_entries(self._configured, self._states)
+        if entries != former:
+            self._entries = entries
+            self._target.configure(self.models)
+        if not any(entry.id == name for entry in entries):
+            if any(entry.id == name for entry in former):
+                self._target.pause(MODEL, name, False)
+            return
+        self._target.pause(MODEL, name, paused)
+        loaded, pinned = (None, None) if state is None else (state.loaded, state.pinned)
+        self._target.desire(name, loaded, pinned, self._unload_revisions.get(key, NO_UNLOAD))
+        if state is not None and state.action == "add":
+            self._target.preload(name)
+
+
+def _known(state: DesiredState) -> bool:
+    return state.kind == MODEL or (state.kind == CLASS and state.name in CLASSES)
+
+
+def effective_entries(configured: Sequence[ModelEntry], states: Mapping[str, DesiredState]) -> list[ModelEntry]:
+    """Configured models with their changes, less those that were removed, then the added ones, oldest order first.
+
+    An entry that cannot be served, or whose names are taken, is left out with a log line: no record ends a worker.
+    """
+    of_models = {state.name: state for state in states.values() if state.kind == MODEL}
+    entries: list[ModelEntry] = []
+    for entry in configured:
+        state = of_models.pop(entry.id, None)
+        if state is None or not state.removed:
+            entries = _with(entries, (None if state is None else _entry(state)) or entry)
+    for state in sorted(of_models.values(), key=lambda one: (one.created_at, one.name)):
+        added = None if state.removed else _entry(state)
+        if added is not None:
+            entries = _with(entries, added)
+    return entries
+
+
+def _with(entries: list[ModelEntry], added: ModelEntry) -> list[ModelEntry]:
+    try:
+        check_names([*entries, added])
+    except ValueError as error:
+        logger.error("model.not_added model=%s reason=%s", added.id, error)
+        return entries
+    return [*entries, added]
+
+
+def _entry(state: DesiredState) -> ModelEntry | None:
+    if state.entry is None:
+        return None
+    try:
+        fields: Any = json.loads(state.entry)
+        return parse_entry({**fields, "id": state.name, "pool": state.pool})
+    except (InvalidRequest, ValueError, TypeError) as error:
+        logger.error("model.not_added model=%s reason=%s", state.name, error)
+        return None
