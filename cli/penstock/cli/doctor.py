@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from penstock.cli.assets import ASSETS, looks_whole
+from penstock.cli.commands.common import auth_headers
 from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import java
@@ -92,7 +93,8 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
     yield from port_checks(None if running is None else running.url)
     url = os.environ.get("PENSTOCK_URL") or (None if running is None else running.url)
     if url is not None:
-        yield readiness_check(url, ask(url), home.logs / "worker.log" if running is not None else None)
+        found = ask(url, headers=auth_headers(os.environ.get("PENSTOCK_API_KEY")))
+        yield readiness_check(url, found, home.logs / "worker.log" if running is not None else None)
     yield gpu_check()
     try:
         checked()

@@ -35,10 +35,13 @@ class Readiness:
         return f"{text}; without a worker: {', '.join(unsaid)}" if unsaid else text
 
 
-def ask(url: str, timeout_s: float = 2.0) -> Readiness:
-    """The readiness of the gateway, or worker, at this URL (without /readyz)."""
+def ask(url: str, timeout_s: float = 2.0, headers: Mapping[str, str] | None = None) -> Readiness:
+    """The readiness of the gateway, or worker, at this URL (without /readyz).
+
+    With an operator's key in the `headers` a gateway also says what made loads fail.
+    """
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/readyz", timeout=timeout_s, trust_env=False)
+        answer = httpx.get(f"{url.rstrip('/')}/readyz", headers=headers, timeout=timeout_s, trust_env=False)
     except httpx.HTTPError as error:
         return Readiness(status="unreachable", reason=str(error) or type(error).__name__)
     try:

@@ -86,8 +86,9 @@ class WorkerApp:
         self._parts: Parts | None = None
         self._state = "starting"
         self._seen: dict[TP, Progress] = {}
+        self._observed_revision: int | None = None
         self._changed = asyncio.Event()
-        """A model stands otherwise than it was last told."""
+        """A model stands otherwise than it was last reported, or an order was observed."""
 
     # -- starting
 
@@ -103,6 +104,7 @@ class WorkerApp:
             hooks = Hooks(lambda: self._finish(EXIT_FAILED), self._not_ready, self._describe, self._refresh_gauges)
             parts = self._parts = assemble(self.settings, partitions, self._metrics, hooks, loop)
             on_faults(loop, parts.worker.break_down)
+            parts.desired_models.on_observed = self._orders_observed
         except RegistryUnavailable as error:
             raise CannotStart(str(error), EXIT_UNREACHABLE) from error
         except UnknownDevice as error:
@@ -121,8 +123,7 @@ class WorkerApp:
         except PenstockError as error:
             raise CannotStart(f"{kafka.names.desired} could not be read: {error}", EXIT_UNREACHABLE) from error
         parts.refetcher.start()
-        # Whoever looks at a model that was just loaded finds it so, and whoever ordered something finds it observed.
-        parts.serving.on_change = parts.desired_models.on_observed = self._changed.set
+        parts.serving.on_change = self._changed.set  # whoever looks at a model that was just loaded finds it so
         await parts.serving.observe()
         parts.serving.publish_models()
         parts.lanes.load_all()
@@ -249,11 +250,21 @@ class WorkerApp:
             waiting=parts.flow.explainer.reasons(),
             reason="; ".join(self._not_ready()) or None,
             evictions_total=parts.flow.lifecycle.evictions,
-            observed_revision=parts.desired_models.observed_revision,
+            observed_revision=self._observed_revision,
         )
         parts.publisher.record(self.settings.kafka_settings().names.worker, self.settings.worker_id, state)
 
     # -- looked at from outside
+
+    def _orders_observed(self) -> None:
+        """Report the revision only after the turn that the orders have made due: that turn decides what they change."""
+        assert self._parts is not None
+
+        def report(revision: int | None) -> None:
+            self._observed_revision = revision
+            self._changed.set()
+
+        asyncio.get_running_loop().call_soon(report, self._parts.desired_models.observed_revision)
 
     def _not_ready(self) -> list[str]:
         parts = self._parts

@@ -71,13 +71,13 @@ def control_record(command: ControlCommand, names: TopicNames, codec: Codec, *, 
     )
 
 
-def desired_record(wish: DesiredState, names: TopicNames, codec: Codec, *, source: str = "penstock") -> Outgoing:
-    """What is wanted of a model or class as a record; it replaces what was wanted before."""
-    identity = key_of(wish)
+def desired_record(state: DesiredState, names: TopicNames, codec: Codec, *, source: str = "penstock") -> Outgoing:
+    """The desired state of a model or class as a record; it replaces the former one."""
+    identity = key_of(state)
     return Outgoing(
         topic=names.desired,
         key=identity.encode(),
-        value=codec.encode(wish),
+        value=codec.encode(state),
         headers=_headers("DesiredState", identity, source),
     )
 

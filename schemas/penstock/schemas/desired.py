@@ -1,6 +1,6 @@
-"""Desired state: what an operator wants of a model or class, its key on the topic, and what orders make of it.
+"""Desired state: what operators ordered of a model or class, its key on the topic, and how an order changes it.
 
-The topic is compacted, so a record holds the whole wish: an order is merged into what was wished before.
+The topic is compacted, so a record holds the whole state: an order is merged into the state that was there before.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def desired_key(kind: str, name: str, pool: str | None) -> str:
     return f"{kind}/{name}" if pool is None else f"{kind}/{name}@{pool}"
 
 
-def key_of(wish: DesiredState) -> str:
-    return desired_key(wish.kind, wish.name, wish.pool)
+def key_of(state: DesiredState) -> str:
+    return desired_key(state.kind, state.name, state.pool)
 
 
 def model_key(model: str, pool: str | None) -> str:
@@ -31,7 +31,7 @@ def model_key(model: str, pool: str | None) -> str:
 
 
 def ordered(
-    wish: DesiredState | None,
+    former: DesiredState | None,
     *,
     kind: str,
     name: str,
@@ -41,7 +41,7 @@ def ordered(
     entry: str | None = None,
     by: str | None = None,
 ) -> DesiredState:
-    """The wish after an order. `entry` is the `[[models]]` table of a model to `add`, as JSON.
+    """The state after an order. `entry` is the `[[models]]` table of a model to `add`, as JSON.
 
     Raises InvalidRequest for an order that there is not.
     """
@@ -51,16 +51,19 @@ def ordered(
         raise InvalidRequest(f"the class {name} does not exist; there are {', '.join(CLASSES)}", param="class")
     if (action == "add") != (entry is not None):
         raise InvalidRequest("an entry goes with the order to add, and must be there", param="entry")
-    told = wish or DesiredState(kind=kind, name=name, pool=pool, action=action, created_at=now_ms)
-    told = dataclasses.replace(told, action=action, created_at=now_ms, created_by=by)
+    state = former or DesiredState(kind=kind, name=name, pool=pool, action=action, created_at=now_ms)
+    state = dataclasses.replace(state, action=action, created_at=now_ms, created_by=by)
+    kept_loaded = None if state.loaded is False else state.loaded  # an earlier unload ends when it is to be served
     match action:
         case "load" | "unload":
-            return dataclasses.replace(told, loaded=action == "load")
-        case "pin" | "unpin":
-            return dataclasses.replace(told, pinned=action == "pin")
+            return dataclasses.replace(state, loaded=action == "load")
+        case "pin":
+            return dataclasses.replace(state, pinned=True, loaded=kept_loaded)
+        case "unpin":
+            return dataclasses.replace(state, pinned=False)
         case "pause" | "resume":
-            return dataclasses.replace(told, paused=action == "pause")
+            return dataclasses.replace(state, paused=action == "pause")
         case "add":
-            return dataclasses.replace(told, removed=False, entry=entry)
-        case _:  # what was wished of a model that is gone does not come back with another of its name
-            return dataclasses.replace(told, removed=True, entry=None, loaded=None, pinned=None, paused=False)
+            return dataclasses.replace(state, removed=False, entry=entry, loaded=kept_loaded)
+        case _:  # orders about a model that is gone do not come back with another of its name
+            return dataclasses.replace(state, removed=True, entry=None, loaded=None, pinned=None, paused=False)

@@ -62,6 +62,15 @@ def test_a_request_hears_of_its_own_model_only() -> None:
     assert nobody.awaits_worker("embedding", None, None) == "no worker is alive"
 
 
+def test_only_operators_hear_what_made_a_load_fail() -> None:
+    failed = ModelState(model="a", state="failed", reason="2 loads in a row failed", cause="OSError: no weights")
+    state = WorkerState(worker_id="w", state="running", started_at=1, updated_at=NOW, models=[failed])
+    judged = judge([state], [model("a")], NOW, LATE)
+    for told in (judged.degraded, judged.awaits_worker("text_generation", "a", None)):
+        assert told == "a could not be loaded (2 loads in a row failed)"
+    assert judged.degraded_for_operators == "a could not be loaded (2 loads in a row failed: OSError: no weights)"
+
+
 @given(st.lists(st.tuples(st.sampled_from(["running", "starting"]), st.integers(0, 2 * LATE), st.booleans())))
 def test_it_is_degraded_exactly_when_a_model_is_without_a_worker(facts: list[tuple[str, int, bool]]) -> None:
     workers = [worker("a", state=state, heard=NOW - ago, lost=("a",) if lost else ()) for state, ago, lost in facts]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from penstock.gateway.service.model_states import admin_models, find_one
+from penstock.gateway.service.model_states import admin_models, find_one, order_json
 from penstock.gateway.service.models import check_abilities, find_model, public_models
+from penstock.producers.desired import Desired
 from penstock.schemas.desired import key_of
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
 from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState
@@ -128,30 +130,32 @@ def worker(name: str, *models: ModelState, pool: str | None = None) -> WorkerSta
     return WorkerState(worker_id=name, state="running", started_at=1, updated_at=1, pool=pool, models=list(models))
 
 
-WISHES = {
-    key_of(wish): wish
-    for wish in (
-        DesiredState(kind="model", name="smol", action="pause", created_at=1, paused=True, pinned=True),
-        DesiredState(kind="model", name="mini", action="remove", created_at=1, removed=True),
-        DesiredState(
-            kind="model",
-            name="new",
-            action="add",
-            created_at=1,
-            entry='{"source": "x", "engine": "noop", "aliases": ["n"], "defaults": {"max_tokens": 3}}',
-        ),
-        DesiredState(kind="model", name="odd", action="add", created_at=1, entry="[]"),
-        DesiredState(kind="class", name="low", action="pause", created_at=1, paused=True),
+DESIRED = {
+    key_of(state): Desired(state, revision)
+    for revision, state in enumerate(
+        (
+            DesiredState(kind="model", name="smol", action="pause", created_at=1, paused=True, pinned=True),
+            DesiredState(kind="model", name="mini", action="remove", created_at=1, removed=True),
+            DesiredState(
+                kind="model",
+                name="new",
+                action="add",
+                created_at=1,
+                entry='{"source": "x", "engine": "noop", "aliases": ["n"], "defaults": {"max_tokens": 3}}',
+            ),
+            DesiredState(kind="model", name="odd", action="add", created_at=1, entry="[]"),
+            DesiredState(kind="class", name="low", action="pause", created_at=1, paused=True),
+        )
     )
 }
 
 
-def test_operators_see_engines_and_what_is_wanted() -> None:
+def test_operators_see_engines_and_what_was_ordered() -> None:
     states = [worker("w2", ModelState(model="smol", state="ready", queued=4)), worker("w1")]
-    shown = {one["id"]: one for one in admin_models(MODELS, states, WISHES, [("new", None)])}
+    shown = {one["id"]: one for one in admin_models(MODELS, states, DESIRED, [("new", None)])}
     assert list(shown) == ["new", "smol", "big"], "removed ones are gone; other pools come last"
     assert (shown["smol"]["paused"], shown["smol"]["pinned"]) == (True, True)
-    assert shown["smol"]["desired"]["action"] == "pause"
+    assert (shown["smol"]["desired"]["action"], shown["smol"]["desired"]["revision"]) == ("pause", 0)
     assert [(one["worker_id"], one["queued"]) for one in shown["smol"]["replicas"]] == [("w2", 4)]
     assert (shown["new"]["state"], shown["new"]["aliases"], shown["new"]["defaults"]) == (
         "absent",
@@ -159,6 +163,89 @@ def test_operators_see_engines_and_what_is_wanted() -> None:
         {"max_tokens": 3},
     )
     assert not shown["new"]["available"]
+
+
+def observing(name: str, revision: int | None, pool: str | None = None) -> WorkerState:
+    return dataclasses.replace(worker(name, pool=pool), observed_revision=revision)
+
+
+@pytest.mark.parametrize(
+    ("workers", "pool", "observed", "least", "waiting"),
+    [
+        ([], None, False, None, []),
+        ([observing("a", 7), observing("b", 9)], None, True, 7, []),
+        ([observing("a", 6), observing("b", 9)], None, False, 6, ["a"]),
+        ([observing("b", None), observing("a", 2)], None, False, None, ["a", "b"]),
+        ([observing("a", 1), observing("b", 7, "p")], "p", True, 7, []),
+        ([observing("a", 9)], "p", False, None, []),
+    ],
+)
+def test_an_order_is_observed_when_all_workers_of_its_pool_have_followed_it(
+    workers: list[WorkerState], pool: str | None, observed: bool, least: int | None, waiting: list[str]
+) -> None:
+    assert order_json(workers, pool, 7) == {
+        "object": "order",
+        "revision": 7,
+        "pool": pool,
+        "observed": observed,
+        "observed_revision": least,
+        "waiting_workers": waiting,
+    }
+
+
+def test_operators_see_who_has_not_observed_the_last_order_about_a_model() -> None:
+    workers = [observing("w1", 1), observing("w2", 4)]
+    shown = {one["id"]: one for one in admin_models(MODELS, workers, DESIRED, [])}
+    assert (shown["new"]["observed_revision"], shown["new"]["waiting_workers"]) == (1, ["w1"])
+    assert (shown["smol"]["observed_revision"], shown["smol"]["waiting_workers"]) == (1, [])
+    assert (shown["big"]["observed_revision"], shown["big"]["waiting_workers"]) == (None, []), "no worker in its pool"
+
+
+@pytest.mark.parametrize(
+    ("workers", "reason"),
+    [
+        ([], "no live worker is in its pool"),
+        ([observing("w1", 1), observing("w2", 2)], "the order to add it is not observed yet by w1"),
+        ([observing("w1", 2)], "the workers of its pool do not serve it: the log of each says why"),
+    ],
+)
+def test_of_an_added_model_that_nobody_reports_the_true_reason_is_told(workers: list[WorkerState], reason: str) -> None:
+    """It said "no worker has told of it yet" for ever, also of an entry that the workers had passed over."""
+    (new,) = (one for one in admin_models(MODELS, workers, DESIRED, []) if one["id"] == "new")
+    assert (new["state"], new["reason"], new["available"]) == ("absent", reason, False)
+
+
+def test_a_model_whose_workers_are_gone_is_not_ready() -> None:
+    """Its record on the topic keeps the state that its last worker gave it."""
+    stale = dataclasses.replace(model("smol", "x"), progress=0.5)
+    (shown,) = public_models([stale], [("smol", None)])
+    assert (shown["state"], shown["reason"], shown["progress"]) == ("absent", "no live worker serves it", None)
+    (shown,) = admin_models([stale], [], {}, [("smol", None)])
+    assert (shown["state"], shown["reason"]) == ("absent", "no live worker serves it")
+
+
+def test_the_cause_of_a_failed_load_is_for_operators() -> None:
+    failed = ModelState(model="smol", state="failed", reason="2 loads in a row failed", cause="OSError: no weights")
+    known = dataclasses.replace(model("smol", "x"), cause="OSError: no weights")
+    (shown,) = admin_models([known], [worker("w", failed)], {}, [])
+    assert (shown["reason"], shown["cause"]) == ("2 loads in a row failed", "OSError: no weights")
+    assert shown["replicas"][0]["cause"] == "OSError: no weights"
+    (told,) = public_models([known], workers=[worker("w", failed)])
+    assert told["reason"] == "2 loads in a row failed"
+    assert "no weights" not in json.dumps(told)
+
+
+def test_an_ordered_entry_says_whether_the_model_is_pinned_and_preloaded() -> None:
+    entry = '{"source": "x", "engine": "noop", "pinned": true, "preload": false}'
+    state = DesiredState(kind="model", name="smol", action="add", created_at=1, entry=entry)
+    known = model("smol", "x")
+    assert not known.pinned, "no worker has reported the new entry yet"
+    for pinned, shown_pinned in ((None, True), (False, False)):
+        desired = {key_of(state): Desired(dataclasses.replace(state, pinned=pinned), 3)}
+        (shown,) = admin_models([known], [], desired, [])
+        assert (shown["pinned"], shown["preload"]) == (shown_pinned, False)
+    (shown,) = admin_models([known], [], {}, [])
+    assert shown["preload"] is None
 
 
 def test_a_model_is_found_by_id_alias_and_pool() -> None:

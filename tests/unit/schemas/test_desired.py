@@ -1,4 +1,4 @@
-"""What orders make of a wish: each changes its part, and the record holds the whole."""
+"""How orders change desired state: each changes its part, and the record holds the whole."""
 
 from __future__ import annotations
 
@@ -11,31 +11,39 @@ from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import DesiredState
 
 
-def after(*actions: str, wish: DesiredState | None = None) -> DesiredState:
+def after(*actions: str, state: DesiredState | None = None) -> DesiredState:
     for at, action in enumerate(actions):
         entry = '{"id": "m"}' if action == "add" else None
-        wish = ordered(wish, kind="model", name="m", pool=None, action=action, now_ms=at, entry=entry, by="op")
-    assert wish is not None
-    return wish
+        state = ordered(state, kind="model", name="m", pool=None, action=action, now_ms=at, entry=entry, by="op")
+    assert state is not None
+    return state
 
 
 def test_orders_are_merged() -> None:
-    wish = after("load", "pin", "pause", "unload", "resume", "pause")
-    assert (wish.loaded, wish.pinned, wish.paused, wish.removed) == (False, True, True, False)
-    assert (wish.action, wish.created_at, wish.created_by) == ("pause", 5, "op")
+    state = after("load", "pin", "pause", "unload", "resume", "pause")
+    assert (state.loaded, state.pinned, state.paused, state.removed) == (False, True, True, False)
+    assert (state.action, state.created_at, state.created_by) == ("pause", 5, "op")
 
 
-def test_what_was_wished_of_a_removed_model_is_gone() -> None:
+def test_what_was_ordered_of_a_removed_model_is_gone() -> None:
     gone = after("add", "load", "pin", "pause", "remove")
     assert (gone.removed, gone.entry, gone.loaded, gone.pinned, gone.paused) == (True, None, None, None, False)
-    again = after("add", wish=gone)
+    again = after("add", state=gone)
     assert (again.removed, again.entry, again.pinned) == (False, '{"id": "m"}', None)
 
 
+@pytest.mark.parametrize("action", ["pin", "add"])
+def test_an_unload_ends_when_the_model_is_to_be_kept_or_served(action: str) -> None:
+    """A pinned model that is to be unloaded too would be unloaded and loaded in turns."""
+    assert after("unload", action).loaded is None
+    assert after("load", action).loaded is True
+    assert after("unload", "unpin").loaded is False
+
+
 def test_a_class_is_paused_and_resumed() -> None:
-    wish = ordered(None, kind="class", name="low", pool="p", action="pause", now_ms=1)
-    assert wish.paused
-    assert key_of(wish) == "class/low@p" == desired_key("class", "low", "p")
+    state = ordered(None, kind="class", name="low", pool="p", action="pause", now_ms=1)
+    assert state.paused
+    assert key_of(state) == "class/low@p" == desired_key("class", "low", "p")
     assert desired_key("model", "a/b", None) == "model/a/b"
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
 import tomllib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 from urllib.parse import quote
@@ -18,9 +16,17 @@ from penstock.cli.commands.common import (
     Gateway,
     Key,
     Url,
-    errors,
     print_json,
     print_table,
+)
+from penstock.cli.commands.order_waits import (
+    ROOT,
+    WAIT_S,
+    OrderWait,
+    Reached,
+    path_of,
+    reason_text,
+    state_text,
 )
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.producers.engine_kinds import KINDS
@@ -33,27 +39,14 @@ app = typer.Typer(
 Json = dict[str, Any]
 Name = Annotated[str, typer.Argument(help="The model's id, or an alias.")]
 Pool = Annotated[str | None, typer.Option("--pool", help="Its pool, when several have a model of that name.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Until it is so on a worker, with progress.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Until all workers of the pool have observed it and it is so, with progress.")
+]
 Timeout = Annotated[float, typer.Option("--timeout", min=0, help="With --wait: seconds, at most.")]
-WAIT_S = 600.0
-POLL_S = 0.5
-ROOT = "/v1/admin/models"
-
-
-def path_of(name: str, action: str = "") -> str:
-    return f"{ROOT}/{quote(name, safe='/')}" + (f"/{action}" if action else "")
 
 
 def size_text(size_bytes: int | None) -> str | None:
     return None if size_bytes is None else f"{size_bytes / 2**20:,.0f} MiB"
-
-
-def state_text(facts: Mapping[str, Any]) -> str:
-    """A state for people: with how far its loading is."""
-    progress = facts.get("progress")
-    return (
-        f"{facts['state']} {progress:.0%}" if progress is not None and facts["state"] == "loading" else facts["state"]
-    )
 
 
 @app.command("list")
@@ -74,7 +67,7 @@ def _rows(model: Json) -> list[list[Any]]:
     marks = [name for name in ("pinned", "paused") if model[name]]
     name = f"{model['id']} ({', '.join(marks)})" if marks else model["id"]
     if not model["replicas"]:
-        return [[name, model["pool"], state_text(model), None, None, None, None, None, None, model["reason"]]]
+        return [[name, model["pool"], state_text(model), None, None, None, None, None, None, reason_text(model)]]
     return [
         [
             name,
@@ -86,7 +79,7 @@ def _rows(model: Json) -> list[list[Any]]:
             size_text(replica["memory_bytes"] or replica["reserved_bytes"]),  # what is measured, else what is booked
             replica["queued"],
             replica["running"],
-            replica["reason"],
+            reason_text(replica),
         ]
         for replica in model["replicas"]
     ]
@@ -127,8 +120,14 @@ def add(
     entry = {} if file is None else read_entry(file)
     entry |= {field: value for field, value in given.items() if value is not None} | set_fields(field or [])
     with Gateway(url, key) as gateway:
-        wish = gateway.call("POST", ROOT, body=entry, replace="true" if replace else None)
-        _answer(gateway, wish, as_json, wait, timeout, lambda model: model["state"] == "ready")
+        order = gateway.call("POST", ROOT, body=entry, replace="true" if replace else None)
+        _answer(gateway, order, as_json, timeout if wait else None, _loaded_if_kept)
+
+
+def _loaded_if_kept(model: Json) -> bool:
+    """Whether a model that was added stands as it will: one that nobody keeps loaded waits for its first request."""
+    kept = model["pinned"] or model["preload"] or (model["desired"] or {}).get("loaded")
+    return model["state"] == "ready" or not kept
 
 
 def read_entry(file: Path) -> Json:
@@ -161,11 +160,19 @@ def set_fields(pairs: list[str]) -> Json:
 
 
 @app.command()
-def remove(name: Name, pool: Pool = None, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
-    """Serve a model no more; requests for it fail. Example: penstock models remove chat"""
+def remove(
+    name: Name,
+    pool: Pool = None,
+    wait: Wait = False,
+    timeout: Timeout = WAIT_S,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a model no more; requests for it fail. Example: penstock models remove chat --wait"""
     with Gateway(url, key) as gateway:
-        wish = gateway.call("DELETE", path_of(name), pool=pool)
-    _say(wish, as_json)
+        order = gateway.call("DELETE", path_of(name), pool=pool)
+        _answer(gateway, order, as_json, timeout if wait else None)
 
 
 @app.command()
@@ -180,8 +187,8 @@ def load(
 ) -> None:
     """Load a model and keep it loaded, also after a restart. Example: penstock models load chat --wait"""
     with Gateway(url, key) as gateway:
-        wish = gateway.call("POST", path_of(name, "load"), pool=pool)
-        _answer(gateway, wish, as_json, wait, timeout, lambda model: model["state"] == "ready")
+        order = gateway.call("POST", path_of(name, "load"), pool=pool)
+        _answer(gateway, order, as_json, timeout if wait else None, _is_ready)
 
 
 @app.command()
@@ -196,20 +203,48 @@ def unload(
 ) -> None:
     """Free its memory until somebody asks for the model again. Example: penstock models unload chat --wait"""
     with Gateway(url, key) as gateway:
-        wish = gateway.call("POST", path_of(name, "unload"), pool=pool)
-        _answer(gateway, wish, as_json, wait, timeout, lambda model: model["state"] in ("absent", "failed"))
+        order = gateway.call("POST", path_of(name, "unload"), pool=pool)
+        _answer(gateway, order, as_json, timeout if wait else None, _is_unloaded)
+
+
+def _is_ready(model: Json) -> bool:
+    return model["state"] == "ready"
+
+
+def _is_unloaded(model: Json) -> bool:
+    return model["state"] in ("absent", "failed")
 
 
 @app.command()
-def pin(name: Name, pool: Pool = None, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+def pin(
+    name: Name,
+    pool: Pool = None,
+    wait: Wait = False,
+    timeout: Timeout = WAIT_S,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
     """Never unload it for another model. Example: penstock models pin chat"""
-    _order(url, key, path_of(name, "pin"), pool, as_json)
+    with Gateway(url, key) as gateway:
+        order = gateway.call("POST", path_of(name, "pin"), pool=pool)
+        _answer(gateway, order, as_json, timeout if wait else None)
 
 
 @app.command()
-def unpin(name: Name, pool: Pool = None, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+def unpin(
+    name: Name,
+    pool: Pool = None,
+    wait: Wait = False,
+    timeout: Timeout = WAIT_S,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
     """Let it be unloaded for others again. Example: penstock models unpin chat"""
-    _order(url, key, path_of(name, "unpin"), pool, as_json)
+    with Gateway(url, key) as gateway:
+        order = gateway.call("POST", path_of(name, "unpin"), pool=pool)
+        _answer(gateway, order, as_json, timeout if wait else None)
 
 
 OneClass = Annotated[str | None, typer.Option("--class", help="In place of a model: high, medium or low.")]
@@ -221,12 +256,16 @@ def pause(
     name: OneName = None,
     one_class: OneClass = None,
     pool: Pool = None,
+    wait: Wait = False,
+    timeout: Timeout = WAIT_S,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Let nothing of a model, or of a class, start; it waits. Example: penstock models pause --class low"""
-    _order(url, key, _model_or_class(name, one_class, "pause"), pool, as_json)
+    with Gateway(url, key) as gateway:
+        order = gateway.call("POST", _model_or_class(name, one_class, "pause"), pool=pool)
+        _answer(gateway, order, as_json, timeout if wait else None)
 
 
 @app.command()
@@ -234,12 +273,16 @@ def resume(
     name: OneName = None,
     one_class: OneClass = None,
     pool: Pool = None,
+    wait: Wait = False,
+    timeout: Timeout = WAIT_S,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Let it start again. Example: penstock models resume chat"""
-    _order(url, key, _model_or_class(name, one_class, "resume"), pool, as_json)
+    with Gateway(url, key) as gateway:
+        order = gateway.call("POST", _model_or_class(name, one_class, "resume"), pool=pool)
+        _answer(gateway, order, as_json, timeout if wait else None)
 
 
 def _model_or_class(name: str | None, one_class: str | None, action: str) -> str:
@@ -248,53 +291,24 @@ def _model_or_class(name: str | None, one_class: str | None, action: str) -> str
     return path_of(name, action) if name is not None else f"/v1/admin/classes/{quote(one_class or '')}/{action}"
 
 
-def _order(url: str, key: str | None, path: str, pool: str | None, as_json: bool) -> None:
-    with Gateway(url, key) as gateway:
-        _say(gateway.call("POST", path, pool=pool), as_json)
-
-
-def _say(wish: Json, as_json: bool) -> None:
+def _answer(gateway: Gateway, order: Json, as_json: bool, wait_s: float | None, reached: Reached | None = None) -> None:
+    """Print what was ordered; with `wait_s` once it was observed, and the model stands as it is to be."""
+    subject = f"{order['action']} {order['kind']} {order['name']}"
+    subject += f" in the pool {order['pool']}" if order["pool"] else ""
+    shown, text = order, f"{subject}: ordered; its workers follow it, later ones too"
+    if wait_s is not None:
+        waiting = OrderWait(gateway, order, wait_s)
+        waiting.until_observed()
+        text = f"{subject}: all its workers have observed it"
+        if reached is not None:
+            shown = waiting.until(reached)
+            text = _outcome(shown, order["action"])
     if as_json:
-        print_json(wish)
-        return
-    where = f" in the pool {wish['pool']}" if wish["pool"] else ""
-    typer.echo(f"{wish['action']} {wish['kind']} {wish['name']}{where}: ordered; its workers obey, later ones too")
-
-
-def _answer(
-    gateway: Gateway, wish: Json, as_json: bool, wait: bool, timeout_s: float, reached: Callable[[Json], bool]
-) -> None:
-    if not wait:
-        _say(wish, as_json)
-        return
-    model = wait_for(gateway, wish["name"], wish["pool"], timeout_s, reached)
-    if as_json:
-        print_json(model)
+        print_json(shown)
     else:
-        typer.echo(f"{model['id']} is {model['state']}")
+        typer.echo(text)
 
 
-def wait_for(gateway: Gateway, name: str, pool: str | None, timeout_s: float, reached: Callable[[Json], bool]) -> Json:
-    """The model when it is as it should be, telling how it stands meanwhile.
-
-    Raises CliFailure when it fails (1) or takes too long (4).
-    """
-    give_up = time.monotonic() + timeout_s
-    said, failing_since = "", 0.0
-    while True:
-        model = gateway.call("GET", path_of(name), pool=pool)
-        if reached(model):
-            return model
-        now = f"{state_text(model)}{': ' + model['reason'] if model['reason'] else ''}"
-        if now != said:
-            errors.print(f"{name}: {now}", highlight=False, markup=False)
-            said, failing_since = now, time.monotonic()
-        if model["state"] == "failed" and time.monotonic() - failing_since > FAILED_S:
-            raise CliFailure(f"{name} failed: {model['reason'] or 'the worker log says why'}")
-        if time.monotonic() >= give_up:
-            raise CliFailure(f"{name} is still {model['state']} after {timeout_s:g} s", exit_code=ExitCode.TIMED_OUT)
-        time.sleep(POLL_S)
-
-
-FAILED_S = 10.0
-"""A model that has failed for so long is not waited for: what it says may still be of before the order."""
+def _outcome(model: Json, action: str) -> str:
+    text = f"{model['id']} is {model['state']}"
+    return f"{text}: it is loaded when somebody asks for it" if action == "add" and model["state"] == "absent" else text

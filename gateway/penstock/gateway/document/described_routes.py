@@ -110,8 +110,9 @@ ROUTES: dict[tuple[str, str], Documented] = {
         responses=_json(operator_answers.Desired, 202), errors=OF_ONE
     ),
     ("POST", "/v1/admin/models/{model_id}/{action}"): Documented(
-        responses=_json(operator_answers.Desired, 202), errors=OF_ONE
+        responses=_json(operator_answers.Desired, 202), errors=(*OF_ONE, 409)
     ),
+    ("GET", "/v1/admin/orders/{revision}"): Documented(responses=_json(operator_answers.Order)),
     ("POST", "/v1/admin/classes/{class_name}/{action}"): Documented(
         responses=_json(operator_answers.Desired, 202), errors=OF_ONE
     ),

@@ -1,13 +1,14 @@
-"""`/v1/admin/models` and `/v1/admin/classes`: how models stand, and orders about them, for the scope `admin`.
+"""`/v1/admin/models`, `/classes` and `/orders`: how models stand, and orders about them, for the scope `admin`.
 
-An order is written as desired state. Every worker of the pool obeys, those that start later too; the answer is 202.
+An order is written as desired state. Every worker of the pool follows it, those that start later too; the answer is 202
+with the order's `revision`, and a worker reports the newest revision that it has observed.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 
 from penstock.gateway.context import service_of
 from penstock.gateway.limits.callers import caller_of
@@ -31,7 +32,7 @@ def operator_of(request: Request) -> str:
     return caller.key_id or "anybody"
 
 
-@router.get("/models", summary="All models: state, engines, memory, queues, and what is wanted of them")
+@router.get("/models", summary="All models: state, engines, memory, queues, and what was ordered")
 async def list_models(request: Request) -> dict[str, Any]:
     operator_of(request)
     return Page(await service_of(request).model_orders.models(), has_more=False).to_json()
@@ -48,7 +49,10 @@ async def add_model(
 
 @router.post("/models/{model_id:path}/{action}", status_code=202, summary="Load, unload, pin, unpin, pause or resume")
 async def order(request: Request, model_id: str, action: ModelAction, pool: Pool = None) -> dict[str, Any]:
-    """`unload` frees its memory until somebody asks for it again; `pause` lets nothing of it start."""
+    """`unload` frees its memory until somebody asks for it again; `pause` lets nothing of it start.
+
+    A pinned model is not unloaded: 409; unpin it first.
+    """
     by = operator_of(request)
     return await service_of(request).model_orders.order(model_id, action, pool=pool, by=by)
 
@@ -64,6 +68,17 @@ async def remove_model(request: Request, model_id: str, pool: Pool = None) -> di
     """It is unloaded, and requests for it fail; a model of the configuration stays away until it is added again."""
     by = operator_of(request)
     return await service_of(request).model_orders.order(model_id, "remove", pool=pool, by=by)
+
+
+@router.get("/orders/{revision}", summary="Which live workers of the pool have observed an order")
+async def show_order(
+    request: Request,
+    revision: Annotated[int, Path(ge=0, description="The `revision` of the answer to the order.")],
+    pool: Annotated[str | None, Query(description="The order's pool.", pattern="^[A-Za-z0-9_-]{1,63}$")] = None,
+) -> dict[str, Any]:
+    """`observed` is true once there are workers and all of them have. Later reports say what came of it."""
+    operator_of(request)
+    return service_of(request).model_orders.observed(revision, pool)
 
 
 @router.post("/classes/{class_name}/{action}", status_code=202, summary="Pause or resume a class of priority")

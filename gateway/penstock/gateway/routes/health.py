@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse
 
 from penstock.gateway.context import GatewayContext, context_of
 from penstock.gateway.metrics import CONTENT_TYPE
+from penstock.schemas.errors import PenstockError
 
 router = APIRouter(tags=["health"])
 
@@ -26,7 +27,8 @@ async def readyz(
     ] = None,
 ) -> Response:
     """200 `ready`, or `degraded`: requests are accepted, and some wait for a worker. 503 `starting`, `unavailable`."""
-    body = readiness_json(context_of(request))
+    context = context_of(request)
+    body = readiness_json(context, for_operators=_is_operator(context, request))
     ready = body["status"] == "ready" or (body["status"] == "degraded" and require is None)
     return JSONResponse(body, 200 if ready else 503)
 
@@ -41,8 +43,17 @@ for path, probe in (("/healthz", healthz), ("/readyz", readyz), ("/metrics", met
     router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False, response_model=None)
 
 
-def readiness_json(context: GatewayContext) -> dict[str, Any]:
-    """{status, models_without_worker, reason}."""
+def _is_operator(context: GatewayContext, request: Request) -> bool:
+    """Probes need no key; one that comes with an admin's, or to a gateway without keys, is an operator's."""
+    try:
+        context.policy.check_host(request.headers.get("host", ""))
+        return context.policy.authenticate(request.headers, None).allows("admin")
+    except PenstockError:
+        return False
+
+
+def readiness_json(context: GatewayContext, *, for_operators: bool) -> dict[str, Any]:
+    """{status, models_without_worker, reason}; for operators the reason says what made loads fail."""
     service = context.connected
     if service is None:
         return {"status": "starting", "models_without_worker": [], "reason": context.waits_for}
@@ -52,5 +63,5 @@ def readiness_json(context: GatewayContext) -> dict[str, Any]:
     if not readiness.ready:
         status = "starting" if readiness.starting else "unavailable"
         return {"status": status, "models_without_worker": without, "reason": readiness.reason}
-    status = "ready" if liveness.degraded is None else "degraded"
-    return {"status": status, "models_without_worker": without, "reason": liveness.degraded}
+    reason = liveness.degraded_for_operators if for_operators else liveness.degraded
+    return {"status": "ready" if reason is None else "degraded", "models_without_worker": without, "reason": reason}

@@ -82,16 +82,18 @@ class ReplicaState(Answer):
     queued: int
     running: int
     reason: str | None
+    cause: str | None
     progress: float | None
     load_seconds: float | None
 
 
 class Desired(Answer):
-    """What is wanted of a model or class: all of it. Null is: as configured."""
+    """The desired state of a model or class: all of it. Null is: as configured."""
 
     kind: Literal["model", "class"]
     name: str
     pool: str | None
+    revision: Annotated[int, Field(description="Of the last order; workers report the revision that they observed.")]
     action: Annotated[str, Field(description="The last order.")]
     loaded: bool | None
     pinned: bool | None
@@ -104,15 +106,32 @@ class Desired(Answer):
 class AdminModel(Model):
     """A model as operators see it."""
 
+    cause: Annotated[str | None, Field(description="What made its newest load fail.")]
     engine: str
     priority: int | None
     pinned: bool
     paused: bool
+    preload: Annotated[bool | None, Field(description="Of an ordered entry; null: as the configuration has it.")]
     max_batch_size: int | None
     weights_bytes: int | None
-    revision: str | None
+    revision: Annotated[str | None, Field(description="Of its source.")]
     desired: Desired | None
+    observed_revision: Annotated[
+        int | None, Field(description="Orders up to this one are observed by all live workers of the pool.")
+    ]
+    waiting_workers: Annotated[list[str], Field(description="Live workers that have not observed the last order.")]
     replicas: list[ReplicaState]
+
+
+class Order(Answer):
+    """How far the live workers of a pool are with an order."""
+
+    object: Literal["order"]
+    revision: int
+    pool: str | None
+    observed: Annotated[bool, Field(description="There are workers, and all of them have observed it.")]
+    observed_revision: int | None
+    waiting_workers: list[str]
 
 
 class Health(Answer):

@@ -1,4 +1,4 @@
-"""What operators order of models and classes: written as desired state, which every worker of the pool obeys."""
+"""Orders of operators about models and classes: written as desired state, which every worker of the pool follows."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 from penstock.gateway.service.facts import Facts
-from penstock.gateway.service.model_states import Json, admin_models, desired_json, find_one
+from penstock.gateway.service.model_states import Json, admin_models, desired_json, find_one, order_json
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.threads import Threads
 from penstock.producers.clock import now_ms
-from penstock.producers.desired import Wishes, read_wishes
+from penstock.producers.desired import Desired, read_desired
 from penstock.producers.model_entry import ModelEntry, parse_entry
 from penstock.producers.outgoing import Outgoing, desired_record
 from penstock.producers.settings import KafkaSettings
@@ -18,14 +18,13 @@ from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import CLASS, MODEL, desired_key, model_key, ordered
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
-from penstock.schemas.records import DesiredState
 from penstock.schemas.topics import CLASSES
 
 
 class ModelOrders:
-    """Reads what is wanted, adds one order to it, writes it. One order at a time in this process.
+    """Reads the desired state, merges one order into it, writes it. One order at a time in this process.
 
-    Two gateways that change one model at the same moment may both begin from the same wish: the later record counts.
+    Two gateways that change one model at the same moment may both begin from the same state: the later record counts.
     """
 
     def __init__(
@@ -39,59 +38,69 @@ class ModelOrders:
         self._one_at_a_time = asyncio.Lock()
 
     async def models(self) -> list[Json]:
-        """Every model with its engines and what is wanted of it. Raises BrokerUnavailable."""
-        return self._models(await self._wishes())
+        """Every model with its engines and its desired state. Raises BrokerUnavailable."""
+        return self._models(await self._desired())
 
     async def model(self, name: str, pool: str | None) -> Json:
         """One of them, by id or alias. Raises ModelNotFound, InvalidRequest, BrokerUnavailable."""
         return find_one(await self.models(), name, pool)
 
+    def observed(self, revision: int, pool: str | None) -> Json:
+        """Which live workers of the pool have observed the order of this revision."""
+        return order_json(self._facts.live_workers(), pool, revision)
+
     async def order(self, name: str, action: str, *, pool: str | None, by: str | None) -> Json:
-        """Load, unload, pin, unpin, pause, resume or remove a model; the wish as it is then. Raises as `model`."""
+        """Load, unload, pin, unpin, pause, resume or remove a model; its desired state after that.
+
+        Raises as `model`, and Conflict when a pinned model is to be unloaded.
+        """
         async with self._one_at_a_time:
-            wishes = await self._wishes()
-            model = find_one(self._models(wishes), name, pool)
-            wish = await self._order(wishes, MODEL, model["id"], action, pool=model["pool"], by=by)
+            desired = await self._desired()
+            model = find_one(self._models(desired), name, pool)
+            if action == "unload" and model["pinned"]:
+                raise Conflict(
+                    f"the model {model['id']} is pinned, which keeps it loaded: unpin it first", param="action"
+                )
+            answer = await self._order(desired, MODEL, model["id"], action, pool=model["pool"], by=by)
             if action == "remove":  # should no worker be there to say so
                 key = model_key(model["id"], model["pool"])
                 await self._produce(Outgoing(topic=self._kafka.names.model, key=key.encode(), value=b"", headers=[]))
-            return desired_json(wish)
+            return answer
 
     async def add(self, body: Any, *, replace: bool, by: str | None) -> Json:
-        """Serve one more model, or with `replace` change one. The wish, and the model as its workers will tell of it.
+        """Serve one more model, or with `replace` change one. Its desired state after that.
 
         Raises InvalidRequest for an entry that is wrong, Conflict when a name is taken, BrokerUnavailable.
         """
         entry = parse_entry(body)
         async with self._one_at_a_time:
-            wishes = await self._wishes()
-            _check_free(self._models(wishes), entry, replace=replace)
+            desired = await self._desired()
+            _check_free(self._models(desired), entry, replace=replace)
             text = entry.model_dump_json(exclude_defaults=True)
-            wish = await self._order(wishes, MODEL, entry.id, "add", pool=entry.pool, by=by, entry=text)
-            return desired_json(wish)
+            return await self._order(desired, MODEL, entry.id, "add", pool=entry.pool, by=by, entry=text)
 
     async def order_class(self, name: str, action: str, *, pool: str | None, by: str | None) -> Json:
         """Pause or resume a class of priority. Raises NotFound for one that there is not, BrokerUnavailable."""
         if name not in CLASSES:
             raise NotFound(f"the class {name} does not exist; there are {', '.join(CLASSES)}", param="class")
         async with self._one_at_a_time:
-            return desired_json(await self._order(await self._wishes(), CLASS, name, action, pool=pool, by=by))
+            return await self._order(await self._desired(), CLASS, name, action, pool=pool, by=by)
 
     # -- inside
 
-    def _models(self, wishes: Wishes) -> list[Json]:
+    def _models(self, desired: dict[str, Desired]) -> list[Json]:
         facts = self._facts
-        return admin_models(facts.models(), facts.live_workers(), wishes, facts.liveness().without_worker)
+        return admin_models(facts.models(), facts.live_workers(), desired, facts.liveness().without_worker)
 
-    async def _wishes(self) -> Wishes:
+    async def _desired(self) -> dict[str, Desired]:
         try:
-            return await self._threads.metadata.run(read_wishes, self._kafka, self._codec)
+            return await self._threads.metadata.run(read_desired, self._kafka, self._codec)
         except NotFound as error:
             raise BrokerUnavailable(f"{error}; `penstock topics create` makes it", retry_after_s=5) from error
 
     async def _order(
         self,
-        wishes: Wishes,
+        desired: dict[str, Desired],
         kind: str,
         name: str,
         action: str,
@@ -99,19 +108,23 @@ class ModelOrders:
         pool: str | None,
         by: str | None,
         entry: str | None = None,
-    ) -> DesiredState:
-        former = wishes.get(desired_key(kind, name, pool))
-        wish = ordered(former, kind=kind, name=name, pool=pool, action=action, now_ms=now_ms(), entry=entry, by=by)
-        await self._produce(desired_record(wish, self._kafka.names, self._codec, source=SOURCE))
-        return wish
+    ) -> Json:
+        """Write the desired state after the order; with the revision under which the broker acknowledged it."""
+        former = desired.get(desired_key(kind, name, pool))
+        state = None if former is None else former.state
+        state = ordered(state, kind=kind, name=name, pool=pool, action=action, now_ms=now_ms(), entry=entry, by=by)
+        revision = await self._produce(desired_record(state, self._kafka.names, self._codec, source=SOURCE))
+        return desired_json(state, revision)
 
-    async def _produce(self, record: Outgoing) -> None:
+    async def _produce(self, record: Outgoing) -> int:
+        """The offset of the record, once the broker has acknowledged it."""
         try:
-            await self._transport.produce(
+            delivery = await self._transport.produce(
                 record.topic, record.value or None, key=record.key, headers=record.headers or None
             )
         except NotFound as error:
             raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
+        return delivery.offset
 
 
 def _check_free(models: list[Json], entry: ModelEntry, *, replace: bool) -> None:

@@ -1,19 +1,22 @@
-"""How models stand: what workers told of them, and what operators want, put together. Pure."""
+"""How models stand: what workers report of them, and what operators ordered, put together. Pure."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.gateway.view.liveness import ModelId
-from penstock.producers.model_entry import parse_entry
-from penstock.schemas.desired import CLASS, MODEL, desired_key
+from penstock.producers.desired import Desired
+from penstock.producers.model_entry import ModelEntry, parse_entry
+from penstock.schemas.desired import MODEL, desired_key
 from penstock.schemas.errors import InvalidRequest, ModelNotFound
 from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState
 from penstock.schemas.times import rfc3339
 
 Json = dict[str, Any]
+NO_WORKER = "no live worker serves it"
 NAMED_MODELS = 10
 """So many models are named to a caller who asked for another one."""
 _BEST_FIRST = ("ready", "draining", "loading", "unloading", "absent", "failed")
@@ -35,8 +38,13 @@ def _rank(state: str) -> int:
 
 
 def public_model(model: ModelInfo, best: ModelState | None, *, available: bool) -> Json:
-    """OpenAI's model object with Penstock's facts beside. What its workers said last goes before its own record."""
-    shown = model if best is None else best
+    """OpenAI's model object with Penstock's facts beside. What its live workers report goes before its own record.
+
+    The record keeps the state that a worker had last: without a live worker it says nothing of now.
+    """
+    shown: ModelInfo | ModelState = model if best is None else best
+    if best is None and not available and model.worker_id:
+        shown = replace(model, state="absent", reason=NO_WORKER, progress=None)
     return {
         "id": model.model,
         "object": "model",
@@ -58,85 +66,154 @@ def public_model(model: ModelInfo, best: ModelState | None, *, available: bool) 
 
 
 def _value(text: str) -> Any:
-    """A default as it was; workers of earlier releases tell plain text."""
+    """A default as it was; workers of earlier releases report plain text."""
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """How far the live workers of a pool have followed the orders."""
+
+    revision: int | None
+    """The least that one of them has observed; None without a worker, or while one has observed nothing."""
+    waiting_workers: list[str]
+    """Those that have not observed the order that is asked for."""
+
+    def includes(self, revision: int) -> bool:
+        """Whether there are workers, and all of them have observed the order of this revision."""
+        return self.revision is not None and self.revision >= revision
+
+
+def observation(workers: Iterable[WorkerState], pool: str | None, revision: int | None) -> Observation:
+    """What the live `workers` of a pool have observed; `revision` is that of the order that is asked for, if any."""
+    observed = {worker.worker_id: worker.observed_revision for worker in workers if worker.pool == pool}
+    known = [one for one in observed.values() if one is not None]
+    waiting = sorted(name for name, one in observed.items() if revision is not None and (one is None or one < revision))
+    return Observation(min(known) if known and len(known) == len(observed) else None, waiting)
+
+
+def order_json(workers: Iterable[WorkerState], pool: str | None, revision: int) -> Json:
+    """Which live workers of the pool have observed the order of this revision."""
+    found = observation(workers, pool, revision)
+    return {
+        "object": "order",
+        "revision": revision,
+        "pool": pool,
+        "observed": found.includes(revision),
+        "observed_revision": found.revision,
+        "waiting_workers": found.waiting_workers,
+    }
+
+
 def admin_models(
     models: Iterable[ModelInfo],
     workers: Collection[WorkerState],
-    wishes: Mapping[str, DesiredState],
+    desired: Mapping[str, Desired],
     without_worker: Collection[ModelId],
 ) -> list[Json]:
-    """Every model as operators see it, by pool and id: with its engines, and what is wanted. Removed ones are left out.
-
-    Those that were added and that no worker has told of yet are there too.
+    """Every model as operators see it, by pool and id: with its engines, and what was ordered. Removed ones are left
+    out. Those that were added and that no worker has reported yet are there too. `workers` are those that live.
     """
     best = best_states(workers)
     infos: dict[ModelId, ModelInfo] = {(one.model, one.pool): one for one in models}
     served = infos.keys() - set(without_worker)
-    for wish in wishes.values():
-        if wish.kind == MODEL and wish.entry is not None and (wish.name, wish.pool) not in infos:
-            added = _added(wish)
-            if added is not None:
-                infos[wish.name, wish.pool] = added
-    shown: list[Json] = []
-    for (name, pool), info in sorted(infos.items(), key=lambda item: (item[0][1] or "", item[0][0])):
-        wish = wishes.get(desired_key(MODEL, name, pool))
-        if wish is not None and wish.removed:
-            continue
-        shown.append(
-            {
-                **public_model(info, best.get((name, pool)), available=(name, pool) in served),
-                "engine": info.engine,
-                "priority": info.priority,
-                "pinned": _pinned(info, wish),
-                "paused": wish is not None and wish.paused,
-                "max_batch_size": info.max_batch_size,
-                "weights_bytes": info.weights_bytes,
-                "revision": info.revision,
-                "desired": None if wish is None else desired_json(wish),
-                "replicas": [
-                    {"worker_id": worker.worker_id, **state.to_dict()}
-                    for worker in sorted(workers, key=lambda one: one.worker_id)
-                    if worker.pool == pool
-                    for state in worker.models
-                    if state.model == name
-                ],
-            }
-        )
-    return shown
+    for ordered in desired.values():
+        state = ordered.state
+        if state.kind == MODEL and (state.name, state.pool) not in infos:
+            entry = _entry(state)
+            if entry is not None:
+                found = observation(workers, state.pool, ordered.revision)
+                infos[state.name, state.pool] = _added(entry, state, _unreported(found, ordered.revision))
+    return [
+        _admin_model(info, best.get(model), workers, desired.get(desired_key(MODEL, *model)), available=model in served)
+        for model, info in sorted(infos.items(), key=lambda item: (item[0][1] or "", item[0][0]))
+        if (ordered := desired.get(desired_key(MODEL, *model))) is None or not ordered.state.removed
+    ]
 
 
-def _pinned(info: ModelInfo, wish: DesiredState | None) -> bool:
-    return info.pinned if wish is None or wish.pinned is None else wish.pinned
-
-
-def desired_json(wish: DesiredState) -> Json:
-    """What is wanted, as callers see it."""
+def _admin_model(
+    info: ModelInfo,
+    best: ModelState | None,
+    workers: Collection[WorkerState],
+    ordered: Desired | None,
+    *,
+    available: bool,
+) -> Json:
+    state = None if ordered is None else ordered.state
+    entry = None if state is None else _entry(state)
+    found = observation(workers, info.pool, None if ordered is None else ordered.revision)
     return {
-        "kind": wish.kind,
-        "name": wish.name,
-        "pool": wish.pool,
-        "action": wish.action,
-        "loaded": wish.loaded,
-        "pinned": wish.pinned,
-        "paused": wish.paused,
-        "removed": wish.removed,
-        "created_at": rfc3339(wish.created_at),
-        "created_by": wish.created_by,
+        **public_model(info, best, available=available),
+        "cause": None if best is None else best.cause,
+        "engine": info.engine,
+        "priority": info.priority,
+        "pinned": _pinned(info, state, entry),
+        "paused": state is not None and state.paused,
+        "preload": None if entry is None else entry.preload,
+        "max_batch_size": info.max_batch_size,
+        "weights_bytes": info.weights_bytes,
+        "revision": info.revision,
+        "desired": None if ordered is None else desired_json(ordered.state, ordered.revision),
+        "observed_revision": found.revision,
+        "waiting_workers": found.waiting_workers,
+        "replicas": [
+            {"worker_id": worker.worker_id, **state.to_dict()}
+            for worker in sorted(workers, key=lambda one: one.worker_id)
+            if worker.pool == info.pool
+            for state in worker.models
+            if state.model == info.model
+        ],
     }
 
 
-def _added(wish: DesiredState) -> ModelInfo | None:
-    """The facts of a model that is wanted, as its entry has them."""
+def _pinned(info: ModelInfo, state: DesiredState | None, entry: ModelEntry | None) -> bool:
+    """The newest order counts, then the entry that was ordered, then what a worker reports."""
+    if state is not None and state.pinned is not None:
+        return state.pinned
+    return info.pinned if entry is None else entry.pinned
+
+
+def desired_json(state: DesiredState, revision: int) -> Json:
+    """Desired state, and the revision of its newest order, as callers see it."""
+    return {
+        "kind": state.kind,
+        "name": state.name,
+        "pool": state.pool,
+        "revision": revision,
+        "action": state.action,
+        "loaded": state.loaded,
+        "pinned": state.pinned,
+        "paused": state.paused,
+        "removed": state.removed,
+        "created_at": rfc3339(state.created_at),
+        "created_by": state.created_by,
+    }
+
+
+def _entry(state: DesiredState) -> ModelEntry | None:
+    """The entry that was ordered; None when there is none, or none that can be read."""
+    if state.entry is None:
+        return None
     try:
-        entry = parse_entry({**json.loads(wish.entry or ""), "id": wish.name, "pool": wish.pool})
+        return parse_entry({**json.loads(state.entry), "id": state.name, "pool": state.pool})
     except (InvalidRequest, ValueError, TypeError):
         return None
+
+
+def _unreported(found: Observation, revision: int) -> str:
+    """Why no live worker reports a model that was added."""
+    if found.includes(revision):
+        return "the workers of its pool do not serve it: the log of each says why"
+    if found.waiting_workers:
+        return f"the order to add it is not observed yet by {', '.join(found.waiting_workers)}"
+    return "no live worker is in its pool"
+
+
+def _added(entry: ModelEntry, state: DesiredState, reason: str) -> ModelInfo:
+    """The facts of a model that no worker reports, as its entry has them."""
     return ModelInfo(
         model=entry.id,
         tasks=entry.tasks,
@@ -145,12 +222,12 @@ def _added(wish: DesiredState) -> ModelInfo | None:
         engine=entry.engine,
         defaults={name: json.dumps(value) for name, value in entry.payload_defaults().items()},
         state="absent",
-        updated_at=wish.created_at,
+        updated_at=state.created_at,
         worker_id="",
         priority=entry.priority,
         pinned=entry.pinned,
         max_batch_size=entry.max_batch_size,
-        reason="no worker has told of it yet",
+        reason=reason,
         revision=entry.revision,
     )
 
@@ -177,8 +254,3 @@ def named(models: Iterable[str]) -> str:
     names = sorted(models)
     more = f" and {len(names) - NAMED_MODELS} more" if len(names) > NAMED_MODELS else ""
     return f"there are {', '.join(names[:NAMED_MODELS])}{more}" if names else "there is none"
-
-
-def paused_classes(wishes: Mapping[str, DesiredState]) -> list[Json]:
-    """The classes of which nothing starts."""
-    return [desired_json(wish) for wish in wishes.values() if wish.kind == CLASS and wish.paused]

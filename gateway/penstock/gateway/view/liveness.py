@@ -23,7 +23,9 @@ class Liveness:
     without_worker: frozenset[ModelId]
     models: tuple[ModelInfo, ...]
     lost: Mapping[ModelId, str | None] = field(default_factory=dict[ModelId, str | None])
-    """Of those without one, which a live worker could not load, and why, as it tells."""
+    """Of those without one, which a live worker could not load, and why, as it reports."""
+    causes: Mapping[ModelId, str] = field(default_factory=dict[ModelId, str])
+    """Of those that could not be loaded, what made the load fail. For operators alone."""
 
     @property
     def names_without_worker(self) -> list[str]:
@@ -32,11 +34,19 @@ class Liveness:
     @property
     def degraded(self) -> str | None:
         """Why requests would wait for a worker; None if none would."""
+        return self._degraded({})
+
+    @property
+    def degraded_for_operators(self) -> str | None:
+        """The same with what made loads fail."""
+        return self._degraded(self.causes)
+
+    def _degraded(self, causes: Mapping[ModelId, str]) -> str | None:
         if self.live_workers == 0:
             late = f": {', '.join(self.silent_workers)} stopped reporting" if self.silent_workers else ""
             return f"no worker is alive{late}"
         if self.without_worker:
-            return self._told(self.without_worker)
+            return self._reason(self.without_worker, causes)
         return None
 
     def awaits_worker(self, task: str, model: str | None, pool: str | None) -> str | None:
@@ -49,18 +59,18 @@ class Liveness:
             if task in known.tasks and known.pool == pool and (model is None or model in (known.model, *known.aliases))
         ]
         if fitting and self.without_worker.issuperset(fitting):
-            return self._told(fitting)
+            return self._reason(fitting, {})
         return None
 
-    def _told(self, models: Iterable[ModelId]) -> str:
+    def _reason(self, models: Iterable[ModelId], causes: Mapping[ModelId, str]) -> str:
         named = sorted(set(models), key=lambda one: (one[0], one[1] or ""))
         nobody = sorted({name for name, pool in named if (name, pool) not in self.lost})
-        told = [f"no live worker has {', '.join(nobody)}"] if nobody else []
+        reasons = [f"no live worker has {', '.join(nobody)}"] if nobody else []
         for name, pool in named:
             if (name, pool) in self.lost:
-                why = self.lost[name, pool]
-                told.append(f"{name} could not be loaded" + (f" ({why})" if why else ""))
-        return "; ".join(told)
+                why = ": ".join(filter(None, (self.lost[name, pool], causes.get((name, pool)))))
+                reasons.append(f"{name} could not be loaded" + (f" ({why})" if why else ""))
+        return "; ".join(reasons)
 
 
 def judge(workers: Iterable[WorkerState], models: Iterable[ModelInfo], now_ms: int, late_ms: int) -> Liveness:
@@ -75,11 +85,12 @@ def judge(workers: Iterable[WorkerState], models: Iterable[ModelInfo], now_ms: i
     served = {(state.model, worker.pool) for worker in live for state in worker.models if state.state != _MODEL_LOST}
     known = tuple(models)
     without = frozenset((model.model, model.pool) for model in known) - served
-    lost = {(state.model, worker.pool): state.reason for worker in live for state in worker.models}
+    lost = {(state.model, worker.pool): state for worker in live for state in worker.models}
     return Liveness(
         live_workers=len(live),
         silent_workers=tuple(sorted(silent)),
         without_worker=without,
         models=known,
-        lost={model: why for model, why in lost.items() if model in without},
+        lost={model: state.reason for model, state in lost.items() if model in without},
+        causes={model: state.cause for model, state in lost.items() if model in without and state.cause},
     )

@@ -270,7 +270,7 @@ class ModelManager:
 
 
 def load_error(model: str, source: str, error: Exception) -> PenstockError:
-    """The error of a failed load for callers, without places on this machine, with the cause for operators."""
+    """The error of a failed load: its message is for callers, who hear no paths, its `cause` for operators."""
     cause = cause_of(error, source)
     if isinstance(error, EngineFailed | InsufficientCapacity):
         error.cause = error.cause or cause

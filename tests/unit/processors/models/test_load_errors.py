@@ -26,7 +26,7 @@ SOURCE = "/models/chat"
         (RuntimeError("in /opt/venv/lib/torch/nn.py:12, and /models/chat-2/x, (/etc/passwd)"),
          "RuntimeError: in …/nn.py:12, and …/x, (…/passwd)"),
         (ValueError("see ~/secrets/key and\n\n  the next line"), "ValueError: see …/key and the next line"),
-        (ValueError("owner/name is no folder; 1/2 of it, a/b/c"), "ValueError: owner/name is no folder; 1/2 of it, a/b/c"),
+        (ValueError("owner/name is no folder; 1/2 of it"), "ValueError: owner/name is no folder; 1/2 of it"),
         (OSError("https://me:pass@host/v1/models?token=abc refused"), "OSError: https://host/v1/models refused"),
         (OSError("file:///etc/hosts and http://host"), "OSError: …/hosts and http://host"),
         (RuntimeError(""), "RuntimeError"),
