@@ -94,5 +94,14 @@ class Mischief:
             self._world.at(rng.uniform(0.1, 1.0), life, f"{life.name} resumes {name}", life.pause, kind, name, False)
         else:
             loaded, pinned = rng.choice([True, False, None]), rng.choice([True, None])
-            self._world.at(0.0, life, f"{life.name} desires {model} {loaded}", life.desire, model, loaded, pinned)
-            self._world.at(1.0, life, f"{life.name} desires {model} no more", life.desire, model, None, None)
+            self._world.at(
+                0.0,
+                life,
+                f"{life.name} desires {model} {loaded}",
+                life.desire,
+                model,
+                loaded,
+                pinned,
+                self._cluster.world.steps,
+            )
+            self._world.at(1.0, life, f"{life.name} desires {model} no more", life.desire, model, None, None, 0)

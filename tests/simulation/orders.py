@@ -37,6 +37,7 @@ class Orders:
         self._cluster = cluster
         self._kept: dict[str, DesiredState | None] = {}
         self._log: list[DesiredRecord] = []
+        self._revisions: dict[str, int] = {}
 
     @property
     def used(self) -> bool:
@@ -61,13 +62,14 @@ class Orders:
     def _write(self, key: str, wish: DesiredState | None) -> None:
         self._kept.pop(key, None)
         self._kept[key] = wish
-        self._log.append(DesiredRecord(key, wish))
+        self._revisions[key] = len(self._log)
+        self._log.append(DesiredRecord(key, wish, len(self._log)))
         for life in self._cluster.lives():
             life.hear_orders([self._log[-1]])
 
     def replay(self) -> tuple[list[DesiredRecord], int]:
         """The topic from its start, compacted; and how much of it that is."""
-        return [DesiredRecord(key, wish) for key, wish in self._kept.items()], len(self._log)
+        return [DesiredRecord(key, wish, self._revisions[key]) for key, wish in self._kept.items()], len(self._log)
 
     def since(self, known: int) -> list[DesiredRecord]:
         return self._log[known:]

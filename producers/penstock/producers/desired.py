@@ -22,7 +22,8 @@ WITHDRAWN = -1
 class DesiredRecord:
     """One record of the topic. `state` is None for a tombstone: the model or class is as configured again.
 
-    `revision` is the record's offset; `WITHDRAWN` where the topic was made anew and has no record of it. The topic has one partition, so a later order has a greater revision.
+    `revision` is the record's offset: the topic has one partition, so a later order has a greater revision. `WITHDRAWN`
+    where the topic was made anew and has no record of it.
     """
 
     key: str
