@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from gateway_parts import service_with
+from penstock.common.clock import now_ms
 from penstock.gateway.context import GatewayContext, put_context
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
@@ -24,7 +25,6 @@ from penstock.gateway.view.follower import Readiness
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
-from penstock.producers.clock import now_ms
 from penstock.schemas.records import ModelInfo, ModelState, WorkerState
 from penstock.schemas.topics import TopicNames
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from penstock.common.desired import Desired
 from penstock.gateway.service.model_states import admin_models, find_one, order_json
 from penstock.gateway.service.models import check_abilities, find_model, public_models
-from penstock.producers.desired import Desired
 from penstock.schemas.desired import key_of
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
 from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState

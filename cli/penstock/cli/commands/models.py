@@ -29,7 +29,7 @@ from penstock.cli.commands.order_waits import (
     state_text,
 )
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.producers.engine_kinds import KINDS
+from penstock.common.engine_kinds import KINDS
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock.common.desired import Desired
+from penstock.common.model_entry import ModelEntry, parse_entry
 from penstock.gateway.view.liveness import ModelId
-from penstock.producers.desired import Desired
-from penstock.producers.model_entry import ModelEntry, parse_entry
 from penstock.schemas.desired import MODEL, desired_key
 from penstock.schemas.errors import InvalidRequest, ModelNotFound
 from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState

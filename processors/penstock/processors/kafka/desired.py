@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from penstock.common.desired import WITHDRAWN, DesiredRecord, read_record
+from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka.record_follower import RecordFollower
-from penstock.producers.desired import WITHDRAWN, DesiredRecord, read_record
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import Codec
 
 

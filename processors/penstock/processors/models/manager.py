@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.processors.background import BackgroundTasks, reporting
-from penstock.processors.core.ledger import CannotLoad
+from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import Engine, EngineState
 from penstock.processors.engines.causes import cause_of
 from penstock.processors.models import sizing

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from penstock.common.model_entry import ModelEntry, parse_entry
 from penstock.processors.models.catalog import ModelConfig, engine_identity
 from penstock.processors.models.serving import Serving
 from penstock.processors.settings import WorkerSettings
-from penstock.producers.model_entry import ModelEntry, parse_entry
 from penstock.schemas.topics import TopicNames
 
 # field → (another value, whether that makes another engine)
