@@ -18,16 +18,16 @@ from common import Row, interleave, save
 from penstock.gateway.view.frames import ChunkFrame
 from penstock.gateway.view.hub import Hub
 from penstock.processors.core import effects as ask
-from penstock.processors.core.arrivals import Taken
-from penstock.processors.core.estimates import EstimateKey, Estimates
-from penstock.processors.core.fleet import Demand, ModelView, Need, ReplicaView
+from penstock.processors.core.commit.gate import CommitGate
+from penstock.processors.core.fleet.estimates import EstimateKey, Estimates
+from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
+from penstock.processors.core.fleet.placement import decide
+from penstock.processors.core.fleet.residents import ModelSpec, Needs
+from penstock.processors.core.fleet.views import Demand, ModelView, Need, ReplicaView
 from penstock.processors.core.flow import Flow, FlowSettings
-from penstock.processors.core.gate import CommitGate
-from penstock.processors.core.ledger import DeviceCapacity, Ledger
-from penstock.processors.core.placement import decide
-from penstock.processors.core.residents import ModelSpec, Needs
-from penstock.processors.core.scheduler import CLASSES, Scheduler
-from penstock.processors.core.work import Work as FlowWork
+from penstock.processors.core.queue.scheduler import CLASSES, Scheduler
+from penstock.processors.core.requests.arrivals import Taken
+from penstock.processors.core.requests.work import Work as FlowWork
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.choosing import Choice
 from penstock.schemas.codec import default_codec, schema_text

@@ -23,7 +23,7 @@ import psutil
 from backlog import Outcomes, encoded_requests, produce
 from common import Figures, Row, broker, interleave, markdown, save, system
 
-from penstock.producers.artifacts import ArtifactStore
+from penstock.common.artifacts import ArtifactStore
 from system import Process, System
 
 BATCH = 4
@@ -217,7 +217,7 @@ def captions(folder: Path, threads: int, quick: bool) -> Part:
 
 def embeddings(folder: Path, threads: int, quick: bool) -> Part:
     from penstock.cli.assets import prepare_model
-    from penstock.processors.engines.loading import padded_tokens
+    from penstock.processors.engines.process.loading import padded_tokens
 
     inputs, count = 8, 8 if quick else 64
     chance = random.Random(0)

@@ -11,12 +11,12 @@ import uvicorn
 
 from gateway_parts import artifact_app
 from penstock.cli.paths import free_port
+from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.app import server_config
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.keys import create_key
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.limits import Limits
-from penstock.producers.artifacts import ArtifactStore
 from support import wait_until
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from flow_driver import World
 from penstock.processors.core import effects as ask
+from penstock.processors.core.fleet.ledger import DeviceCapacity
+from penstock.processors.core.fleet.residents import ModelSpec, Needs
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.ledger import DeviceCapacity
-from penstock.processors.core.residents import ModelSpec, Needs
 
 GB = 1 << 30
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunSpec
-from penstock.processors.engines.embedding import EmbeddingBackend
-from penstock.processors.engines.text import TextBackend
+from penstock.processors.engines.text.backend import TextBackend
+from penstock.processors.engines.text.embedding import EmbeddingBackend
 
 
 class Plain:

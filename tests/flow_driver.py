@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from penstock.processors.core import effects as ask
-from penstock.processors.core.arrivals import Poison, Taken
 from penstock.processors.core.flow import Flow, FlowSettings
-from penstock.processors.core.work import Body, Work
+from penstock.processors.core.requests.arrivals import Poison, Taken
+from penstock.processors.core.requests.work import Body, Work
 from penstock.schemas.abilities import Need
 from penstock.schemas.choosing import Choice
 from penstock.schemas.errors import ModelNotFound, PenstockError

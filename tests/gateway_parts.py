@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.context import GatewayContext, put_context
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
@@ -14,7 +15,6 @@ from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.routes import artifacts as artifact_routes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
-from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.codec import default_codec
 
 

@@ -7,7 +7,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.processors.core.fleet import (
+from penstock.processors.core.fleet.ledger import DeviceCapacity, Grant, Ledger
+from penstock.processors.core.fleet.placement import decide
+from penstock.processors.core.fleet.views import (
     RANKS,
     Decision,
     Demand,
@@ -20,8 +22,6 @@ from penstock.processors.core.fleet import (
     Unload,
     UseRate,
 )
-from penstock.processors.core.ledger import DeviceCapacity, Grant, Ledger
-from penstock.processors.core.placement import decide
 
 UNLOAD_S = 0.2
 

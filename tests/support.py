@@ -73,8 +73,8 @@ def engine_processes(worker: int) -> list[psutil.Process]:
 
 def create_topics(bootstrap_servers: str, prefix: str, partitions: int = 4, pool: str | None = None) -> None:
     """Create all fixed topics of Penstock under `prefix`, and the request topics of `pool` when one is named."""
-    from penstock.producers.admin import ensure_topics
-    from penstock.producers.settings import KafkaSettings
+    from penstock.common.admin import ensure_topics
+    from penstock.common.settings import KafkaSettings
     from penstock.schemas.topics import TopicNames, topic_specs
 
     settings = KafkaSettings(bootstrap_servers=bootstrap_servers, topic_prefix=prefix)

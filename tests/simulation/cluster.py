@@ -7,8 +7,8 @@ from random import Random
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from penstock.processors.core.states import IN_SCHEDULER, Transition
-from penstock.processors.core.work import Work, WorkKey
+from penstock.processors.core.requests.states import IN_SCHEDULER, Transition
+from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import Codec
 from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, StatusEvent

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.processors.core import effects as ask
-from penstock.processors.core.fleet import PlacementSettings
-from penstock.processors.core.ledger import DeviceCapacity
+from penstock.processors.core.fleet.ledger import DeviceCapacity
+from penstock.processors.core.fleet.views import PlacementSettings
 from simulation.truth import Violation
 
 if TYPE_CHECKING:

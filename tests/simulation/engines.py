@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.processors.core.ledger import CannotLoad, OutOfMemory
-from penstock.processors.core.work import Work
+from penstock.processors.core.fleet.ledger import CannotLoad, OutOfMemory
+from penstock.processors.core.requests.work import Work
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InternalError, Overloaded, PenstockError
 from penstock.schemas.records import InferenceRequest
 from simulation.plan import LaneSpec

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from penstock.common.model_entry import ModelEntry
 from penstock.processors.core import registry
+from penstock.processors.core.fleet.lane import Lane
+from penstock.processors.core.fleet.ledger import Grant
+from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.lane import Lane
-from penstock.processors.core.ledger import Grant
-from penstock.processors.core.replica import Replica, ReplicaState
-from penstock.processors.core.states import Transition
-from penstock.processors.core.work import Work
+from penstock.processors.core.requests.states import Transition
+from penstock.processors.core.requests.work import Work
 from penstock.processors.kafka.desired import Wished
 from penstock.processors.models.wishes import Obeys, WishedModels
-from penstock.producers.model_entry import ModelEntry
 from penstock.schemas.topics import TP
 
 GrantSeen = Callable[[Lane, Replica, Work, float], None]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.processors.core import donemap
 from penstock.processors.core import effects as ask
-from penstock.processors.core.budget import FACT_BYTES
-from penstock.processors.core.retries import BASE_DELAY_S, MAX_DELAY_S
-from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, OVER, Stage
-from penstock.processors.core.work import Work
+from penstock.processors.core.commit import donemap
+from penstock.processors.core.queue.budget import FACT_BYTES
+from penstock.processors.core.requests.retries import BASE_DELAY_S, MAX_DELAY_S
+from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
+from penstock.processors.core.requests.work import Work
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
 from simulation.devices import Memory
 from simulation.grants import Grants

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.processors.core import donemap
-from penstock.processors.core.gate import CommitGate
+from penstock.processors.core.commit import donemap
+from penstock.processors.core.commit.gate import CommitGate
 from simulation.log import TP, IllegalGeneration, UnknownMember
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.common.model_entry import ModelEntry, parse_entry
 from penstock.processors.kafka.desired import Wished
-from penstock.producers.model_entry import ModelEntry, parse_entry
 from penstock.schemas.desired import CLASS, MODEL, desired_key, ordered
 from penstock.schemas.records import DesiredState
 from simulation.plan import LaneSpec

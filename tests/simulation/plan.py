@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from penstock.processors.core.fleet import PlacementSettings
+from penstock.processors.core.fleet.residents import ModelSpec
+from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.flow import FlowSettings
-from penstock.processors.core.residents import ModelSpec
-from penstock.processors.core.slack import SlackSettings
+from penstock.processors.core.queue.slack import SlackSettings
 
 FAULTS = (
     "crash",  # kill -9 of a worker, started again a little later

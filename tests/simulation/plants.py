@@ -11,28 +11,30 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from penstock.processors.core import donemap, gate, starting, waiting
+from penstock.processors.core import starting
 from penstock.processors.core.arriving import Arrivals
 from penstock.processors.core.attempts import Attempts
+from penstock.processors.core.commit import donemap, gate
+from penstock.processors.core.commit.gate import Arrival, CommitGate
+from penstock.processors.core.commit.span import Span
 from penstock.processors.core.effects import Fetch, RunEnded, Terminal
 from penstock.processors.core.endings import Endings
-from penstock.processors.core.eviction import Evictions
-from penstock.processors.core.fleet import PlacementSettings
+from penstock.processors.core.fleet.eviction import Evictions
+from penstock.processors.core.fleet.ledger import Ledger
+from penstock.processors.core.fleet.replica import Replica
+from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.gate import Arrival, CommitGate
 from penstock.processors.core.holdings import Holdings
-from penstock.processors.core.lane_queues import LaneQueues
-from penstock.processors.core.ledger import Ledger
 from penstock.processors.core.memory import DeviceMemory
 from penstock.processors.core.placing import Placing
+from penstock.processors.core.queue import waiting
+from penstock.processors.core.queue.lane_queues import LaneQueues
+from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.registry import Registry
-from penstock.processors.core.replica import Replica
 from penstock.processors.core.replicas import Replicas
-from penstock.processors.core.scheduler import Scheduler
-from penstock.processors.core.span import Span
-from penstock.processors.core.states import OVER, Stage
+from penstock.processors.core.requests.states import OVER, Stage
+from penstock.processors.core.requests.work import Work
 from penstock.processors.core.views import Views
-from penstock.processors.core.work import Work
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.fold import ResultFold
 from simulation import membership, talks

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.processors.conversations.log import ConversationLog
 from penstock.processors.conversations.messages import answer_message, input_messages
-from penstock.processors.core.states import OVER, Stage
-from penstock.processors.core.work import Run, Work
+from penstock.processors.core.requests.states import OVER, Stage
+from penstock.processors.core.requests.work import Run, Work
 from penstock.schemas.records import ConversationMessage, conversation_message_key
 from simulation.truth import Violation
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.processors.core import effects as ask
-from penstock.processors.core.arrivals import Poison
+from penstock.processors.core.commit.gate import GapInDelivery
+from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.gate import GapInDelivery
-from penstock.processors.core.residents import Needs
-from penstock.processors.core.states import Stage
-from penstock.processors.core.work import Body, Work, WorkKey
+from penstock.processors.core.requests.arrivals import Poison
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.work import Body, Work, WorkKey
 from penstock.processors.kafka.control import ControlBook
 from penstock.processors.kafka.desired import Wished
 from penstock.processors.models.catalog import ModelConfig

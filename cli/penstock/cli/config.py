@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings
 
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.producers.configuration import ENV_CONFIG, KafkaSection, ProcessSettings, RegistrySection, Section
-from penstock.producers.settings import KafkaSettings
+from penstock.common.configuration import ENV_CONFIG, KafkaSection, ProcessSettings, RegistrySection, Section
+from penstock.common.settings import KafkaSettings
 from penstock.schemas.texts import shortened
 
 DEFAULT_NAME = "penstock.toml"

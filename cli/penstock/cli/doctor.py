@@ -25,7 +25,7 @@ from penstock.cli.paths import cache_dir, default_data_dir, port_in_use
 from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import Readiness, ask
 from penstock.cli.state import Home
-from penstock.producers.settings import KafkaSettings
+from penstock.common.settings import KafkaSettings
 
 OFFSETS_RETENTION_MINUTES = 30 * 24 * 60
 WANTED_FREE_BYTES = 2_000_000_000

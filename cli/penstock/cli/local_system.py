@@ -24,7 +24,7 @@ from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import ReadinessWatch, ask
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.cli.supervisor import Part, Supervisor, command_part
-from penstock.producers.model_entry import PRIORITY
+from penstock.common.model_entry import PRIORITY
 from penstock.schemas.tasks import BUILT_TASKS
 
 DEFAULT_CHAT = "smollm2-135m"

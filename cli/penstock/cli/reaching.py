@@ -9,8 +9,8 @@ from confluent_kafka import KafkaException
 
 from penstock.cli.embedded_kafka import answers
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.producers.kafka_errors import wrong_configuration
-from penstock.producers.settings import KafkaSettings
+from penstock.common.kafka_errors import wrong_configuration
+from penstock.common.settings import KafkaSettings
 
 CONNECT_S = 2.0
 ANSWER_S = 5.0

@@ -14,11 +14,11 @@ from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.paths import Progress, silent
 from penstock.cli.reaching import require_kafka
-from penstock.producers.settings import KafkaSettings
+from penstock.common.settings import KafkaSettings
 from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, topic_specs
 
 if TYPE_CHECKING:
-    from penstock.producers.admin import TopicReport
+    from penstock.common.admin import TopicReport
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and check the topics of Penstock.")
 
@@ -85,7 +85,7 @@ def list_topics(
 
     Example:  penstock topics list --conversations --json
     """
-    from penstock.producers.admin import partition_counts
+    from penstock.common.admin import partition_counts
 
     use_config(config)
     settings = require_kafka(kafka_settings(load(ClusterSettings), bootstrap_servers, topic_prefix))
@@ -145,7 +145,7 @@ def create_topics(
     progress: Progress = silent,
 ) -> list[TopicReport]:
     """Make what is missing. Raises CliFailure when what is there then breaks an invariant; BrokerUnavailable."""
-    from penstock.producers.admin import broker_count, ensure_topics, partition_counts
+    from penstock.common.admin import broker_count, ensure_topics, partition_counts
 
     if durability not in ("replicas", "fsync"):
         raise CliFailure(f"durability {durability!r}: use replicas or fsync", exit_code=ExitCode.USAGE)
@@ -168,7 +168,7 @@ def create_topics(
 
 def findings(settings: KafkaSettings) -> list[str]:
     """What is missing or breaks an invariant, one line each. Raises BrokerUnavailable."""
-    from penstock.producers.admin import broker_count, ensure_topics, partition_counts
+    from penstock.common.admin import broker_count, ensure_topics, partition_counts
 
     counts = partition_counts(settings)
     specs = topic_specs(settings.names, partitions=4, brokers=broker_count(settings))

@@ -8,6 +8,10 @@ import logging
 import sqlite3
 from contextlib import AsyncExitStack
 
+from penstock.common import admin
+from penstock.common.artifacts.configured import open_store
+from penstock.common.clock import now_ms
+from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.memory import few_heaps, hold_the_collector, spare_the_collector
 from penstock.gateway.queues.errands import Errands
@@ -20,10 +24,6 @@ from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.topics_read import missing_topics
 from penstock.gateway.view.view import View
-from penstock.producers import admin
-from penstock.producers.artifacts.configured import open_store
-from penstock.producers.clock import now_ms
-from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.registry import registry_codecs

@@ -7,11 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from penstock.gateway.limits.allowances import Allowances, Totals
-from penstock.gateway.limits.limits import Limits
-from penstock.gateway.limits.settings import LimitsSection
-from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection, check_queues
-from penstock.producers.configuration import (
+from penstock.common.configuration import (
     ArtifactsSection,
     KafkaSection,
     ProcessSettings,
@@ -19,7 +15,11 @@ from penstock.producers.configuration import (
     Section,
     SharedSection,
 )
-from penstock.producers.settings import KafkaSettings
+from penstock.common.settings import KafkaSettings
+from penstock.gateway.limits.allowances import Allowances, Totals
+from penstock.gateway.limits.limits import Limits
+from penstock.gateway.limits.settings import LimitsSection
+from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection, check_queues
 
 
 class GatewaySection(Section):

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from penstock.common import admin
+from penstock.common.clock import now_ms
 from penstock.processors.assembly import Hooks, Parts, assemble
 from penstock.processors.background import on_faults
 from penstock.processors.kafka.batches import TP, Progress
@@ -23,8 +25,6 @@ from penstock.processors.metrics import Metrics
 from penstock.processors.models.machine import UnknownDevice
 from penstock.processors.quiet import quiet_logs
 from penstock.processors.settings import WorkerSettings
-from penstock.producers import admin
-from penstock.producers.clock import now_ms
 from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
 from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.records import WAITING_REASONS, WorkerState

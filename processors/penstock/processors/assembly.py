@@ -8,15 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.common.clock import now_ms
+from penstock.common.transport import AsyncTransport, Transport
 from penstock.processors.committing import Committer
 from penstock.processors.conversations.held import HeldImages
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.turns import Turns
-from penstock.processors.core.fleet import PlacementSettings
+from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.flow import Flow, FlowSettings
-from penstock.processors.core.lifetimes import LifetimeSettings
 from penstock.processors.core.pools import Pools
-from penstock.processors.core.slack import SlackSettings
+from penstock.processors.core.queue.lifetimes import LifetimeSettings
+from penstock.processors.core.queue.slack import SlackSettings
 from penstock.processors.erasing import Erasing
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
@@ -40,8 +42,6 @@ from penstock.processors.models.wishes import WishedModels
 from penstock.processors.outputs import Outputs
 from penstock.processors.settings import WorkerSettings
 from penstock.processors.worker import Rooms, Worker
-from penstock.producers.clock import now_ms
-from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import CLASSES

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from penstock.processors.core.gate import CommitGate
+from penstock.processors.core.commit.gate import CommitGate
 from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from penstock.common.clock import now_ms
 from penstock.processors.background import BackgroundTasks
 from penstock.processors.conversations.messages import answer_message
 from penstock.processors.conversations.turns import LostOwnership, Turns
 from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, ShowPreview, Start
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.states import OVER, Stage
-from penstock.processors.core.work import Run, Work
+from penstock.processors.core.requests.states import OVER, Stage
+from penstock.processors.core.requests.work import Run, Work
 from penstock.processors.engines.base import (
     Delta,
     Engine,
@@ -31,7 +32,6 @@ from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, has_images, pixels_of, size_of
 from penstock.processors.run_images import Gathered, Images, RunImages
-from penstock.producers.clock import now_ms
 from penstock.schemas.errors import InternalError, NotFound, PenstockError
 from penstock.schemas.payloads import NEUTRAL
 from penstock.schemas.records import ArtifactRef, ConversationMessage

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.processors.background import reporting
 from penstock.processors.core.effects import Load, Size, Unload
+from penstock.processors.core.fleet.ledger import OutOfMemory
+from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.ledger import OutOfMemory
-from penstock.processors.core.residents import Needs
-from penstock.processors.core.work import Work
+from penstock.processors.core.requests.work import Work
 from penstock.processors.engines.base import Engine, Limits
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.catalog import ModelConfig

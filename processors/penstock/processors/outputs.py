@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.configured import open_store
+from penstock.common.artifacts.facts import Artifact
+from penstock.common.artifacts.places import check_place
+from penstock.common.configuration import ArtifactsSection
 from penstock.processors.core.effects import ShowPreview
-from penstock.processors.core.work import Work
-from penstock.producers.artifacts import ArtifactStore
-from penstock.producers.artifacts.configured import open_store
-from penstock.producers.artifacts.facts import Artifact
-from penstock.producers.artifacts.places import check_place
-from penstock.producers.configuration import ArtifactsSection
+from penstock.processors.core.requests.work import Work
 from penstock.schemas.ids import output_artifact_id
 from penstock.schemas.records import ArtifactRef, OutputSpec, Preview
 

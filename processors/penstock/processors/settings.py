@@ -9,8 +9,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from penstock.processors.hardware.entries import DeviceSection, check_entries
-from penstock.producers.configuration import (
+from penstock.common.configuration import (
     ArtifactsSection,
     KafkaSection,
     ProcessSettings,
@@ -18,8 +17,9 @@ from penstock.producers.configuration import (
     Section,
     SharedSection,
 )
-from penstock.producers.model_entry import ModelEntry, check_names
-from penstock.producers.settings import KafkaSettings
+from penstock.common.model_entry import ModelEntry, check_names
+from penstock.common.settings import KafkaSettings
+from penstock.processors.hardware.entries import DeviceSection, check_entries
 
 
 class WorkerSection(Section):

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, ParamSpec, cast
 
+from penstock.common.clock import now_ms
+from penstock.common.reader import RawMessage
 from penstock.processors.core import effects as ask
-from penstock.processors.core.arrivals import Poison
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.states import Stage
-from penstock.processors.core.work import Body, Work
+from penstock.processors.core.requests.arrivals import Poison
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.work import Body, Work
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.inbox import Inbox
@@ -31,8 +33,6 @@ from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
-from penstock.producers.clock import now_ms
-from penstock.producers.reader import RawMessage
 from penstock.schemas.errors import BadAvro, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import TP

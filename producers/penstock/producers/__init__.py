@@ -3,11 +3,11 @@
 Light: it loads neither torch nor FastAPI nor Faust.
 """
 
+from penstock.common.settings import KafkaSettings
 from penstock.producers.aio import AsyncClient
 from penstock.producers.client import Client
 from penstock.producers.core import Submitted
 from penstock.producers.events import Chunk, Event, Preview, Progress, Restarted, Result, Status
-from penstock.producers.settings import KafkaSettings
 
 __all__ = [
     "AsyncClient",

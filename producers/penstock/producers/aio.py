@@ -10,14 +10,14 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from penstock.producers.artifacts import Artifact, Listed, TenantArtifacts
-from penstock.producers.conversations import ConversationRecord, Turn
+from penstock.common.artifacts import Artifact, Listed, TenantArtifacts
+from penstock.common.conversations import ConversationRecord, Turn
+from penstock.common.outgoing import Outgoing
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import AsyncTransport, Delivery
 from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
 from penstock.producers.images import AsyncImages
-from penstock.producers.outgoing import Outgoing
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import AsyncTransport, Delivery
 from penstock.schemas.errors import InternalError
 from penstock.schemas.records import ResultEvent
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from penstock.producers import admin
+from penstock.common import admin
+from penstock.common.reader import RawMessage, make_consumer, raw_message
+from penstock.common.settings import KafkaSettings
 from penstock.producers.follow import Follow
-from penstock.producers.reader import RawMessage, make_consumer, raw_message
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.topics import TP
 

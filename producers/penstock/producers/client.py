@@ -9,14 +9,14 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from penstock.producers.artifacts import TenantArtifacts
-from penstock.producers.conversations import ConversationRecord, Turn
+from penstock.common.artifacts import TenantArtifacts
+from penstock.common.conversations import ConversationRecord, Turn
+from penstock.common.outgoing import Outgoing
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import Delivery
 from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
 from penstock.producers.images import Images
-from penstock.producers.outgoing import Outgoing
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import Delivery
 from penstock.schemas.errors import BrokerUnavailable, InternalError
 from penstock.schemas.records import ResultEvent
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from penstock.producers import admin
-from penstock.producers.artifacts import ArtifactStore, TenantArtifacts
-from penstock.producers.clock import now_ms
-from penstock.producers.conversations import ConversationRecord, Turn, fold_messages, read_conversation
+from penstock.common import admin
+from penstock.common.artifacts import ArtifactStore, TenantArtifacts
+from penstock.common.clock import now_ms
+from penstock.common.conversations import ConversationRecord, Turn, fold_messages, read_conversation
+from penstock.common.kafka_errors import missing_topic
+from penstock.common.model_pools import ModelPools
+from penstock.common.outgoing import Outgoing, control_record, request_record
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import Delivery, Transport
 from penstock.producers.events import Event, EventFold
 from penstock.producers.follow import Follow
 from penstock.producers.follower import Follower
-from penstock.producers.kafka_errors import missing_topic
-from penstock.producers.model_pools import ModelPools
-from penstock.producers.outgoing import Outgoing, control_record, request_record
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import Delivery, Transport
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest
 from penstock.schemas.ids import DEFAULT_TENANT, check_request_id, check_tenant

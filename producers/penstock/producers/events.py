@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.producers.reader import RawMessage
+from penstock.common.reader import RawMessage
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
     Cancelled,

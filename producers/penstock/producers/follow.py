@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from penstock.producers.reader import RawMessage
+from penstock.common.reader import RawMessage
 from penstock.schemas.topics import TP
 
 

@@ -14,11 +14,11 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from penstock.common.forking import keep_in_children
+from penstock.common.reader import TP, PartitionReader, RawMessage
+from penstock.common.settings import KafkaSettings
 from penstock.producers.catchup import CatchUp
 from penstock.producers.follow import Follow
-from penstock.producers.forking import keep_in_children
-from penstock.producers.reader import TP, PartitionReader, RawMessage
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import InternalError, Overloaded
 
 BACK_RECORDS = 200

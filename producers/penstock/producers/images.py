@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from penstock.producers.artifacts import TenantArtifacts
+from penstock.common.artifacts import TenantArtifacts
 from penstock.producers.core import Submitted
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from azure_server import AzureServer
-from penstock.producers.artifacts import ArtifactStore, Place
+from penstock.common.artifacts import ArtifactStore, Place
 from s3_server import Bucket, S3Server
 
 

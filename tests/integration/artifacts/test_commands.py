@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from artifact_gateway import ArtifactGateway
 from penstock.cli.main import app
-from penstock.producers.artifacts import ArtifactStore
+from penstock.common.artifacts import ArtifactStore
 
 Run = Callable[..., Result]
 

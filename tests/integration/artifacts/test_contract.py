@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.common.artifacts import ArtifactStore, Place, digests
+from penstock.common.artifacts.configured import configured_store
 from penstock.producers import AsyncClient, KafkaSettings
-from penstock.producers.artifacts import ArtifactStore, Place, digests
-from penstock.producers.artifacts.configured import configured_store
 from penstock.schemas.errors import Conflict, InternalError, InvalidRequest, NotFound, TooLarge
 
 DATA = bytes(range(256)) * 40

@@ -8,9 +8,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from penstock.producers.artifacts import ArtifactStore
-from penstock.producers.artifacts.sweep import plan
-from penstock.producers.artifacts.sweeping import Sweeper
+from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.sweep import plan
+from penstock.common.artifacts.sweeping import Sweeper
 
 DAY_S = 86_400
 

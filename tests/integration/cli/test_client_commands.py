@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.commands import dlq
 from penstock.cli.main import app
+from penstock.common.transport import Transport
 from penstock.producers import Client, KafkaSettings
-from penstock.producers.transport import Transport
 from penstock.schemas.records import DeadLetter, Origin
 from registry_server import Registry, foreign
 from support import wait_until

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import AsyncTransport, Transport
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.messages import answer_message
 from penstock.processors.conversations.turns import Turns
 from penstock.processors.kafka.broker_watch import BrokerWatch, metadata_probe
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import AsyncTransport, Transport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import InferenceRequest
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.processors.engines.base import Delta, Engine, Finished, Prepared, Preview, Progress, RunFailed, RunSpec
-from penstock.processors.engines.host import ChildEngine
+from penstock.processors.engines.process.host import ChildEngine
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.sizing import size_model

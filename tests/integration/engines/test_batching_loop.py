@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from penstock.common.engine_kinds import KINDS
 from penstock.processors.engines.base import RunSpec
-from penstock.processors.engines.text import TextBackend
-from penstock.producers.engine_kinds import KINDS
+from penstock.processors.engines.text.backend import TextBackend
 from support import wait_until_async
 
 from .conftest import StartEngine

@@ -59,7 +59,7 @@ import threading
 import psutil
 import torch
 
-from penstock.processors.engines.threads import without_openmp
+from penstock.processors.engines.process.openmp import without_openmp
 
 torch.set_num_threads(4)
 values, over = torch.rand(2_000_000), threading.Event()

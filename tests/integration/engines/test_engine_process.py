@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
+from penstock.common.engine_kinds import KINDS
 from penstock.processors.engines.base import Engine, EngineGone, EngineState, Limits, Prepared, RunSpec
-from penstock.processors.engines.host import ChildEngine
+from penstock.processors.engines.process.host import ChildEngine
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.sizing import size_model
-from penstock.producers.engine_kinds import KINDS
 from penstock.schemas.errors import EngineFailed, InvalidRequest
 from support import alive, wait_until
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from penstock.processors.engines.base import EngineGone, Limits
-from penstock.processors.engines.host import ChildEngine
+from penstock.processors.engines.process.host import ChildEngine
 from penstock.schemas.errors import EngineFailed
 from support import alive, wait_until
 
@@ -24,7 +24,7 @@ ENDS_WITHIN_S = 5.0
 WORKER = """
     import asyncio, sys, time
     from penstock.processors.engines.base import Limits
-    from penstock.processors.engines.host import ChildEngine
+    from penstock.processors.engines.process.host import ChildEngine
     from penstock.processors.models.catalog import ModelConfig
     from penstock.processors.models.factory import make_engine
     from penstock.processors.models.manager import ModelManager

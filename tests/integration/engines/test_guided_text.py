@@ -13,8 +13,8 @@ import pytest
 
 from nested_schemas import nested_schemas
 from penstock.processors.engines.base import RunSpec
-from penstock.processors.engines.grammars import Grammars
-from penstock.processors.engines.text import TextBackend
+from penstock.processors.engines.guidance.grammars import Grammars
+from penstock.processors.engines.text.backend import TextBackend
 from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
 from support import wait_until_async
 

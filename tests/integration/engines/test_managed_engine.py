@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.processors.core.ledger import CannotLoad
+from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import EngineGone, EngineState, RunSpec
-from penstock.processors.engines.managed import ManagedEngine
-from penstock.processors.engines.server_process import tree
+from penstock.processors.engines.managed.engine import ManagedEngine
+from penstock.processors.engines.managed.server_process import tree
 from penstock.schemas.errors import EngineFailed
 from support import alive, wait_until_async
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.processors.core.ledger import OutOfMemory
-from penstock.producers.engine_kinds import KINDS
+from penstock.common.engine_kinds import KINDS
+from penstock.processors.core.fleet.ledger import OutOfMemory
 from support import wait_until_async
 
 from .conftest import StartEngine

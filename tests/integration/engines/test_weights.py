@@ -19,7 +19,7 @@ Load = Callable[..., Any]
 def load(tiny_lm: Path) -> Load:
     from transformers import AutoModelForCausalLM
 
-    from penstock.processors.engines.weights import load_weights
+    from penstock.processors.engines.process.weights import load_weights
 
     return lambda **options: load_weights(AutoModelForCausalLM, str(tiny_lm), options)
 

@@ -15,6 +15,7 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka.membership import (
     TP,
     Assignment,
@@ -24,7 +25,6 @@ from penstock.processors.kafka.membership import (
     GroupSettings,
     Membership,
 )
-from penstock.producers.settings import KafkaSettings
 from support import committed_offsets, wait_until_async
 
 

@@ -15,9 +15,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka.membership import TP, Assignment, Batch, GroupSettings, Membership
 from penstock.processors.kafka.watchdog import StallWatch
-from penstock.producers.settings import KafkaSettings
 
 WORK_S = 0.05
 COMMIT_S = 0.1

@@ -13,10 +13,10 @@ from confluent_kafka import Producer, TopicPartition
 from group import Group, Seen
 
 from odd_records import CODECS, OddProducer, write_odd_records
+from penstock.common.reader import read_to_end
+from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka.fetch_buffer import BATCH_RECORDS
 from penstock.processors.kafka.poll_thread import HANDED_BATCHES
-from penstock.producers.reader import read_to_end
-from penstock.producers.settings import KafkaSettings
 from support import wait_until_async
 
 Groups = Callable[..., Group]

@@ -16,12 +16,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from penstock.cli.paths import free_port
+from penstock.common.configuration import KafkaSection, RegistrySection
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import Delivery, Transport
 from penstock.gateway import app as gateway_app
 from penstock.gateway.context import context_of_app
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings
-from penstock.producers.configuration import KafkaSection, RegistrySection
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import Delivery, Transport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.ids import new_request_id
 from penstock.schemas.records import (

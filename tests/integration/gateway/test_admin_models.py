@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.producers.clock import now_ms
-from penstock.producers.desired import read_wishes
+from penstock.common.clock import now_ms
+from penstock.common.desired import read_wishes
 from penstock.schemas.codec import default_codec
 from penstock.schemas.desired import model_key
 from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.producers.artifacts import Artifact, ArtifactStore
+from penstock.common.artifacts import Artifact, ArtifactStore
 from penstock.schemas.errors import NotFound
 from penstock.schemas.records import ArtifactRef
 

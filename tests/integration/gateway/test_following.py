@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewPartitions
 
+from penstock.common import admin
+from penstock.common.admin_clients import admin_client
+from penstock.common.clock import now_ms
+from penstock.common.reader import RawMessage, read_to_end
 from penstock.gateway.view import follower as follower_module
 from penstock.gateway.view import unwritten as unwritten_module
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
-from penstock.producers import admin
-from penstock.producers.admin_clients import admin_client
-from penstock.producers.clock import now_ms
-from penstock.producers.reader import RawMessage, read_to_end
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from penstock.schemas.ids import new_request_id

@@ -14,11 +14,11 @@ import uvicorn
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.cli.paths import free_port
+from penstock.common.admin import end_offsets
+from penstock.common.reader import read_to_end
 from penstock.gateway import app as gateway_app
 from penstock.gateway.context import context_of_app
 from penstock.gateway.queues.settings import QueueMergeSection, QueueSection
-from penstock.producers.admin import end_offsets
-from penstock.producers.reader import read_to_end
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import DeadLetter, InferenceRequest
 from support import committed_offsets, wait_until

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.common.reader import read_to_end
 from penstock.gateway.edge.keys import create_key
-from penstock.producers.reader import read_to_end
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import DecodeError
 from penstock.schemas.records import ControlCommand, InferenceRequest

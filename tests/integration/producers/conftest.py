@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from penstock.producers.reader import PartitionReader, RawMessage
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import Transport
+from penstock.common.reader import PartitionReader, RawMessage
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import Transport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, ResultEvent, StatusEvent
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from penstock.common.admin import create_conversation_topic
+from penstock.common.reader import PartitionReader, read_to_end
+from penstock.common.transport import Transport
 from penstock.producers import AsyncClient, Chunk, Client, KafkaSettings, Restarted, Result, Status
-from penstock.producers.admin import create_conversation_topic
 from penstock.producers.follower import BACK_RECORDS
-from penstock.producers.reader import PartitionReader, read_to_end
-from penstock.producers.transport import Transport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import Cancelled, EngineFailed, NotFound, Overloaded, TooLarge
 from penstock.schemas.records import (

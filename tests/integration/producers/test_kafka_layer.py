@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from penstock.producers import admin, admin_clients
-from penstock.producers.reader import BatchQueue, PartitionReader, RawMessage, read_to_end
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import AsyncTransport, Delivery, Transport
+from penstock.common import admin, admin_clients
+from penstock.common.reader import BatchQueue, PartitionReader, RawMessage, read_to_end
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import AsyncTransport, Delivery, Transport
 from penstock.schemas.errors import BrokerUnavailable, InternalError, NotFound, TooLarge
 from penstock.schemas.topics import TopicSpec, partition_for, topic_specs
 from support import wait_until

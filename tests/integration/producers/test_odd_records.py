@@ -14,11 +14,11 @@ import pytest
 from confluent_kafka import Producer
 
 from odd_records import CODECS, OddProducer, write_odd_records
+from penstock.common import admin
+from penstock.common.reader import BatchQueue, PartitionReader, RawMessage, read_to_end
+from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka.control import ControlFollower
-from penstock.producers import admin
 from penstock.producers.client import Client
-from penstock.producers.reader import BatchQueue, PartitionReader, RawMessage, read_to_end
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ControlCommand
 from support import wait_until_async

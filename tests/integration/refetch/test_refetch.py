@@ -14,10 +14,10 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from odd_records import OddProducer, write_odd_records
+from penstock.common.reader import TP, RawMessage
+from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.kafka.refetch_parts import RefetchStats
-from penstock.producers.reader import TP, RawMessage
-from penstock.producers.settings import KafkaSettings
 from support import wait_until_async
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.producers import admin
-from penstock.producers.settings import KafkaSettings
+from penstock.common import admin
+from penstock.common.settings import KafkaSettings
 from penstock.schemas.records import ResultEvent
 from system import Process, System, eventually
 from worker_requests import engine, outcome, records, send, statuses, turn

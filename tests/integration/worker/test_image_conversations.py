@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from penstock.cli.makers.tiny_vision import COLOURS
-from penstock.producers.artifacts import ArtifactStore
+from penstock.common.artifacts import ArtifactStore
 from penstock.schemas.errors import Conflict
 from penstock.schemas.records import ConversationMessage
 from system import Process, System, eventually

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from penstock.producers.artifacts import ArtifactStore
+from penstock.common.artifacts import ArtifactStore
 from support import engine_processes
 from system import System, eventually
 from worker_requests import outcome, records, send, statuses, turn

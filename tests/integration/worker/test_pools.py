@@ -10,8 +10,8 @@ import httpx
 import pytest
 from confluent_kafka import Producer
 
+from penstock.common.settings import KafkaSettings
 from penstock.producers.client import Client
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ModelInfo
 from support import create_topics

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from penstock.common import admin
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import Transport
 from penstock.processors.kafka import record_follower
 from penstock.processors.kafka.control import ControlFollower
 from penstock.processors.kafka.desired import DesiredFollower, Wished
-from penstock.producers import admin
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import Transport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.desired import key_of
 from penstock.schemas.records import ControlCommand, DesiredState

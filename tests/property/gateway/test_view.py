@@ -16,13 +16,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from penstock.common.reader import RawMessage
 from penstock.gateway.view import view as view_module
 from penstock.gateway.view.frames import ChunkFrame, ResultFrame
 from penstock.gateway.view.hub import Client, Hub
 from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.view import View
-from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import default_codec
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.fold import IGNORED, ResultFold, StatusFold, Terminal, same_origin

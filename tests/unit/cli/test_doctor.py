@@ -9,7 +9,7 @@ import pytest
 from penstock.cli.doctor import broker_setting_checks, readiness_check
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
 from penstock.cli.topics import broken, unequal_topics
-from penstock.producers.admin import TopicReport
+from penstock.common.admin import TopicReport
 from penstock.schemas.topics import TopicNames, topic_specs
 
 GOOD = {

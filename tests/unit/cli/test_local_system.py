@@ -18,7 +18,7 @@ from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.local_system import LocalSystem, Options, card
 from penstock.cli.paths import free_port
 from penstock.cli.state import Home, PartState, SystemState
-from penstock.producers.model_entry import ModelEntry, parse_entry
+from penstock.common.model_entry import ModelEntry, parse_entry
 
 
 def test_a_hub_id_a_folder_and_nonsense(tmp_path: Path) -> None:

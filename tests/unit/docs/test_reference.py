@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from penstock.common.model_entry import ModelEntry
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.view.frames import Frame
 from penstock.processors.metrics import Metrics
-from penstock.producers.model_entry import ModelEntry
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.topics import TopicNames, topic_specs
 
@@ -81,7 +81,7 @@ def names_of(registry: CollectorRegistry) -> set[str]:
 
 
 def test_engine_options(reference: dict[str, Page]) -> None:
-    sources = [*(ROOT / "processors/penstock/processors/engines").glob("*.py")]
+    sources = [*(ROOT / "processors/penstock/processors/engines").rglob("*.py")]
     sources += [ROOT / "processors/penstock/processors" / name for name in ("models/manager.py", "models/serving.py")]
     code = "\n".join(source.read_text() for source in sources)
     fields = {"granted_bytes", "address", *ModelEntry.model_fields}

@@ -14,11 +14,11 @@ import pytest
 from fastapi import FastAPI
 
 from gateway_parts import artifact_app
+from penstock.common.artifacts import ArtifactStore, digests
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import ANYBODY
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.routes import artifact_uploads
-from penstock.producers.artifacts import ArtifactStore, digests
 from support import wait_until_async
 
 PATH = "/v1/artifacts"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.common.reader import RawMessage
 from penstock.gateway.view.pieces import BYTES_AT_ONCE, FOLDED_AT_ONCE, folds
-from penstock.producers.reader import RawMessage
 
 
 def size(messages: Sequence[RawMessage]) -> int:

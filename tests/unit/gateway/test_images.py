@@ -19,6 +19,7 @@ import pytest
 from fastapi import FastAPI
 
 from gateway_parts import service_with
+from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.context import GatewayContext, put_context
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
@@ -34,7 +35,6 @@ from penstock.gateway.service.brought_images import BroughtImage
 from penstock.gateway.service.submitting import Accepted
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.frames import Frame, PreviewFrame, ProgressFrame, RestartedFrame, ResultFrame
-from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import Overloaded, PenstockError
 from penstock.schemas.records import InferenceRequest, ModelInfo
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from penstock.common.clock import now_ms
 from penstock.gateway.service import ending_lost
 from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Readiness
 from penstock.gateway.view.lost_requests import ASK_AGAIN_MS, GRACE_MS, Overdue, gone, overdue, owned_partitions
-from penstock.producers.clock import now_ms
 from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import InferenceRequest, Origin, Place, ResultEvent, StatusEvent, WorkerState
 from penstock.schemas.topics import TP

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from penstock.common.artifacts import ArtifactStore, Place
+from penstock.common.configuration import ArtifactsSection, StoreSection
 from penstock.gateway.service.submitting import Submitter
 from penstock.gateway.settings import GatewaySettings
 from penstock.processors.outputs import Outputs
-from penstock.producers.artifacts import ArtifactStore, Place
-from penstock.producers.configuration import ArtifactsSection, StoreSection
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import InferenceRequest, OutputSpec
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.common.model_pools import pool_of
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
-from penstock.producers.model_pools import pool_of
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import InferenceRequest, ModelInfo, Origin
 from penstock.schemas.topics import TopicNames

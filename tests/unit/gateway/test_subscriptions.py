@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Stopping, Subscription, Subscriptions
 from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Gone, Hub
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
-from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import NotFound
 from penstock.schemas.records import InferenceRequest, Origin, Record, ResultEvent, StatusEvent

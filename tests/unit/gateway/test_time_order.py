@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.common.reader import RawMessage
 from penstock.gateway.view.time_order import RECORD_BYTES, SHARE_BYTES, TimeOrder
-from penstock.producers.reader import RawMessage
 from penstock.schemas.topics import TP
 
 REQUESTS, RESULTS, OTHERS = ("requests", 0), ("results", 0), ("models", 0)

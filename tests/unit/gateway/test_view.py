@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.common.reader import RawMessage
 from penstock.gateway.view import fleet
 from penstock.gateway.view import store as store_module
 from penstock.gateway.view import unwritten as unwritten_module
@@ -23,7 +24,6 @@ from penstock.gateway.view.hub import Client, Hub
 from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.store import MAX_WAITING, TP, Store
 from penstock.gateway.view.view import View
-from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.common.clock import now_ms
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.subscriptions import Subscriptions
 from penstock.gateway.view.entries import Entry
@@ -17,7 +18,6 @@ from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.rows import facts_text, restored, snapshot
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
-from penstock.producers.clock import now_ms
 from penstock.schemas.records import (
     STATUS_RANKS,
     InferenceRequest,

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.processors.background import BackgroundTasks, on_faults
 from penstock.processors.engines.base import EngineState, Limits
-from penstock.processors.engines.host import ChildEngine
-from penstock.processors.engines.server_process import ServerProcess
+from penstock.processors.engines.managed.server_process import ServerProcess
+from penstock.processors.engines.process.host import ChildEngine
 from penstock.processors.erasing import Erasing
 from penstock.processors.kafka import pool_topics
 from penstock.processors.kafka.pool_topics import PoolTopics

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from penstock.processors.committing import Committer
-from penstock.processors.core.gate import CommitGate
+from penstock.processors.core.commit.gate import CommitGate
 from support import wait_until_async
 
 TP = ("low", 0)

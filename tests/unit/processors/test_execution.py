@@ -13,11 +13,12 @@ from unittest.mock import Mock
 import pytest
 
 from flow_driver import World
+from penstock.common.artifacts import ArtifactStore
 from penstock.processors.conversations.held import HeldImages
 from penstock.processors.conversations.turns import LostOwnership, Turns
 from penstock.processors.core import effects as ask
-from penstock.processors.core.states import Stage
-from penstock.processors.core.work import Work
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.work import Work
 from penstock.processors.engines.base import EngineGone, Preview
 from penstock.processors.execution import Execution
 from penstock.processors.images.decoded import DecodedImage
@@ -25,7 +26,6 @@ from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, reference_to, size_of
-from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import (
     Conflict,

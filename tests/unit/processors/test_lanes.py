@@ -11,8 +11,8 @@ import pytest
 from flow_driver import World
 from penstock.processors.background import on_faults
 from penstock.processors.core import effects as ask
+from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.ledger import CannotLoad
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.catalog import ModelConfig

@@ -12,7 +12,7 @@ import pytest
 from penstock.processors.conversations.log import Mark
 from penstock.processors.conversations.messages import Shown, as_chat
 from penstock.processors.conversations.turns import TurnStart
-from penstock.processors.core.work import Work
+from penstock.processors.core.requests.work import Work
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.run_images import SHOWN_OF_HISTORY, Gathered, RunImages

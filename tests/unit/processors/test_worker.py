@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from flow_driver import Book, Models
+from penstock.common.reader import Headers, RawMessage
+from penstock.common.transport import Delivery
 from penstock.processors import worker as worker_module
 from penstock.processors.core.flow import Flow, FlowSettings
-from penstock.processors.core.states import Stage
+from penstock.processors.core.requests.states import Stage
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.kafka.intake import Intake
@@ -24,8 +26,6 @@ from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import Outputs
 from penstock.processors.worker import RECORDS_A_TURN, SLOW_TICK_S, Rooms, Worker
-from penstock.producers.reader import Headers, RawMessage
-from penstock.producers.transport import Delivery
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import EngineFailed, RegistryUnavailable
 from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent

@@ -7,9 +7,9 @@ from itertools import chain, cycle
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.common.reader import RawMessage
 from penstock.producers.catchup import Pass
 from penstock.producers.follow import Follow
-from penstock.producers.reader import RawMessage
 
 TP = ("result", 0)
 

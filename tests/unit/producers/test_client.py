@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 import pytest
 
 from penstock.cli.paths import free_port
+from penstock.common.artifacts import ArtifactStore
+from penstock.common.outgoing import request_record
+from penstock.common.transport import AsyncTransport
 from penstock.producers import AsyncClient, Client, KafkaSettings
 from penstock.producers import core as core_module
-from penstock.producers.artifacts import ArtifactStore
 from penstock.producers.core import ClientCore
 from penstock.producers.follower import Follower
-from penstock.producers.outgoing import request_record
-from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, NotFound, PenstockError
 from penstock.schemas.records import ArtifactRef, InferenceRequest, Origin, ResultEvent
@@ -43,7 +43,7 @@ def test_importing_the_library_is_light() -> None:
     subprocess.run([sys.executable, "-c", LIGHT], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("root", ["schemas", "producers", "processors", "gateway", "cli"])
+@pytest.mark.parametrize("root", ["schemas", "common", "producers", "processors", "gateway", "cli"])
 def test_every_package_says_that_it_is_typed(root: str) -> None:
     """PEP 561: one marker for each, since `penstock` itself is a namespace. Hatchling packs all that git knows."""
     marker = ROOT / root / "penstock" / root / "py.typed"
@@ -151,7 +151,8 @@ def test_a_conversation_decides_the_key_and_the_priority_the_topic() -> None:
 
 FORKING = """
 import os, socket, sys, threading
-from penstock.producers import Client, KafkaSettings, admin, admin_clients
+from penstock.producers import Client, KafkaSettings
+from penstock.common import admin, admin_clients
 from penstock.schemas.errors import BrokerUnavailable, InternalError
 
 settings = KafkaSettings(bootstrap_servers="127.0.0.1:1")

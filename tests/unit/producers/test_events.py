@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.common.reader import RawMessage
 from penstock.producers.events import Chunk, Event, EventFold, Restarted, Result, Status, completed
-from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import Cancelled, ContextLengthExceeded, DeadLettered, Expired, InternalError
 from penstock.schemas.records import ErrorInfo, Origin, Record, ResultEvent, StatusEvent

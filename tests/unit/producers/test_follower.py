@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.common.reader import RawMessage
 from penstock.producers.follow import Follow
-from penstock.producers.reader import RawMessage
 
 TP = ("result", 0)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.producers.artifacts import ArtifactStore, TenantArtifacts
+from penstock.common.artifacts import ArtifactStore, TenantArtifacts
 from penstock.producers.images import AsyncImages, Images, ImageSource
 from penstock.schemas.errors import InternalError, InvalidRequest
 from penstock.schemas.records import Origin, ResultEvent

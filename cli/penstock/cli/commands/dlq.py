@@ -16,10 +16,10 @@ from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.reaching import require_kafka
 from penstock.cli.topics import Bootstrap, Config, Prefix, kafka_settings
-from penstock.producers import admin
-from penstock.producers.kafka_errors import missing_topic
-from penstock.producers.reader import RawMessage, read_ranges
-from penstock.producers.settings import KafkaSettings
+from penstock.common import admin
+from penstock.common.kafka_errors import missing_topic
+from penstock.common.reader import RawMessage, read_ranges
+from penstock.common.settings import KafkaSettings
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError
 from penstock.schemas.records import DeadLetter

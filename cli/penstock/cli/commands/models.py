@@ -23,7 +23,7 @@ from penstock.cli.commands.common import (
     print_table,
 )
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.producers.engine_kinds import KINDS
+from penstock.common.engine_kinds import KINDS
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -63,7 +63,7 @@ def convert(param: Path, binary: Path, out: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from penstock.processors.engines.upscaling import MODEL_TYPE, make_network
+    from penstock.processors.engines.images.upscaling import MODEL_TYPE, make_network
 
     layers = read_layers(param)
     convolutions = [arguments for kind, arguments in layers if kind == "Convolution"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.common.model_entry import ModelEntry
 from penstock.gateway.openai import chat_bodies as openai_models
 from penstock.gateway.openai import image_bodies
 from penstock.gateway.openai import responses_bodies as responses_models
@@ -18,7 +19,6 @@ from penstock.gateway.routes import (
 )
 from penstock.gateway.routes.answers import Page
 from penstock.gateway.routes.registry import MEDIA_TYPE
-from penstock.producers.model_entry import ModelEntry
 from penstock.schemas.bodies import request_type
 from penstock.schemas.tasks import BUILT_TASKS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from penstock.producers.configuration import Section
+from penstock.common.configuration import Section
 
 
 class TenantLimits(Section):

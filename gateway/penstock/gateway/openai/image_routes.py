@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 
+from penstock.common.clock import now_ms
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import discard_body, is_multipart
 from penstock.gateway.edge.errors import invalid_from_validation
@@ -23,7 +24,6 @@ from penstock.gateway.openai.routes import Exchange
 from penstock.gateway.routes.multipart import form_of
 from penstock.gateway.service.brought_images import BroughtImage, take_images
 from penstock.gateway.view.outputs import on_output_thread
-from penstock.producers.clock import now_ms
 from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedTask
 
 router = APIRouter(prefix="/v1/images", tags=["openai"])

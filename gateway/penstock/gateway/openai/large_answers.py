@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.view.outputs import on_output_thread
-from penstock.producers.artifacts import ArtifactStore
 
 Json = dict[str, Any]
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from penstock.common.clock import now_ms
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.errors import error_body
 from penstock.gateway.limits.callers import caller_of
@@ -35,7 +36,6 @@ from penstock.gateway.service.models import check_abilities, find_model
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import Stopping, Subscription
 from penstock.gateway.view.outputs import encode_json, on_output_thread
-from penstock.producers.clock import now_ms
 from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.records import InferenceRequest
 

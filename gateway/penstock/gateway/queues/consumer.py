@@ -15,8 +15,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from penstock.producers.kafka_errors import client_logger, wrong_configuration
-from penstock.producers.settings import KafkaSettings
+from penstock.common.kafka_errors import client_logger, wrong_configuration
+from penstock.common.settings import KafkaSettings
 from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from penstock.common.clock import now_ms
+from penstock.common.transport import AsyncTransport
 from penstock.gateway.edge.errors import FinalFailure, invalid_from_validation
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
@@ -34,8 +36,6 @@ from penstock.gateway.queues.formats import (
 from penstock.gateway.queues.settings import QueueSection
 from penstock.gateway.service.guarding import guarded
 from penstock.gateway.service.service import GatewayService
-from penstock.producers.clock import now_ms
-from penstock.producers.transport import AsyncTransport
 from penstock.schemas.errors import (
     DeadLettered,
     Expired,

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from random import Random
 
+from penstock.common import admin
+from penstock.common.settings import KafkaSettings
 from penstock.gateway.queues.book import Letter, QueueBook
 from penstock.gateway.queues.consumer import Listener, QueueConsumer, Read
 from penstock.gateway.queues.errands import Errands, TryAgain
 from penstock.gateway.queues.merge import Merge
 from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection
 from penstock.gateway.service.subscriptions import Stopping
-from penstock.producers import admin
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)

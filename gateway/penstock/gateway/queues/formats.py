@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from penstock.common.clock import now_ms
 from penstock.gateway.queues.settings import QueueSection
-from penstock.producers.clock import now_ms
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError, error_body
 from penstock.schemas.ids import derived_request_id

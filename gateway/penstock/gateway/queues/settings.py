@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from penstock.producers.configuration import Section
+from penstock.common.configuration import Section
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.ids import DEFAULT_TENANT, check_tenant
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Iterator
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
+from penstock.common.artifacts import Artifact, ArtifactStore
+from penstock.common.artifacts.places import SHOWN
 from penstock.gateway.edge.conditions import Span, Unsatisfiable, not_modified, span_of
 from penstock.gateway.edge.errors import error_response
-from penstock.producers.artifacts import Artifact, ArtifactStore
-from penstock.producers.artifacts.places import SHOWN
 from penstock.schemas.errors import InvalidRequest
 
 

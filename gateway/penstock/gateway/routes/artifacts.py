@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
+from penstock.common.artifacts import Artifact, ArtifactStore
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import declared_length, discard_body
 from penstock.gateway.limits.callers import caller_of
@@ -17,7 +18,6 @@ from penstock.gateway.routes import artifact_content
 from penstock.gateway.routes.artifact_uploads import Upload, check_room
 from penstock.gateway.routes.native import read_json
 from penstock.gateway.routes.paging import After, Limit, Order, Page
-from penstock.producers.artifacts import Artifact, ArtifactStore
 from penstock.schemas.errors import InvalidRequest, TenantLimit, UnsupportedParameter
 from penstock.schemas.times import rfc3339
 

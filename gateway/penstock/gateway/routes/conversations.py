@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from penstock.common import admin
+from penstock.common.conversations import ConversationRecord, Turn, fold_messages, read_conversation
+from penstock.common.settings import KafkaSettings
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import After, Limit, Order, page_of
 from penstock.gateway.settings import GatewaySettings
-from penstock.producers import admin
-from penstock.producers.conversations import ConversationRecord, Turn, fold_messages, read_conversation
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import (
     BrokerUnavailable,
     InsufficientCapacity,

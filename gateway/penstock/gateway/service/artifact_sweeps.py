@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.common import admin
+from penstock.common.artifacts.sweep import Doomed, Key, in_question, plan
+from penstock.common.artifacts.sweeping import Sweeper
+from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.output_artifacts import artifact_ids_of
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.view import View
-from penstock.producers import admin
-from penstock.producers.artifacts.sweep import Doomed, Key, in_question, plan
-from penstock.producers.artifacts.sweeping import Sweeper
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from penstock.common.artifacts import ArtifactStore
+from penstock.common.clock import now_ms
+from penstock.common.outgoing import control_record
+from penstock.common.transport import AsyncTransport, Delivery
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.output_artifacts import artifact_ids_of
 from penstock.gateway.service.submitting import SOURCE
@@ -14,10 +18,6 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.lost_requests import Overdue
 from penstock.gateway.view.view import View
-from penstock.producers.artifacts import ArtifactStore
-from penstock.producers.clock import now_ms
-from penstock.producers.outgoing import control_record
-from penstock.producers.transport import AsyncTransport, Delivery
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
 from penstock.schemas.records import ControlCommand

@@ -7,15 +7,15 @@ import logging
 import random
 from collections.abc import Sequence
 
+from penstock.common import admin
+from penstock.common.clock import now_ms
+from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.control import Control
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.lost_requests import Overdue, gone, overdue, owned_partitions
 from penstock.gateway.view.view import View
-from penstock.producers import admin
-from penstock.producers.clock import now_ms
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from penstock.common.clock import now_ms
+from penstock.common.model_pools import pool_of
 from penstock.gateway.limits.tenants import TenantWork
 from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
@@ -17,8 +19,6 @@ from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.liveness import Liveness, judge
 from penstock.gateway.view.public import waiting_json
 from penstock.gateway.view.view import View
-from penstock.producers.clock import now_ms
-from penstock.producers.model_pools import pool_of
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import STATUS_RANKS, DeviceState, InferenceRequest, ModelInfo, WaitingFor, WorkerState
 from penstock.schemas.times import rfc3339

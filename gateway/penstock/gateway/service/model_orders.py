@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from penstock.common.clock import now_ms
+from penstock.common.desired import Wishes, read_wishes
+from penstock.common.model_entry import ModelEntry, parse_entry
+from penstock.common.outgoing import Outgoing, desired_record
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import AsyncTransport
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.model_states import Json, admin_models, desired_json, find_one
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.threads import Threads
-from penstock.producers.clock import now_ms
-from penstock.producers.desired import Wishes, read_wishes
-from penstock.producers.model_entry import ModelEntry, parse_entry
-from penstock.producers.outgoing import Outgoing, desired_record
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import CLASS, MODEL, desired_key, model_key, ordered
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound

@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from penstock.common.model_entry import parse_entry
 from penstock.gateway.view.liveness import ModelId
-from penstock.producers.model_entry import parse_entry
 from penstock.schemas.desired import CLASS, MODEL, desired_key
 from penstock.schemas.errors import InvalidRequest, ModelNotFound
 from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from penstock.common.engine_kinds import KINDS
 from penstock.gateway.service.model_states import NAMED_MODELS, best_states, named, public_model
 from penstock.gateway.view.liveness import ModelId
-from penstock.producers.engine_kinds import KINDS
 from penstock.schemas.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
 from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote

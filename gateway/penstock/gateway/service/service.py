@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.sweeping import Sweeper
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import AsyncTransport
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.control import Control
 from penstock.gateway.service.ending_lost import EndingLost
@@ -21,10 +25,6 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.view import View
-from penstock.producers.artifacts import ArtifactStore
-from penstock.producers.artifacts.sweeping import Sweeper
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import AsyncTransport
 from penstock.schemas.codec import Codec
 from penstock.schemas.records import InferenceRequest
 

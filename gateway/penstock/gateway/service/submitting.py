@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from penstock.common.outgoing import request_record, valid_traceparent
+from penstock.common.transport import AsyncTransport, Delivery, record_bytes, too_large
 from penstock.gateway.service.models import check_abilities, find_model
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.view import View
-from penstock.producers.outgoing import request_record, valid_traceparent
-from penstock.producers.transport import AsyncTransport, Delivery, record_bytes, too_large
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, IdempotencyKeyReused, InvalidRequest, NotFound, Overloaded
 from penstock.schemas.errors import Gone as GoneError

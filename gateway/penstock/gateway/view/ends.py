@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping
 
+from penstock.common import admin
+from penstock.common.reader import STANDSTILL_S, empty_ranges
+from penstock.common.settings import KafkaSettings
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.view import View
-from penstock.producers import admin
-from penstock.producers.reader import STANDSTILL_S, empty_ranges
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.topics import TP
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from penstock.producers.reader import RawMessage
+from penstock.common.reader import RawMessage
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import model_key
 from penstock.schemas.records import ModelInfo, WorkerState

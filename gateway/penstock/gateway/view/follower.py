@@ -10,6 +10,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.common import admin
+from penstock.common.clock import now_ms
+from penstock.common.reader import BatchQueue, PartitionReader, RawMessage
+from penstock.common.settings import KafkaSettings
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.ordered_reading import OrderedReading
@@ -18,10 +22,6 @@ from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.topic_watch import TopicWatch
 from penstock.gateway.view.topics_read import always_read, where_to_begin
 from penstock.gateway.view.view import View
-from penstock.producers import admin
-from penstock.producers.clock import now_ms
-from penstock.producers.reader import BatchQueue, PartitionReader, RawMessage
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from penstock.common.reader import PartitionReader, RawMessage
+from penstock.common.settings import KafkaSettings
 from penstock.gateway.view.time_order import TimeOrder
-from penstock.producers.reader import PartitionReader, RawMessage
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.topics import TP
 
 DELIVERED_AT_ONCE = 500

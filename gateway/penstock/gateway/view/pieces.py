@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penstock.producers.reader import RawMessage
+from penstock.common.reader import RawMessage
 
 FOLDED_AT_ONCE = 100
 BYTES_AT_ONCE = 256 * 1024

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.producers.reader import RawMessage
+from penstock.common.reader import RawMessage
 from penstock.schemas.codec import Codec
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
 from penstock.schemas.records import InferenceRequest, Origin

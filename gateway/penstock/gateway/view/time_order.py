@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.producers.reader import RawMessage
+from penstock.common.reader import RawMessage
 from penstock.schemas.topics import TP
 
 BUFFER_BYTES = 32 * 2**20

@@ -7,12 +7,12 @@ import logging
 import time
 from collections.abc import Sequence
 
+from penstock.common import admin
+from penstock.common.reader import PartitionReader
+from penstock.common.settings import KafkaSettings
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.topics_read import UnknownTopics, discover, partitions_of
 from penstock.gateway.view.view import View
-from penstock.producers import admin
-from penstock.producers.reader import PartitionReader
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Mapping
 
-from penstock.producers import admin
-from penstock.producers.settings import KafkaSettings
+from penstock.common import admin
+from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.topics import TP, TopicNames
 

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from penstock.common.clock import now_ms
+from penstock.common.reader import RawMessage
 from penstock.gateway.limits.rates import Rate
 from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.conversation_pools import ConversationPools
@@ -22,8 +24,6 @@ from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
 from penstock.gateway.view.store import TP, Store
-from penstock.producers.clock import now_ms
-from penstock.producers.reader import RawMessage
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.fold import IGNORED

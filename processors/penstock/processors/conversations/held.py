@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
 
-from penstock.producers.artifacts import ArtifactStore
+from penstock.common.artifacts import ArtifactStore
 from penstock.schemas.errors import Conflict
 
 

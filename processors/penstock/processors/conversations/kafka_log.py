@@ -10,12 +10,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from penstock.common import admin
+from penstock.common.kafka_errors import from_kafka
+from penstock.common.reader import make_consumer
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import AsyncTransport, Delivery
 from penstock.processors.conversations.turns import TopicRecord
-from penstock.producers import admin
-from penstock.producers.kafka_errors import from_kafka
-from penstock.producers.reader import make_consumer
-from penstock.producers.settings import KafkaSettings
-from penstock.producers.transport import AsyncTransport, Delivery
 from penstock.schemas.errors import BrokerUnavailable, Conflict, InsufficientCapacity, PenstockError
 
 CREATE_S = 5.0

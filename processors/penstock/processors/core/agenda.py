@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.processors.core.lane import Lane
+from penstock.processors.core.fleet.lane import Lane
 
 PLAN_EACH_S = 0.1
 """How often placement is asked while something waits and nothing has changed."""

@@ -10,20 +10,20 @@ from typing import Any
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.effects import Effect, Retried, ShowPreview
 from penstock.processors.core.endings import Endings
-from penstock.processors.core.forecast import Forecast
+from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.holdings import Holdings
-from penstock.processors.core.lane import Lanes
 from penstock.processors.core.memory import DeviceMemory
-from penstock.processors.core.progress import Steps
+from penstock.processors.core.queue.forecast import Forecast
+from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.registry import Registry
-from penstock.processors.core.retries import DeadLetter, Retry, decide
-from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.requests.progress import Steps
+from penstock.processors.core.requests.retries import DeadLetter, Retry, decide
+from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, Stage
+from penstock.processors.core.requests.statuses import Statuses
+from penstock.processors.core.requests.streams import Streams
+from penstock.processors.core.requests.suspects import clear_suspicion
+from penstock.processors.core.requests.work import Run, Work
 from penstock.processors.core.starting import Starter
-from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage
-from penstock.processors.core.statuses import Statuses
-from penstock.processors.core.streams import Streams
-from penstock.processors.core.suspects import clear_suspicion
-from penstock.processors.core.work import Run, Work
 from penstock.schemas.errors import Expired, InsufficientCapacity, PenstockError
 
 RETRIES_AT_ONCE = 256

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from penstock.processors.core.work import Work, WorkKey
+from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
 from penstock.schemas.records import ControlCommand, Origin, WaitingFor

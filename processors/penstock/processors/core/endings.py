@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.processors.core.effects import Effect, ForgetDeaths, Keep, Letter, LookUp, Status, Terminal
+from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.holdings import Holdings
-from penstock.processors.core.lane import Lanes
 from penstock.processors.core.registry import Registry
-from penstock.processors.core.states import Stage
-from penstock.processors.core.streams import Streams
-from penstock.processors.core.work import Work, WorkKey
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.streams import Streams
+from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 
 

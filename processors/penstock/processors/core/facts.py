@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.processors.core.explaining import LaneFacts
-from penstock.processors.core.lane import Lane, Lanes
-from penstock.processors.core.ledger import Ledger
+from penstock.processors.core.fleet.lane import Lane, Lanes
+from penstock.processors.core.fleet.ledger import Ledger
+from penstock.processors.core.fleet.run_memory import RunMemory
 from penstock.processors.core.memory import DeviceMemory
-from penstock.processors.core.run_memory import RunMemory
-from penstock.processors.core.scheduler import Scheduler
-from penstock.processors.core.work import Work
+from penstock.processors.core.queue.explaining import LaneFacts
+from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.requests.work import Work
 from penstock.schemas.topics import CLASSES
 
 

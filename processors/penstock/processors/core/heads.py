@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.processors.core import fleet as plan
 from penstock.processors.core.agenda import Agenda
-from penstock.processors.core.lane import Lane, Lanes, RunWant
-from penstock.processors.core.ledger import Ledger
-from penstock.processors.core.replica import Replica, ReplicaState
-from penstock.processors.core.run_memory import Head, head_owner, run_bytes
-from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.fleet import views as plan
+from penstock.processors.core.fleet.lane import Lane, Lanes, RunWant
+from penstock.processors.core.fleet.ledger import Ledger
+from penstock.processors.core.fleet.replica import Replica, ReplicaState
+from penstock.processors.core.fleet.run_memory import Head, head_owner, run_bytes
+from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
+from penstock.processors.core.requests.work import Work
 from penstock.processors.core.starting import Starter
-from penstock.processors.core.states import IN_SCHEDULER, Stage
-from penstock.processors.core.work import Work
 from penstock.schemas.topics import CLASSES
 
 LOW = CLASSES[-1]

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
-from penstock.processors.core.budget import Budget
+from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import CancelRun, Effect
-from penstock.processors.core.gate import CommitGate
-from penstock.processors.core.lane import Lanes
+from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.queue.budget import Budget
+from penstock.processors.core.queue.rereads import Rereads
+from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.registry import Registry
-from penstock.processors.core.rereads import Rereads
-from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.requests.states import IN_SCHEDULER, OVER, Stage
+from penstock.processors.core.requests.suspects import clear_suspicion
+from penstock.processors.core.requests.work import Work
 from penstock.processors.core.starting import Starter
-from penstock.processors.core.states import IN_SCHEDULER, OVER, Stage
-from penstock.processors.core.suspects import clear_suspicion
-from penstock.processors.core.work import Work
 
 
 @dataclass(eq=False)

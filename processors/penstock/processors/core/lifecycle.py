@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.effects import Effect, Load, Size, Unload
-from penstock.processors.core.lane import Lane, Lanes
-from penstock.processors.core.replica import Replica, ReplicaState
+from penstock.processors.core.fleet.lane import Lane, Lanes
+from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.starting import Starter
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.processors.core.work import Body, Work, WorkKey
+from penstock.processors.core.requests.work import Body, Work, WorkKey
 from penstock.schemas.records import ControlCommand, InferenceRequest, Origin
 from penstock.schemas.topics import conversation_key
 

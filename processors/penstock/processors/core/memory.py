@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
-from penstock.processors.core.estimates import EstimateKey, Estimates
-from penstock.processors.core.fleet import HOST
-from penstock.processors.core.lane import Lane, Lanes
-from penstock.processors.core.ledger import DeviceCapacity, Ledger
-from penstock.processors.core.replica import Replica
-from penstock.processors.core.run_memory import RunMemory
+from penstock.processors.core.fleet.estimates import EstimateKey, Estimates
+from penstock.processors.core.fleet.lane import Lane, Lanes
+from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
+from penstock.processors.core.fleet.replica import Replica
+from penstock.processors.core.fleet.run_memory import RunMemory
+from penstock.processors.core.fleet.views import HOST
 from penstock.schemas.errors import InsufficientCapacity
 from penstock.schemas.records import Requirements
 

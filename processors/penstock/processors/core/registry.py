@@ -6,10 +6,10 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 
-from penstock.processors.core import states
 from penstock.processors.core.effects import Effect, RunEnded
-from penstock.processors.core.states import ENDING, Stage
-from penstock.processors.core.work import Work, WorkKey
+from penstock.processors.core.requests import states
+from penstock.processors.core.requests.states import ENDING, Stage
+from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.schemas.topics import TP
 
 ENDINGS_PER_PARTITION = 512

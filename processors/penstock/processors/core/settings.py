@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.processors.core.fleet import PlacementSettings
-from penstock.processors.core.lifetimes import LifetimeSettings
-from penstock.processors.core.slack import SlackSettings
+from penstock.processors.core.fleet.views import PlacementSettings
+from penstock.processors.core.queue.lifetimes import LifetimeSettings
+from penstock.processors.core.queue.slack import SlackSettings
 from penstock.schemas.abilities import Need
 from penstock.schemas.choosing import Choice
 from penstock.schemas.records import ControlCommand

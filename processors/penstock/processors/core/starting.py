@@ -13,15 +13,15 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.processors.core.budget import Budget
 from penstock.processors.core.effects import Begin, CancelRun, Effect, Fetch, Prepare, Start
-from penstock.processors.core.lane import Lane
-from penstock.processors.core.replica import Replica
-from penstock.processors.core.run_memory import RunMemory
-from penstock.processors.core.scheduler import Scheduler
-from penstock.processors.core.states import IN_SCHEDULER, ON_LANE, Stage, check
-from penstock.processors.core.statuses import Statuses
-from penstock.processors.core.work import Run, Work
+from penstock.processors.core.fleet.lane import Lane
+from penstock.processors.core.fleet.replica import Replica
+from penstock.processors.core.fleet.run_memory import RunMemory
+from penstock.processors.core.queue.budget import Budget
+from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, Stage, check
+from penstock.processors.core.requests.statuses import Statuses
+from penstock.processors.core.requests.work import Run, Work
 from penstock.schemas.topics import CLASSES
 
 RESERVE_AFTER_S = 1.0

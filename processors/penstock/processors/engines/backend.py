@@ -1,6 +1,6 @@
 """A kind of model inside an engine's process, and how the process finds its class: by its name, `module:Class`.
 
-So the process's main loop (child.py) knows no backend, and no backend knows the main loop.
+So the process's main loop (process/child.py) knows no backend, and no backend knows the main loop.
 """
 
 from __future__ import annotations

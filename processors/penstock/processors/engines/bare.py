@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.common.engine_kinds import KINDS
 from penstock.processors.engines.backend import Emit, load_class
 from penstock.processors.engines.base import EngineInfo, Prepared, RunSpec
-from penstock.processors.engines.measuring import Meter
-from penstock.producers.engine_kinds import KINDS
+from penstock.processors.engines.process.measuring import Meter
 from penstock.schemas.errors import EngineFailed
 
 FIRST_TOKEN_S = 60.0
@@ -41,8 +41,8 @@ class Bare:
         return EngineInfo()
 
     def _run_in_a_loop(self) -> None:
-        from penstock.processors.engines.batching import start_loop
-        from penstock.processors.engines.sampling import GREEDY
+        from penstock.processors.engines.batching.continuous import start_loop
+        from penstock.processors.engines.batching.sampling import GREEDY
 
         self._model.set_attn_implementation("paged|sdpa")
         loop = start_loop(

@@ -12,8 +12,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.processors.core.context import build_context
-from penstock.processors.core.stops import StopMatcher
 from penstock.processors.engines.base import (
     Delta,
     EngineInfo,
@@ -28,8 +26,10 @@ from penstock.processors.engines.base import (
     refuse_images,
     refuse_unsupported,
 )
+from penstock.processors.engines.context import build_context
+from penstock.processors.engines.encodable import encodable
 from penstock.processors.engines.sinks import GuardedSink
-from penstock.processors.engines.texts import encodable
+from penstock.processors.engines.stops import StopMatcher
 from penstock.schemas.errors import InternalError
 
 logger = logging.getLogger(__name__)

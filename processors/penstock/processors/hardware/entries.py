@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from penstock.producers.configuration import Section
+from penstock.common.configuration import Section
 
 _SIMULATED_ALONE = ("total_bytes", "foreign", "foreign_file")
 

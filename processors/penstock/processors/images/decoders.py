@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from penstock.processors.engines.threads import in_daemon_thread
+from penstock.common.threads import in_daemon_thread
 from penstock.processors.images.decoded import CHANNELS, DecodedImage
 from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.images.guarded import BASE_BYTES, BYTES_OF_PIXEL, Ended, GuardedProcess

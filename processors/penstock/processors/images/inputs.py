@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.facts import Artifact
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.decoders import DecodeLimits, Decoders
 from penstock.processors.images.encoded import EncodedImage
@@ -14,8 +16,6 @@ from penstock.processors.images.fetching import ImageFetcher
 from penstock.processors.images.url_rules import UrlRules
 from penstock.processors.outputs import reference_to
 from penstock.processors.settings import ImagesSection
-from penstock.producers.artifacts import ArtifactStore
-from penstock.producers.artifacts.facts import Artifact
 from penstock.schemas.errors import InvalidRequest, NotFound, TooLarge
 from penstock.schemas.ids import input_artifact_id
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.producers.reader import Headers
+from penstock.common.reader import Headers
 from penstock.schemas.topics import TP
 
 Committed = tuple[int, str]

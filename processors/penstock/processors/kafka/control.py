@@ -11,9 +11,9 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from penstock.common.reader import RawMessage
+from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka.record_follower import RecordFollower
-from penstock.producers.reader import RawMessage
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import Codec
 from penstock.schemas.records import ControlCommand
 

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from penstock.common.reader import RawMessage
+from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka.record_follower import RecordFollower
-from penstock.producers.reader import RawMessage
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import key_of
 from penstock.schemas.records import DesiredState

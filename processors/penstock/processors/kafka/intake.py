@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from penstock.processors.core.arrivals import Poison, Taken
 from penstock.processors.core.pools import Pools
+from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.schemas.codec import Codec
 from penstock.schemas.costs import estimated_cost
 from penstock.schemas.errors import (

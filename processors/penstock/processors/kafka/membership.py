@@ -18,12 +18,12 @@ from typing import Any
 import faust
 from faust.sensors import Monitor
 
-from penstock.processors.engines.threads import in_daemon_thread
+from penstock.common import admin
+from penstock.common.settings import KafkaSettings
+from penstock.common.threads import in_daemon_thread
 from penstock.processors.kafka import rdkafka_transport
 from penstock.processors.kafka.batches import TP, Assignment, Batch, Committed, Delivered, Progress
 from penstock.processors.kafka.poll_thread import PollThread
-from penstock.producers import admin
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from penstock.common.clock import now_ms
 from penstock.processors.core.effects import Chunk, Letter, Republish, ShowPreview, Status, Terminal
-from penstock.processors.core.work import Work
+from penstock.processors.core.requests.work import Work
 from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.intake import origin_header
 from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Headers, Publisher
 from penstock.processors.outputs import pixels_of
-from penstock.producers.clock import now_ms
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadAvro, InvalidRequest, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import STATUS_RANKS, DeadLetter, Preview, ResultEvent, StatusEvent, Usage

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.processors.engines.threads import in_daemon_thread
-from penstock.producers import admin
-from penstock.producers.clock import now_ms
-from penstock.producers.settings import KafkaSettings
+from penstock.common import admin
+from penstock.common.clock import now_ms
+from penstock.common.settings import KafkaSettings
+from penstock.common.threads import in_daemon_thread
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from penstock.common.kafka_errors import client_logger
+from penstock.common.reader import message_headers
 from penstock.processors.kafka.batches import TP, Batch, Committed, Delivered
 from penstock.processors.kafka.commits import CommitQueue, Sent
 from penstock.processors.kafka.fetch_buffer import FetchBuffer
@@ -28,8 +30,6 @@ from penstock.processors.kafka.offsets import (
     committed_or_start,
     group_identity,
 )
-from penstock.producers.kafka_errors import client_logger
-from penstock.producers.reader import message_headers
 
 logger = logging.getLogger(__name__)
 

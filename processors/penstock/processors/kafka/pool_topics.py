@@ -10,10 +10,10 @@ import logging
 import time
 from collections.abc import Callable
 
+from penstock.common import admin
+from penstock.common.settings import KafkaSettings
+from penstock.common.threads import in_daemon_thread
 from penstock.processors.background import BackgroundTasks
-from penstock.processors.engines.threads import in_daemon_thread
-from penstock.producers import admin
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from penstock.producers.kafka_errors import too_large
-from penstock.producers.transport import Delivery, record_bytes
+from penstock.common.kafka_errors import too_large
+from penstock.common.transport import Delivery, record_bytes
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadAvro, InternalError, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import PAYLOAD_FIELDS, DeadLetter, ResultEvent, StatusEvent

@@ -18,7 +18,7 @@ from faust.transport.drivers import TRANSPORTS
 from faust.types import TP as FaustTP
 from faust.types import ConsumerMessage
 
-from penstock.processors.engines.threads import in_daemon_thread
+from penstock.common.threads import in_daemon_thread
 from penstock.processors.kafka.batches import TP, Batch, Committed
 from penstock.processors.kafka.poll_thread import PollThread
 

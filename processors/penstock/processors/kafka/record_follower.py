@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from penstock.common import admin
+from penstock.common.reader import PartitionReader, RawMessage
+from penstock.common.settings import KafkaSettings
+from penstock.common.threads import in_daemon_thread
 from penstock.processors.background import BackgroundTasks
-from penstock.processors.engines.threads import in_daemon_thread
-from penstock.producers import admin
-from penstock.producers.reader import PartitionReader, RawMessage
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, DecodeError, InternalError, PenstockError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)

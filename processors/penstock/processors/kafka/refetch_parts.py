@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from confluent_kafka import Consumer, Message
 
+from penstock.common.reader import TP, RawMessage
 from penstock.processors.kafka.refetch_plan import Range
-from penstock.producers.reader import TP, RawMessage
 
 MESSAGE_OVERHEAD_BYTES = 300
 

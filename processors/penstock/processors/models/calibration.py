@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from penstock.processors.engines.base import Limits
-from penstock.processors.engines.host import ChildEngine
+from penstock.processors.engines.process.host import ChildEngine
 from penstock.processors.models.parts import PROCESS_BYTES
 from penstock.schemas.errors import EngineFailed
 

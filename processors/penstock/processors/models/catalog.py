@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.producers.engine_kinds import KINDS, EngineKind
-from penstock.producers.model_entry import PRIORITY, ModelEntry
+from penstock.common.engine_kinds import KINDS, EngineKind
+from penstock.common.model_entry import PRIORITY, ModelEntry
 from penstock.schemas.abilities import WORDS, Need
 from penstock.schemas.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 

@@ -1,4 +1,4 @@
-"""Makes the engine of a configured model, by what its kind says of it (`penstock.producers.engine_kinds`)."""
+"""Makes the engine of a configured model, by what its kind says of it (`penstock.common.engine_kinds`)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.common.engine_kinds import load
 from penstock.processors.engines.base import Engine
-from penstock.processors.engines.loading import device_name
 from penstock.processors.engines.noop import NoopEngine
-from penstock.processors.engines.summarizing import TASK as SUMMARIZATION
-from penstock.processors.engines.summarizing import SummarizingEngine
+from penstock.processors.engines.process.loading import device_name
+from penstock.processors.engines.text.summarizing import TASK as SUMMARIZATION
+from penstock.processors.engines.text.summarizing import SummarizingEngine
 from penstock.processors.hardware.cpu import CpuProbe
 from penstock.processors.hardware.nvml import NvmlProbe
 from penstock.processors.hardware.probe import DeviceFacts
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.sizing import ModelSize, estimate
-from penstock.producers.engine_kinds import load
 
 Facts = Callable[[str], DeviceFacts | None]
 """What is known of a device by its name."""
@@ -74,13 +74,13 @@ def make_noop(making: Making) -> Engine:
 
 
 def make_remote(making: Making) -> Engine:
-    from penstock.processors.engines.remote import RemoteEngine
+    from penstock.processors.engines.remote.engine import RemoteEngine
 
     return RemoteEngine(making.config.id, making.config.source, making.options)
 
 
 def make_managed(making: Making) -> Engine:
-    from penstock.processors.engines.managed import ManagedEngine
+    from penstock.processors.engines.managed.engine import ManagedEngine
 
     devices = making.devices or (device_name(making.options),)
     known = [making.facts(device) for device in devices]
@@ -98,7 +98,7 @@ def make_managed(making: Making) -> Engine:
 
 def make_child(making: Making) -> Engine:
     """An engine in a process of its own."""
-    from penstock.processors.engines.host import ChildEngine
+    from penstock.processors.engines.process.host import ChildEngine
 
     config, options = making.config, making.options
     assert config.kind.backend is not None
@@ -131,7 +131,7 @@ def _addresses(devices: Sequence[DeviceFacts | None]) -> list[str] | None:
 def _seen(device: DeviceFacts | None) -> dict[str, Any]:
     """How an engine's process finds its device: a card is the only one that it sees, so it is the first.
 
-    On a simulated device it runs on the CPU. A card's number is not told to it: see `engines/child.py`.
+    On a simulated device it runs on the CPU. A card's number is not told to it: see `engines/process/child.py`.
     """
     if device is None:
         return {}

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from penstock.processors.core.ledger import DeviceCapacity
-from penstock.processors.engines.threads import in_daemon_thread
+from penstock.common.threads import in_daemon_thread
+from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.hardware import shares
 from penstock.processors.hardware.cpu import CpuProbe
 from penstock.processors.hardware.entries import DeviceSection

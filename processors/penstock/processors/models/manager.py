@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.processors.background import BackgroundTasks, reporting
-from penstock.processors.core.ledger import CannotLoad
+from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import Engine, EngineState
 from penstock.processors.models import sizing
 from penstock.processors.models.catalog import ModelConfig, share_cores

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.processors.core.estimates import Shape
-from penstock.processors.engines.loading import (
+from penstock.processors.core.fleet.estimates import Shape
+from penstock.processors.engines.process.loading import (
     CUDA_CONTEXT_BYTES,
     batch_tokens,
     cache_tokens,

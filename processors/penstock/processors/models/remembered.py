@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from penstock.processors.core.estimates import Estimates
-from penstock.processors.engines.threads import in_daemon_thread
+from penstock.common.threads import in_daemon_thread
+from penstock.processors.core.fleet.estimates import Estimates
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.processors.core.fleet import HOST
+from penstock.common.model_entry import served_by
+from penstock.processors.core.fleet.ledger import DeviceCapacity
+from penstock.processors.core.fleet.replica import Replica, ReplicaState
+from penstock.processors.core.fleet.residents import ModelSpec
+from penstock.processors.core.fleet.views import HOST
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.ledger import DeviceCapacity
-from penstock.processors.core.replica import Replica, ReplicaState
-from penstock.processors.core.residents import ModelSpec
 from penstock.processors.engines.base import Engine, EngineInfo
-from penstock.processors.engines.loading import dtype_name
+from penstock.processors.engines.process.loading import dtype_name
 from penstock.processors.hardware.simulated import KIND as SIMULATED
 from penstock.processors.models.calibration import Calibration
 from penstock.processors.models.catalog import Catalog, ModelConfig
@@ -24,7 +25,6 @@ from penstock.processors.models.manager import ModelManager, Reports
 from penstock.processors.models.remembered import RememberedEstimates
 from penstock.processors.models.sizing import Estimate, estimate, size_model
 from penstock.processors.settings import WorkerSettings
-from penstock.producers.model_entry import served_by
 from penstock.schemas.abilities import READ_IMAGES, Need
 from penstock.schemas.choosing import Candidate, Choice, choose, only
 from penstock.schemas.desired import model_key

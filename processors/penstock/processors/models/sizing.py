@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from penstock.processors.core.estimates import Shape
-from penstock.processors.core.ledger import CannotLoad
+from penstock.common.engine_kinds import load
+from penstock.common.threads import in_daemon_thread
+from penstock.processors.core.fleet.estimates import Shape
+from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import Limits
-from penstock.processors.engines.loading import block_size, cache_tokens
-from penstock.processors.engines.threads import in_daemon_thread
+from penstock.processors.engines.process.loading import block_size, cache_tokens
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.fetching import PROGRESS
 from penstock.processors.models.parts import PARTS, PROCESS_BYTES, Part, memory_parts, shape_of
-from penstock.producers.engine_kinds import load
 from penstock.schemas.errors import InvalidRequest
 
 BYTES_PER_TOKEN = 4

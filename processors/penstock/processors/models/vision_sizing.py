@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.processors.engines.upscaling import read_config, tile_bytes
+from penstock.processors.engines.images.upscaling import read_config, tile_bytes
 from penstock.processors.images.planning import MAX_PIXELS
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.parts import (

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from penstock.common.model_entry import ModelEntry, check_names, parse_entry, served_by
 from penstock.processors.kafka.desired import Wished
 from penstock.processors.models.catalog import ModelConfig
-from penstock.producers.model_entry import ModelEntry, check_names, parse_entry, served_by
 from penstock.schemas.desired import CLASS, MODEL
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import DesiredState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.processors.core.ledger import DeviceCapacity
+from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.replay.trace import ForeignUse, Request, Trace, TraceModel, checked
 
 GB = 1 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.processors.core.fleet import RANKS
+from penstock.processors.core.fleet.views import RANKS
 from penstock.processors.replay.policies import POLICIES
 from penstock.processors.replay.trace import Trace
 from penstock.processors.replay.world import Job, World

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.processors.core.fleet import HOST
-from penstock.processors.core.ledger import DeviceCapacity
+from penstock.processors.core.fleet.ledger import DeviceCapacity
+from penstock.processors.core.fleet.views import HOST
 from penstock.processors.hardware.entries import DeviceSection
 from penstock.processors.hardware.simulated import KIND as SIMULATED
 from penstock.processors.replay.trace import ForeignUse, Trace, checked

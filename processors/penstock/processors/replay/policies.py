@@ -10,9 +10,9 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from penstock.processors.core.fleet import RANKS, Demand, Drain, Load, ModelView, Reserve, Unload, UseRate
-from penstock.processors.core.placement import DEFAULTS, decide
-from penstock.processors.core.scheduler import Scheduler
+from penstock.processors.core.fleet.placement import DEFAULTS, decide
+from penstock.processors.core.fleet.views import RANKS, Demand, Drain, Load, ModelView, Reserve, Unload, UseRate
+from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.replay.world import Job, Policy, Replica, World
 
 WEIGHTS = {"high": 16.0, "medium": 4.0, "low": 1.0}

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.processors.core.fleet import Need
-from penstock.processors.core.ledger import DeviceCapacity
+from penstock.processors.core.fleet.ledger import DeviceCapacity
+from penstock.processors.core.fleet.views import Need
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.topics import priority_class
 

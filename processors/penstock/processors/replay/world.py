@@ -10,8 +10,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Protocol
 
-from penstock.processors.core.fleet import RANKS, ReplicaView
-from penstock.processors.core.ledger import Grant, Ledger
+from penstock.processors.core.fleet.ledger import Grant, Ledger
+from penstock.processors.core.fleet.views import RANKS, ReplicaView
 from penstock.processors.replay.trace import Request, Trace, TraceModel
 
 UNLOAD_S = 0.5

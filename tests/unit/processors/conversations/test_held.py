@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from penstock.common.artifacts import ArtifactStore
 from penstock.processors.conversations.held import HeldImages
-from penstock.producers.artifacts import ArtifactStore
 
 
 def test_an_erasure_takes_what_the_request_made_and_lets_go_of_the_rest(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from flow_driver import World
 from penstock.processors.core import effects as ask
+from penstock.processors.core.fleet.ledger import DeviceCapacity
+from penstock.processors.core.fleet.residents import ModelSpec, Needs
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.ledger import DeviceCapacity
-from penstock.processors.core.residents import ModelSpec, Needs
-from penstock.processors.core.suspects import suspect_all
+from penstock.processors.core.requests.suspects import suspect_all
 from penstock.schemas.errors import InsufficientCapacity
 from penstock.schemas.records import Requirements
 

@@ -6,8 +6,8 @@ import pytest
 
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.states import Stage
-from penstock.processors.core.suspects import suspect_all
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.suspects import suspect_all
 from penstock.processors.engines.base import Finished
 from penstock.schemas.errors import BadAvro, EngineFailed, InvalidRequest, Overloaded
 

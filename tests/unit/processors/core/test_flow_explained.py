@@ -5,8 +5,8 @@ from __future__ import annotations
 from card_driver import Card, gb
 from flow_driver import HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.lifetimes import LifetimeSettings
-from penstock.processors.core.slack import SlackSettings
+from penstock.processors.core.queue.lifetimes import LifetimeSettings
+from penstock.processors.core.queue.slack import SlackSettings
 
 
 def waitings(world: World, request_id: str) -> list[tuple[str, int | None]]:

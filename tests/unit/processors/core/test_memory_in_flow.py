@@ -6,8 +6,8 @@ import pytest
 
 from card_driver import GB, Card, card, gb
 from penstock.processors.core import effects as ask
-from penstock.processors.core.replica import ReplicaState
-from penstock.processors.core.residents import ModelSpec
+from penstock.processors.core.fleet.replica import ReplicaState
+from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity
 from penstock.schemas.records import Requirements
 

@@ -6,8 +6,8 @@ import pytest
 
 from card_driver import Card, card, gb
 from flow_driver import HIGH, LOW, MEDIUM, World
-from penstock.processors.core.residents import ModelSpec
-from penstock.processors.core.slack import SlackSettings
+from penstock.processors.core.fleet.residents import ModelSpec
+from penstock.processors.core.queue.slack import SlackSettings
 
 
 def spec(model: str, **fields: object) -> ModelSpec:

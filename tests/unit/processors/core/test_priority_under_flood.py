@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from flow_driver import HIGH, LOW, World
-from penstock.processors.core.slack import SlackSettings
+from penstock.processors.core.queue.slack import SlackSettings
 
 SLOTS, RUN_S, STEP_S = 8, 0.02, 0.001
 

@@ -6,8 +6,8 @@ import pytest
 
 from flow_driver import LOW, MEDIUM, Finished, World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.ledger import CannotLoad
-from penstock.processors.core.states import Stage
+from penstock.processors.core.fleet.ledger import CannotLoad
+from penstock.processors.core.requests.states import Stage
 from penstock.schemas.errors import EngineFailed, Overloaded
 
 

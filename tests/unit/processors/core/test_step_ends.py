@@ -6,8 +6,8 @@ import pytest
 
 from card_driver import GB, Card, gb
 from penstock.processors.core import effects as ask
+from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.flow import EndlessStep
-from penstock.processors.core.residents import ModelSpec
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.records import Requirements
 

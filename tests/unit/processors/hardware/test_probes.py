@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.processors.engines import server_process
+from penstock.processors.engines.managed import server_process
 from penstock.processors.hardware import cpu, processes
 from penstock.processors.hardware.cpu import CpuProbe
 from penstock.processors.hardware.entries import DeviceSection, ForeignStep

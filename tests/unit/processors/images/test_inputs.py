@@ -10,9 +10,9 @@ from random import Random
 import pytest
 
 from hostile_images import picture
+from penstock.common.artifacts import ArtifactStore
 from penstock.processors.images.inputs import ImageInputs, image_inputs
 from penstock.processors.settings import ImagesSection
-from penstock.producers.artifacts import ArtifactStore
 from penstock.schemas.errors import InternalError, InvalidRequest, NotFound, TooLarge
 
 PARAM = "payload.image"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from penstock.common.reader import RawMessage
+from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka import record_follower
 from penstock.processors.kafka.control import ControlBook, ControlFollower
 from penstock.processors.kafka.record_follower import SLICE
-from penstock.producers.reader import RawMessage
-from penstock.producers.settings import KafkaSettings
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand

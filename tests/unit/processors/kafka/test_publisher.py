@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from penstock.common.transport import Delivery
 from penstock.processors.kafka.publisher import GATHERED_RECORDS, LETTER_WINDOW, Publisher
-from penstock.producers.transport import Delivery
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BadAvro, BrokerUnavailable, Overloaded, PenstockError, TooLarge
 from penstock.schemas.records import DeadLetter, Origin, ResultEvent, StatusEvent

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.engines.host import ChildEngine
-from penstock.processors.engines.managed import ManagedEngine
+from penstock.processors.engines.managed.engine import ManagedEngine
+from penstock.processors.engines.process.host import ChildEngine
 from penstock.processors.hardware.probe import DeviceFacts
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.factory import make_engine

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.core.ledger import CannotLoad
+from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import Engine, EngineState
 from penstock.processors.engines.noop import NoopEngine
 from penstock.processors.models.catalog import Catalog, ModelConfig, share_cores

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.processors.core.estimates import EstimateKey
+from penstock.processors.core.fleet.estimates import EstimateKey
 from penstock.processors.models import remembered
 from penstock.processors.models.remembered import RememberedEstimates
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.processors.core.ledger import CannotLoad
-from penstock.processors.engines import loading
+from penstock.processors.core.fleet.ledger import CannotLoad
+from penstock.processors.engines.process import loading
 from penstock.processors.models import parts, sizing
 from penstock.processors.models.catalog import ModelConfig
 from penstock.schemas.errors import InvalidRequest

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.common.model_entry import parse_entry
 from penstock.processors.kafka.desired import Wished
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.wishes import WishedModels
-from penstock.producers.model_entry import parse_entry
 from penstock.schemas.desired import key_of
 from penstock.schemas.records import DesiredState
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.processors.core.ledger import DeviceCapacity
+from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.hardware.entries import DeviceSection
 from penstock.processors.replay import builtin, figures
 from penstock.processors.replay.fleet import on_devices

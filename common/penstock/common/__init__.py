@@ -1,0 +1,1 @@
+"""What worker, gateway, client library and command line share: Kafka's clients, configuration, artifacts, models."""

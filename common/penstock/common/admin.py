@@ -1,0 +1,270 @@
+"""Topics: making them, comparing them with what they should be, and looking things up. All functions block.
+
+Every function raises BrokerUnavailable when Kafka does not answer within `timeout_s`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+
+from penstock.common.admin_clients import answer_of, asked, is_new, unanswered
+from penstock.common.kafka_errors import missing_topic, translated
+from penstock.common.settings import KafkaSettings
+from penstock.schemas.errors import NotFound, PenstockError
+from penstock.schemas.topics import TP, TopicSpec, conversation_topic_config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicReport:
+    """What `ensure_topics` did or found. `drift` maps what differs to (wanted, found); nothing existing is changed."""
+
+    name: str
+    created: bool
+    drift: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicInfo:
+    """A topic as it is. `config` holds all of its settings, defaults too."""
+
+    name: str
+    partitions: int
+    replication: int
+    config: Mapping[str, str]
+
+
+def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: float = 30.0) -> list[TopicReport]:
+    """Create what is missing, wait until it is visible, and report how what existed differs from its spec."""
+    existing = partition_counts(settings, timeout_s=timeout_s)
+    missing = [spec for spec in specs if spec.name not in existing]
+    created = _create(settings, missing, timeout_s)
+    found = {info.name: info for info in _visible(settings, [spec.name for spec in specs], timeout_s)}
+    return [
+        TopicReport(name=spec.name, created=spec.name in created, drift=_drift(spec, found[spec.name]))
+        for spec in specs
+    ]
+
+
+def describe(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 15.0) -> list[TopicInfo]:
+    """The topics as they are. Raises NotFound for one that does not exist."""
+    metadata = _descriptions(settings, topics, timeout_s)
+    configs = topic_configs(settings, topics, timeout_s)
+    return [
+        TopicInfo(
+            name=name,
+            partitions=len(metadata[name].partitions),
+            replication=len(metadata[name].partitions[0].replicas),
+            config=configs[name],
+        )
+        for name in topics
+    ]
+
+
+def topic_config(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> dict[str, str]:
+    """All settings of a topic. Raises NotFound."""
+    return topic_configs(settings, [topic], timeout_s)[topic]
+
+
+def topic_configs(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 15.0) -> dict[str, dict[str, str]]:
+    """All settings of each topic. Raises NotFound."""
+    if not topics:
+        return {}
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+
+    def ask(client: AdminClient, wait_s: float) -> dict[str, dict[str, str]]:
+        with translated("read the settings of topics"):
+            futures = client.describe_configs(resources, request_timeout=wait_s)
+        found: dict[str, dict[str, str]] = {}
+        for resource, future in futures.items():
+            name = resource.name
+            entries = answer_of(future, f"read the settings of {name}", wait_s, name)
+            found[name] = {key: str(entry.value) for key, entry in entries.items()}
+        return found
+
+    return asked(settings, ask, timeout_s)
+
+
+def topic_id(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> str | None:
+    """Kafka's id of the topic (another one after it was deleted and made again); None when it does not exist."""
+    found = _descriptions(settings, [topic], timeout_s, missing_ok=True).get(topic)
+    return None if found is None else str(found.topic_id)
+
+
+def create_conversation_topic(
+    settings: KafkaSettings,
+    topic: str,
+    *,
+    durability: str = "replicas",
+    brokers: int | None = None,
+    timeout_s: float = 15.0,
+) -> bool:
+    """Create a compacted topic of one partition and wait until it is visible; False when it exists already.
+
+    The brokers are counted when `brokers` is not given.
+    """
+    count = broker_count(settings, timeout_s) if brokers is None else brokers
+    config = conversation_topic_config(brokers=count, durability=durability)
+    spec = TopicSpec(name=topic, partitions=1, replication=3 if count >= 3 else 1, config=config)
+    created = _create(settings, [spec], timeout_s)
+    _visible(settings, [topic], timeout_s)
+    return bool(created)
+
+
+def delete_topic(settings: KafkaSettings, topic: str, timeout_s: float = 15.0) -> bool:
+    """False when it does not exist."""
+
+    def ask(client: AdminClient, wait_s: float) -> bool:
+        future = client.delete_topics([topic], operation_timeout=wait_s, request_timeout=wait_s)[topic]
+        try:
+            answer_of(future, f"delete {topic}", wait_s, topic)
+        except NotFound:
+            return False
+        return True
+
+    return asked(settings, ask, timeout_s)
+
+
+def partition_counts(
+    settings: KafkaSettings, topics: Iterable[str] | None = None, timeout_s: float = 10.0
+) -> dict[str, int]:
+    """Partitions of all topics, or of those given. Topics that do not exist are left out."""
+    if topics is not None:
+        found = _descriptions(settings, list(topics), timeout_s, missing_ok=True)
+        return {name: len(description.partitions) for name, description in found.items()}
+    metadata = _metadata(settings, timeout_s)
+    return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
+
+
+def broker_count(settings: KafkaSettings, timeout_s: float = 10.0) -> int:
+    """How many brokers the cluster has now."""
+    return len(_metadata(settings, timeout_s).brokers)
+
+
+def count_conversations(settings: KafkaSettings, timeout_s: float = 10.0) -> int:
+    """How many conversation topics exist under the prefix."""
+    parse = settings.names.parse_conversation
+    return sum(parse(name) is not None for name in partition_counts(settings, timeout_s=timeout_s))
+
+
+def begin_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: float = 10.0) -> dict[TP, int]:
+    """The first offset that each partition still has."""
+    return _offsets(settings, _all(partitions, OffsetSpec.earliest()), timeout_s)
+
+
+def end_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: float = 10.0) -> dict[TP, int]:
+    """Up to where each partition can be read: the offset of its next record, or where an open transaction begins."""
+    return _offsets(settings, _all(partitions, OffsetSpec.latest()), timeout_s)
+
+
+def offsets_at(
+    settings: KafkaSettings, partitions: Iterable[TP], time_ms: int, timeout_s: float = 10.0
+) -> dict[TP, int]:
+    """The first offset of each partition whose record is not older than `time_ms`; the end when there is none."""
+    wanted = list(partitions)
+    found = _offsets(settings, _all(wanted, OffsetSpec.for_timestamp(time_ms)), timeout_s)
+    none_so_new = [partition for partition in wanted if found[partition] < 0]
+    # Asked for after the times: a record that came in between is older than nobody's wish to see it.
+    return found | end_offsets(settings, none_so_new, timeout_s) if none_so_new else found
+
+
+def _all(partitions: Iterable[TP], spec: Any) -> Mapping[TP, OffsetSpec]:
+    return cast("Mapping[TP, OffsetSpec]", dict.fromkeys(partitions, spec))
+
+
+def _offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
+    """Offsets by spec. A partition without a leader (just created, or its broker restarts) is asked again."""
+    if not specs:
+        return {}
+    return asked(settings, lambda client, wait_s: _list_offsets(client, specs, wait_s), timeout_s, refused_too=True)
+
+
+def _list_offsets(client: AdminClient, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
+    with translated("look up offsets"):
+        futures = client.list_offsets(
+            {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=timeout_s,
+        )
+    return {
+        (tp.topic, tp.partition): int(answer_of(future, f"look up offsets of {tp.topic}", timeout_s, tp.topic).offset)
+        for tp, future in futures.items()
+    }
+
+
+def _visible(settings: KafkaSettings, topics: Sequence[str], timeout_s: float) -> list[TopicInfo]:
+    """Describe topics that may have been created a moment ago: a broker knows of them some milliseconds later."""
+    give_up = time.monotonic() + timeout_s
+    while True:
+        try:
+            return describe(settings, topics, timeout_s)
+        except NotFound:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)
+
+
+def _create(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: float) -> set[str]:
+    """The names of those that were created now and not by somebody else at the same time."""
+    if not specs:
+        return set()
+    new = [
+        NewTopic(spec.name, spec.partitions, replication_factor=spec.replication, config=dict(spec.config))
+        for spec in specs
+    ]
+    created: set[str] = set()
+
+    def ask(client: AdminClient, wait_s: float) -> None:
+        futures = client.create_topics(new, operation_timeout=wait_s, request_timeout=wait_s)
+        for name, future in futures.items():
+            if is_new(future, f"create {name}", wait_s):
+                created.add(name)
+
+    asked(settings, ask, timeout_s)
+    return created
+
+
+def _drift(spec: TopicSpec, found: TopicInfo) -> dict[str, tuple[str, str]]:
+    wanted = {"partitions": str(spec.partitions), "replication": str(spec.replication), **spec.config}
+    actual = {"partitions": str(found.partitions), "replication": str(found.replication), **found.config}
+    return {
+        name: (value, actual.get(name, "unset"))
+        for name, value in wanted.items()
+        if set(value.split(",")) != set(actual.get(name, "unset").split(","))
+    }
+
+
+def _metadata(settings: KafkaSettings, timeout_s: float) -> Any:
+    def ask(client: AdminClient, wait_s: float) -> Any:
+        try:
+            return client.list_topics(timeout=wait_s)
+        except KafkaException as error:
+            raise unanswered(error, f"reach Kafka at {settings.bootstrap_servers}") from error
+
+    return asked(settings, ask, timeout_s)
+
+
+def _descriptions(
+    settings: KafkaSettings, topics: Sequence[str], timeout_s: float, *, missing_ok: bool = False
+) -> dict[str, Any]:
+    if not topics:
+        return {}
+
+    def ask(client: AdminClient, wait_s: float) -> dict[str, Any]:
+        with translated("look up topics"):
+            futures = client.describe_topics(TopicCollection(list(topics)), request_timeout=wait_s)
+        found: dict[str, Any] = {}
+        for name, future in futures.items():
+            try:
+                found[name] = answer_of(future, f"look up {name}", wait_s, name)
+            except PenstockError as error:
+                if not (missing_ok and error.code == missing_topic(name).code):
+                    raise
+        return found
+
+    return asked(settings, ask, timeout_s)

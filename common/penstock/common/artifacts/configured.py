@@ -1,0 +1,47 @@
+"""The artifact store that the configuration names: the same for workers, gateways and the client library."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from pydantic import Field, SecretStr
+
+from penstock.common.artifacts.places import Place
+from penstock.common.artifacts.store import ArtifactStore
+from penstock.common.configuration import ArtifactsSection, ProcessSettings
+
+
+class _Settings(ProcessSettings):
+    artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
+
+
+def open_store(
+    section: ArtifactsSection, location: str | None = None, *, clock: Callable[[], float] = time.time
+) -> ArtifactStore:
+    """The store of `[artifacts]`; `location` where this process sees it under another name. Raises as ArtifactStore."""
+    return ArtifactStore(
+        location or section.location,
+        max_bytes=section.max_bytes,
+        ttl_s=section.ttl_s,
+        options=_texts(section.options),
+        presigned=section.presigned_urls,
+        stores={
+            name: Place(location=one.location, options=_texts(one.options), presigned=one.presigned_urls)
+            for name, one in section.stores.items()
+        },
+        clock=clock,
+    )
+
+
+def configured_store() -> ArtifactStore:
+    """The store of the TOML file that PENSTOCK_CONFIG names and of PENSTOCK_ARTIFACTS__… variables.
+
+    For `Client(artifacts=configured_store())`. Raises FileNotFoundError, pydantic's ValidationError, and as
+    ArtifactStore.
+    """
+    return open_store(_Settings().artifacts)
+
+
+def _texts(options: Mapping[str, SecretStr]) -> dict[str, str]:
+    return {name: value.get_secret_value() for name, value in options.items()}

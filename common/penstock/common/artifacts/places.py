@@ -1,0 +1,218 @@
+"""Places: the folders and object stores in which artifacts lie, how they are opened, and the names within them.
+
+In each: `{tenant}/{prefix}/{artifact_id}/data`, with or without a prefix. In the default place also
+`{tenant}/{artifact_id}/about.json`, which makes the artifact exist, and the marks of conversations (`holds.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.request import url2pathname
+
+from penstock.common.artifacts.facts import Artifact, check_artifact_id, is_artifact_id
+from penstock.schemas.errors import InternalError, InvalidRequest, Overloaded
+from penstock.schemas.ids import check_tenant
+
+logger = logging.getLogger(__name__)
+
+# A part that begins with a dot could be `..`, or one of our own folders (`.holds`).
+_PREFIX_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+SHOWN = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "text/plain"})
+"""What a browser may show; all else is a download, so that an upload never runs as a page."""
+_CLIENT_OPTIONS = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "timeout",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_url",
+        "user_agent",
+    }
+)
+"""Options that concern HTTP and not the store; the same for all kinds of stores."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A folder, or a URL such as `s3://bucket/prefix`, with the options of its client.
+
+    Options are those of obstore: `aws_endpoint`, `aws_region`, `aws_access_key_id`, `allow_http` and so on; what is
+    not given comes from the usual variables of the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`).
+    """
+
+    location: str
+    options: Mapping[str, str]
+    presigned: bool = True
+    """Whether URLs that the store itself serves may be handed out."""
+
+    def __repr__(self) -> str:
+        return f"Place({self.location})"  # options hold credentials
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPlace:
+    """A place with its client."""
+
+    place: Place
+    root: str
+    """The URI of the place, without a slash at its end."""
+    client: Any
+    folder: Path | None
+    """Of a local place."""
+
+    def items(self, under: str | None) -> Iterator[Mapping[str, Any]]:
+        """All objects, or those under a folder: `path`, `size` in bytes, `last_modified`. Raises as the store."""
+        with telling_failures():
+            for items in self.client.list(under):
+                yield from items
+
+    def attributes(self, artifact: Artifact) -> dict[str, str] | None:
+        """What the store itself says when it serves the bytes; a folder serves nothing."""
+        if self.folder is not None:
+            return None
+        if artifact.media_type in SHOWN:
+            return {"Content-Type": artifact.media_type}
+        shown = f'attachment; filename="{artifact.artifact_id}"'
+        return {"Content-Type": "application/octet-stream", "Content-Disposition": shown}
+
+    def presigned_url(self, path: str, ttl_s: float) -> str | None:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        if not self.place.presigned or self.folder is not None:
+            return None
+        try:
+            return obstore.sign(self.client, "GET", path, timedelta(seconds=ttl_s))
+        except (BaseError, ValueError, TypeError):  # no such thing there, or credentials that cannot sign
+            return None
+
+
+class Places:
+    """The default place and those with names, opened when they are first used."""
+
+    def __init__(self, default: Place, named: Mapping[str, Place]) -> None:
+        """Raises as `open_place` for the default one."""
+        self._named = dict(named)
+        self._open: dict[str | None, OpenPlace] = {None: open_place(default)}
+
+    @property
+    def names(self) -> list[str | None]:
+        """None for the default one, which stands first."""
+        return [None, *self._named]
+
+    def folders(self) -> list[Path]:
+        """Of all places that are local."""
+        folders = [self[name].folder for name in self.names]
+        return [folder for folder in folders if folder is not None]
+
+    def __getitem__(self, store: str | None) -> OpenPlace:
+        """Raises InvalidRequest for a store that is not configured here."""
+        opened = self._open.get(store)
+        if opened is None:
+            self.check(store, None)
+            opened = self._open[store] = open_place(self._named[store or ""])
+        return opened
+
+    def check(self, store: str | None, prefix: str | None) -> None:
+        """Raises InvalidRequest naming what is wrong."""
+        check_place(self._named, store, prefix)
+
+
+def open_place(place: Place) -> OpenPlace:
+    """Make the client; a local folder is made too, nothing else is asked.
+
+    Raises InvalidRequest naming what is wrong in the location or the options, OSError for a folder.
+    """
+    # Imported on use: the library is large, and most clients have no artifacts.
+    from obstore.exceptions import BaseError
+    from obstore.store import LocalStore, from_url
+
+    if "://" not in place.location or place.location.startswith("file://"):
+        named = place.location.removeprefix("file://")
+        folder = Path(named if named == place.location else url2pathname(named)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)  # its error names the folder, the library's does not
+        return OpenPlace(place, folder.as_uri(), LocalStore(folder), folder)
+    config: dict[str, Any] = {name: value for name, value in place.options.items() if name not in _CLIENT_OPTIONS}
+    client: dict[str, Any] = {name: value for name, value in place.options.items() if name in _CLIENT_OPTIONS}
+    try:
+        make: Any = from_url  # typed by kind of store, and the kind stands in the URL
+        opened = make(place.location, config=config, client_options=client)
+    except (BaseError, ValueError) as error:
+        # The first line names the key or the scheme; what follows it may hold values.
+        reason = str(error).partition("\n")[0]
+        raise InvalidRequest(f"artifacts cannot lie at {place.location}: {reason}", param="artifacts") from None
+    return OpenPlace(place, place.location.rstrip("/"), opened, None)
+
+
+def check_place(named: Iterable[str], store: str | None, prefix: str | None) -> None:
+    """Whether `output {store, prefix}` names a store that is there, and a folder within it.
+
+    Raises InvalidRequest naming what is wrong.
+    """
+    if store is not None and store not in set(named):
+        there_are = ", ".join(sorted(named)) or "none besides the default one"
+        raise InvalidRequest(
+            f"output.store {store!r} is no configured store of artifacts; there are: {there_are}",
+            param="output.store",
+        )
+    check_prefix(prefix)
+
+
+def check_prefix(value: object) -> str | None:
+    """A folder within a tenant, such as `renders/2026`; None for none. Raises InvalidRequest naming it."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or len(value) > 200:
+        raise InvalidRequest("output.prefix must be a text of at most 200 characters", param="output.prefix")
+    for part in value.rstrip("/").split("/"):
+        # An artifact's own folder is no place for others: its marks lie there.
+        if not _PREFIX_PART.fullmatch(part) or is_artifact_id(part):
+            raise InvalidRequest(
+                f"output.prefix {value!r} must be a folder within the tenant: parts of A-Z a-z 0-9 . _ - that do not"
+                " begin with a dot and are no UUID, separated by single slashes",
+                param="output.prefix",
+            )
+    return value.rstrip("/")
+
+
+def folder_of(tenant: str, artifact_id: str) -> str:
+    return f"{check_tenant(tenant)}/{check_artifact_id(artifact_id)}"
+
+
+def about_path(tenant: str, artifact_id: str) -> str:
+    return f"{folder_of(tenant, artifact_id)}/about.json"
+
+
+def data_path(artifact: Artifact) -> str:
+    """Raises InvalidRequest for facts that would lead out of the tenant."""
+    return data_path_of(artifact.tenant, artifact.artifact_id, artifact.prefix)
+
+
+def data_path_of(tenant: str, artifact_id: str, prefix: str | None) -> str:
+    within = check_prefix(prefix)
+    middle = f"{within}/" if within else ""
+    return f"{check_tenant(tenant)}/{middle}{check_artifact_id(artifact_id)}/data"
+
+
+@contextmanager
+def telling_failures() -> Generator[None]:
+    """The client's errors as ours, without what they may tell: URLs with signatures. FileNotFoundError passes."""
+    from obstore.exceptions import BaseError, GenericError
+
+    try:
+        yield
+    except GenericError as error:
+        logger.warning("artifacts.failed error=%s", type(error).__name__)
+        raise Overloaded("the store of artifacts cannot be reached now", retry_after_s=1) from None
+    except BaseError as error:
+        logger.warning("artifacts.refused error=%s", type(error).__name__)
+        raise InternalError(f"the store of artifacts refused: {type(error).__name__}") from None

@@ -1,0 +1,309 @@
+"""The artifact store: put, describe, read, list and delete artifacts in a folder or an object store."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.common.artifacts import facts
+from penstock.common.artifacts.digests import checked, missing, read_pieces
+from penstock.common.artifacts.facts import Artifact
+from penstock.common.artifacts.holds import Holds
+from penstock.common.artifacts.places import (
+    OpenPlace,
+    Place,
+    Places,
+    about_path,
+    check_prefix,
+    data_path,
+    data_path_of,
+    telling_failures,
+)
+from penstock.schemas.errors import Conflict, InternalError, InvalidRequest, TooLarge
+from penstock.schemas.ids import check_tenant
+
+UPLOAD_BYTES = 5 * 1024 * 1024
+"""The parts of a streamed upload; object stores take none that is smaller."""
+MAX_BYTES = 100 * 1024 * 1024
+_READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One page of a tenant's artifacts; `has_more` when others follow."""
+
+    artifacts: list[Artifact]
+    has_more: bool
+
+
+class ArtifactStore:
+    """A folder, or an object store given as a URL (s3://bucket/prefix), and others beside it by name.
+
+    All methods block and are thread-safe, but for `put_stream`. Beside what they name they raise Overloaded when a
+    store cannot be reached, and InternalError when it refuses.
+    """
+
+    def __init__(
+        self,
+        location: str | Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        ttl_s: float | None = None,
+        options: Mapping[str, str] | None = None,
+        presigned: bool = True,
+        stores: Mapping[str, Place] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`ttl_s`: how long what comes without a time of its own is kept, in seconds; None: until it is deleted.
+
+        Raises InvalidRequest for a location or options that cannot be, OSError for a folder that cannot be made.
+        """
+        self.max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._clock = clock
+        first = Place(location=str(location), options=dict(options or {}), presigned=presigned)
+        self.places = Places(first, stores or {})
+        self._client = self.places[None].client
+        self.holds = Holds(self._client)
+
+    # -- writing
+
+    def put(
+        self,
+        tenant: str,
+        data: bytes,
+        *,
+        media_type: str = "application/octet-stream",
+        artifact_id: str | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        seed: int | None = None,
+        ttl_s: float | None = None,
+        store: str | None = None,
+        prefix: str | None = None,
+        request_id: str | None = None,
+        conversation_id: str | None = None,
+    ) -> Artifact:
+        """Keep `data` under a new id, or under one that the caller made (a UUID), overwriting it.
+
+        `width` and `height` in pixels and `seed` are facts of an image. `ttl_s`: seconds until it expires, in place of
+        the store's own. `store` and `prefix` choose where the bytes lie. `request_id`: the request whose output it is;
+        if that ends without naming the artifact, the sweeper takes it away. `conversation_id`: the conversation in
+        which it was made; the artifact goes when that is deleted.
+
+        Raises TooLarge naming the limit, InvalidRequest for an impossible id, an unknown store or a wrong prefix.
+        """
+        self._check_size(len(data))
+        place, artifact = self._begin(tenant, artifact_id, media_type, ttl_s, store, prefix)
+        artifact = replace(
+            artifact,
+            size_bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            width=width,
+            height=height,
+            seed=seed,
+            request_id=request_id,
+            conversation_id=conversation_id,
+        )
+        # The bytes first: an artifact that can be found is whole.
+        with telling_failures():
+            place.client.put(data_path(artifact), data, attributes=place.attributes(artifact))
+            self._client.put(about_path(tenant, artifact.artifact_id), facts.to_json(artifact))
+        return artifact
+
+    async def put_stream(
+        self,
+        tenant: str,
+        pieces: AsyncIterator[bytes],
+        *,
+        media_type: str = "application/octet-stream",
+        ttl_s: float | None = None,
+        store: str | None = None,
+        prefix: str | None = None,
+    ) -> Artifact:
+        """Keep what comes in pieces under a new id, with a few parts of UPLOAD_BYTES in memory. Raises as `put`.
+
+        What `pieces` raises passes through, and then nothing is kept.
+        """
+        import obstore
+
+        place, artifact = self._begin(tenant, None, media_type, ttl_s, store, prefix)
+        digest, size = hashlib.sha256(), 0
+
+        async def counted() -> AsyncIterator[bytes]:
+            nonlocal size
+            async for piece in pieces:
+                size += len(piece)
+                self._check_size(size)
+                digest.update(piece)
+                yield piece
+
+        with telling_failures():
+            await obstore.put_async(
+                place.client,
+                data_path(artifact),
+                counted(),
+                attributes=place.attributes(artifact),
+                chunk_size=UPLOAD_BYTES,
+                max_concurrency=2,
+            )
+            artifact = replace(artifact, size_bytes=size, sha256=digest.hexdigest())
+            await obstore.put_async(self._client, about_path(tenant, artifact.artifact_id), facts.to_json(artifact))
+        return artifact
+
+    def check_place(self, store: str | None, prefix: str | None) -> None:
+        """Whether `output {store, prefix}` can be followed here. Raises InvalidRequest naming what is wrong."""
+        self.places.check(store, prefix)
+
+    # -- reading
+
+    def describe(self, tenant: str, artifact_id: str) -> Artifact:
+        """The reference. Raises NotFound for an id that this tenant does not have, or has no more."""
+        artifact = self.peek(tenant, artifact_id)
+        if artifact is None or self.is_over(artifact):
+            raise missing(artifact_id)
+        return artifact
+
+    def peek(self, tenant: str, artifact_id: str) -> Artifact | None:
+        """The reference, expired or not; None when there is none."""
+        try:
+            with telling_failures():
+                found = bytes(self._client.get(about_path(tenant, artifact_id)).bytes())
+        except FileNotFoundError:
+            return None
+        try:
+            return facts.from_json(found)
+        except (ValueError, TypeError) as error:
+            raise InternalError(f"the facts of artifact {artifact_id} cannot be read") from error
+
+    def is_over(self, artifact: Artifact) -> bool:
+        """Whether it has expired and no conversation holds it."""
+        if artifact.expires_at_ms is None or artifact.expires_at_ms > self._clock() * 1000:
+            return False
+        return not self.holds.any_of(artifact.tenant, artifact.artifact_id)
+
+    def get(self, tenant: str, artifact_id: str, *, sha256: str | None = None) -> bytes:
+        """The bytes, after their digest was compared with the stored one and with `sha256` when given.
+
+        Raises NotFound; InternalError when the digests differ.
+        """
+        artifact = self.describe(tenant, artifact_id)
+        try:
+            with telling_failures():
+                data = bytes(self.places[artifact.store].client.get(data_path(artifact)).bytes())
+        except FileNotFoundError as error:
+            raise missing(artifact_id) from error
+        return checked(data, artifact, sha256)
+
+    def pieces(self, artifact: Artifact, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """As `digests.read_pieces`."""
+        return read_pieces(self.places[artifact.store].client, artifact, start, end)
+
+    def list(self, tenant: str, *, after: str | None = None, limit: int = 20, newest_first: bool = True) -> Listed:
+        """A page of a tenant's references, by the time of their making. Lists all that the tenant has.
+
+        Raises InvalidRequest for an `after` that is not there.
+        """
+        found = [
+            (item["last_modified"], item["path"].split("/")[1])
+            for item in self._items(tenant)
+            if item["path"].count("/") == 2 and item["path"].endswith("/about.json")
+        ]
+        ids = [artifact_id for _, artifact_id in sorted(found, reverse=newest_first)]
+        if after is not None:
+            if after not in ids:
+                raise InvalidRequest("`after` names no artifact of this list", param="after")
+            ids = ids[ids.index(after) + 1 :]
+        page: list[Artifact] = []
+        with ThreadPoolExecutor(_READERS, "artifact-facts") as readers:
+            while ids and len(page) <= limit:  # one more, to know whether others follow
+                now, ids = ids[: limit + 1 - len(page)], ids[limit + 1 - len(page) :]
+                known = readers.map(self.peek, [tenant] * len(now), now)
+                page += [one for one in known if one is not None and not self.is_over(one)]
+        return Listed(page[:limit], len(page) > limit)
+
+    def used_bytes(self, tenant: str) -> int:
+        """Bytes of all that is kept under a tenant; lists it, so remember the answer for a while."""
+        return sum(int(item["size"]) for name in self.places.names for item in self._items(tenant, name))
+
+    def presigned_url(self, artifact: Artifact, ttl_s: float) -> str | None:
+        """A URL at which the store itself gives the bytes for `ttl_s` seconds; None when it cannot or may not."""
+        return self.places[artifact.store].presigned_url(data_path(artifact), ttl_s)
+
+    # -- removing
+
+    def delete(self, tenant: str, artifact_id: str, *, even_held: bool = False) -> None:
+        """Remove it; one that is not there is no error. Raises Conflict when a conversation holds it."""
+        if not even_held and (held := self.holds.of(tenant, artifact_id)):
+            raise Conflict(
+                f"the artifact belongs to conversation {held[0]}: delete that first",
+                param="artifact_id",
+                details={"conversations": held},
+            )
+        artifact = self.peek(tenant, artifact_id)
+        named, prefix = (None, None) if artifact is None else (artifact.store, artifact.prefix)
+        self.remove(None, about_path(tenant, artifact_id))
+        self.remove(named, data_path_of(tenant, artifact_id, prefix))
+        self.holds.forget(tenant, artifact_id)
+
+    def conversation_gone(self, tenant: str, conversation_id: str) -> None:
+        """It holds nothing any more, and what was made in it goes, unless another conversation holds that."""
+        for artifact_id in self.holds.release(tenant, conversation_id):
+            artifact = self.peek(tenant, artifact_id)
+            if artifact is not None and artifact.conversation_id == conversation_id:
+                with suppress(Conflict):
+                    self.delete(tenant, artifact_id)
+
+    def remove(self, store: str | None, path: str) -> None:
+        """Remove one object of a place; one that is not there is no error."""
+        try:
+            with telling_failures():
+                self.places[store].client.delete(path)
+        except FileNotFoundError:
+            return
+
+    # -- within
+
+    def _items(self, tenant: str, store: str | None = None) -> Iterator[Mapping[str, Any]]:
+        return self.places[store].items(check_tenant(tenant))
+
+    def _begin(
+        self,
+        tenant: str,
+        artifact_id: str | None,
+        media_type: str,
+        ttl_s: float | None,
+        store: str | None,
+        prefix: str | None,
+    ) -> tuple[OpenPlace, Artifact]:
+        """Where it will lie, and what is known of it before its bytes are."""
+        self.check_place(store, prefix)
+        place, now_ms = self.places[store], int(self._clock() * 1000)
+        ttl_s = self._ttl_s if ttl_s is None else ttl_s
+        made = artifact_id or str(uuid.uuid4())
+        return place, Artifact(
+            artifact_id=made,
+            tenant=tenant,
+            uri=f"{place.root}/{data_path_of(tenant, made, prefix)}",
+            media_type=media_type,
+            size_bytes=0,
+            sha256="",
+            created_at_ms=now_ms,
+            expires_at_ms=None if ttl_s is None else now_ms + int(ttl_s * 1000),
+            store=store,
+            prefix=check_prefix(prefix),
+        )
+
+    def _check_size(self, size: int) -> None:
+        if size > self.max_bytes:
+            raise TooLarge(
+                f"an artifact of {size} bytes is over the limit of {self.max_bytes}",
+                details={"size_bytes": size, "limit_bytes": self.max_bytes},
+            )

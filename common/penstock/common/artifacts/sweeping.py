@@ -1,0 +1,117 @@
+"""Sweeping: looks at all that lies in a store, and takes away what `sweep.plan` says."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.common.artifacts.facts import Artifact, is_artifact_id
+from penstock.common.artifacts.places import data_path
+from penstock.common.artifacts.store import ArtifactStore
+from penstock.common.artifacts.sweep import GRACE_MS, Doomed, Key, Listing, Seen, Sweep, listing_of
+from penstock.schemas.errors import Conflict, InternalError
+
+_READERS = 8
+
+
+class Sweeper:
+    """One store's sweeper. All methods block; for one thread at a time."""
+
+    def __init__(self, store: ArtifactStore, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+        self._known: dict[Key, tuple[int, Artifact]] = {}
+        """Facts that were read, with the time of their object: a look reads only what is new."""
+
+    def now_ms(self) -> int:
+        return int(self._clock() * 1000)
+
+    def look(self) -> tuple[Listing, dict[Key, Artifact]]:
+        """All objects, and the facts that can be read. Raises as the store."""
+        listing = listing_of(self._objects())
+        known = {
+            key: (seen.modified_ms, self._known[key][1])
+            for key, seen in listing.facts.items()
+            if key in self._known and self._known[key][0] == seen.modified_ms
+        }
+        missing = [key for key in listing.facts if key not in known]
+        with ThreadPoolExecutor(_READERS, "artifact-facts") as readers:
+            for key, artifact in zip(missing, readers.map(self._facts, missing), strict=True):
+                if artifact is not None:
+                    known[key] = (listing.facts[key].modified_ms, artifact)
+        self._known = known
+        return listing, {key: artifact for key, (_, artifact) in known.items()}
+
+    def apply(self, sweep: Sweep) -> list[Doomed]:
+        """Do it; what was taken away. What has changed since the look stays."""
+        for tenant, conversation_id in sweep.released:
+            self._store.holds.release(tenant, conversation_id)
+        taken = [one for one in sweep.doomed if self._take(one)]
+        for folder in self._store.places.folders():
+            clear_folder(folder, self._clock() - GRACE_MS / 1000)
+        return taken
+
+    def _take(self, one: Doomed) -> bool:
+        found = self._facts((one.tenant, one.artifact_id))
+        if one.artifact is None:
+            return self._take_partial(one, found)
+        if found != one.artifact:
+            return False
+        try:
+            self._store.delete(one.tenant, one.artifact_id)
+        except Conflict:  # a conversation holds it meanwhile
+            return False
+        return True
+
+    def _take_partial(self, one: Doomed, found: Artifact | None) -> bool:
+        """Bytes that were on their way have their facts by now, perhaps: then they are no partial ones."""
+        named = None if found is None else (found.store, data_path(found))
+        objects = [seen for seen in one.objects if (seen.store, seen.path) != named]
+        for seen in objects:
+            self._store.remove(seen.store, seen.path)
+        return bool(objects)
+
+    def _facts(self, key: Key) -> Artifact | None:
+        try:
+            return self._store.peek(*key)
+        except InternalError:  # not readable: somebody must look at it
+            return None
+
+    def _objects(self) -> Iterator[Seen]:
+        for name in self._store.places.names:
+            for item in self._store.places[name].items(None):
+                yield Seen(
+                    store=name,
+                    path=item["path"],
+                    size_bytes=int(item["size"]),
+                    modified_ms=int(item["last_modified"].timestamp() * 1000),
+                )
+
+
+def clear_folder(folder: Path, older_than_s: float) -> None:
+    """What no listing of a local place shows: files of writes that broke off, and empty folders of artifacts.
+
+    `older_than_s`, in seconds since the epoch: what was changed later may be in use. The folders of tenants stay: a put
+    that makes one of its own within would fail if the tenant's went meanwhile.
+    """
+    for path, _, files in os.walk(folder, topdown=False):
+        within = Path(path)
+        for file in files:
+            name, _, number = file.partition("#")
+            if name in ("data", "about.json") and number.isdigit() and _is_old(within / file, older_than_s):
+                (within / file).unlink(missing_ok=True)
+        of_artifact = is_artifact_id(within.name) or is_artifact_id(within.parent.name)
+        if of_artifact and _is_old(within, older_than_s):
+            with suppress(OSError):  # it is not empty
+                within.rmdir()
+
+
+def _is_old(path: Path, older_than_s: float) -> bool:
+    try:
+        return path.stat().st_mtime <= older_than_s
+    except OSError:  # it is gone meanwhile
+        return False

@@ -1,0 +1,255 @@
+"""One `[[models]]` table: how a model is told to Penstock, in a file, by `penstock models add` or over HTTP.
+
+Here is what can be said of an entry without its files. Worker, gateway and command line hold it against the same rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from penstock.common.configuration import Section
+from penstock.common.engine_kinds import CHILD_OPTIONS, KINDS
+from penstock.schemas.errors import InvalidRequest, PenstockError
+from penstock.schemas.payloads import only_remote
+from penstock.schemas.requests import parse_request
+from penstock.schemas.tasks import BUILT_TASKS, TASKS, default_fields
+
+PRIORITY = 5
+"""The priority of a model that names none."""
+
+_MOVED = {"device": "device", "dtype": "dtype", "window": "window", "slots": "max_batch_size", "defaults": "defaults"}
+"""Options that are fields of their own now, by the name that older configurations have for them."""
+_MOVED_DEFAULTS = {
+    "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "default_max_tokens": "max_tokens",
+}  # fmt: skip
+"""Options of text models that are defaults now."""
+_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def seconds(value: Any) -> Any:
+    """Seconds of a number or of a text as 30s, 5m, 1h; below zero, as Ollama has it, is for ever (null)."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*", value)
+        if match is None:
+            raise ValueError(f"{value!r} is no duration; write it as 300, 30s, 5m or 1h")
+        value = float(match[1]) * _UNITS_S[match[2] or "s"]
+    if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
+        return None
+    return value
+
+
+class Replicas(Section):
+    """How many engines a model has on a worker."""
+
+    min: int = Field(default=1, ge=1)
+    """So many when it is loaded at all."""
+    max: int = Field(default=1, ge=1)
+    """Up to so many while all of them are busy and memory lies free."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return {"min": value, "max": value}
+        if isinstance(value, dict) and "min" in value and "max" not in value:
+            return {**cast("dict[str, Any]", value), "max": value["min"]}
+        return cast("Any", value)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Replicas:
+        if self.max < self.min:
+            raise ValueError(f"max is {self.max}, less than min, {self.min}")
+        return self
+
+
+class ModelEntry(Section):
+    id: str = Field(min_length=1, max_length=200)
+    """The name by which requests ask for the model."""
+    source: str = Field(min_length=1)
+    """A folder, a .gguf file or a hub id (owner/name); for `remote` the server's URL; for `managed` its command; for
+    `noop` anything."""
+    engine: str
+    """What runs it: text, embedding, diffusers, remote, managed or noop."""
+    tasks: list[str] = Field(default_factory=list[str])
+    """The tasks that it serves, of those that its engine can; none: the first of them. text_generation, embedding,
+    image_generation, image_editing."""
+    aliases: list[str] = Field(default_factory=list[str])
+    """Other names for it."""
+    pool: str | None = Field(default=None, pattern="^[A-Za-z0-9_-]{1,63}$")
+    """Only workers of this pool serve it; null: every worker that reads this entry."""
+    revision: str | None = None
+    """The branch, tag or commit of a hub id; null: its main branch."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The type of its weights in memory; null: float32 on a CPU, bfloat16 on a card."""
+    quantization: Literal["int8", "nf4", "fp4"] | None = None
+    """Weights in 8 or 4 bits, made by bitsandbytes as the model is loaded; that package must be installed."""
+    adapters: list[str] = Field(default_factory=list[str])
+    """LoRA adapters (folders or hub ids), merged into the weights in this order as the model is loaded."""
+    device: str | None = None
+    """`cpu`, `cuda` (whichever card has room), `cuda:1`, …; null: `cpu`."""
+    replicas: Replicas = Field(default_factory=Replicas)
+    """Engines of it on a worker: a number, or `{min, max}`."""
+    vram_bytes: int | None = Field(default=None, ge=1)
+    """Memory that one engine of it needs, in bytes; null: estimated from its files, then measured."""
+    max_batch_size: int | None = Field(default=None, ge=1)
+    """Requests that run together on one engine; null: as its engine has it."""
+    window: int | None = Field(default=None, ge=2)
+    """The longest prompt with its answer, in tokens; null: the model's own."""
+    priority: int = Field(default=PRIORITY, ge=0)
+    """Its weight when memory is short, and when a request names no model: 0 is given up last and chosen first."""
+    pinned: bool = False
+    """Never unloaded for another model."""
+    preload: bool = True
+    """Loaded when the worker starts, if memory lies free; else with the first request for it."""
+    keep_alive: Annotated[float | None, BeforeValidator(seconds)] = None
+    """Unloaded after so long without a request: seconds, or a text as `5m`; null: when others need its memory."""
+    trust_remote_code: bool = False
+    """Run the Python code that its folder brings. Weights are read from safetensors or GGUF in any case."""
+    defaults: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Fields of the payload for requests that leave them out, as `{max_tokens = 256, temperature = 0.2}`."""
+    options: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Options of its engine."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_older(cls, value: Any) -> Any:
+        """What stood in `options` in earlier releases, in the fields that it has now."""
+        if not isinstance(value, dict) or not isinstance(cast("Any", value).get("options"), dict):
+            return cast("Any", value)
+        fields: dict[str, Any] = {**cast("dict[str, Any]", value)}
+        options = dict(fields["options"])
+        for old, new in _MOVED.items():
+            if options.get(old) is not None:
+                _move(fields, new, options.pop(old), old)
+        if fields.get("engine") == "text":
+            moved = {new: options.pop(old) for old, new in _MOVED_DEFAULTS.items() if old in options}
+            if moved:
+                fields["defaults"] = {**moved, **(fields.get("defaults") or {})}
+        return {**fields, "options": options}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tasks_of_its_engine(cls, value: Any) -> Any:
+        """An entry without tasks serves the first one of its engine."""
+        if not isinstance(value, dict):
+            return value
+        fields = cast("dict[str, Any]", value)
+        kind = KINDS.get(str(fields.get("engine")))
+        return {**fields, "tasks": [kind.tasks[0]]} if kind is not None and not fields.get("tasks") else fields
+
+    @field_validator("id")
+    @classmethod
+    def _plain(cls, value: str) -> str:
+        return _plain_name(value)
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, value: str) -> str:
+        if value not in KINDS:
+            raise ValueError(f"there is no engine {value}; there are {', '.join(KINDS)}")
+        return value
+
+    @field_validator("tasks")
+    @classmethod
+    def _served(cls, value: list[str]) -> list[str]:
+        for task in value:
+            if task not in BUILT_TASKS:
+                raise ValueError(f"no engine serves the task {task}; there are {', '.join(BUILT_TASKS)}")
+        return list(dict.fromkeys(value))
+
+    @field_validator("aliases")
+    @classmethod
+    def _plain_aliases(cls, value: list[str]) -> list[str]:
+        return [_plain_name(name) for name in value]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModelEntry:
+        kind = KINDS[self.engine]
+        if unable := [task for task in self.tasks if task not in kind.tasks]:
+            raise ValueError(f"the engine {kind.name} does not do {unable[0]}; it does {', '.join(kind.tasks)}")
+        if unknown := kind.unknown_option(self.options):
+            known = ", ".join(sorted((kind.options or frozenset()) | CHILD_OPTIONS))
+            raise ValueError(f"options.{unknown}: the engine {kind.name} knows {known}")
+        check_names([self])
+        self.payload_defaults()
+        return self
+
+    def payload_defaults(self) -> dict[str, Any]:
+        """The defaults in a payload's normal form. Raises ValueError for what no request of its tasks could say."""
+        known = frozenset[str]().union(*(default_fields(task) for task in self.tasks))
+        for name in self.defaults:
+            if name not in known:
+                raise ValueError(
+                    f"defaults.{name}: {' and '.join(self.tasks)} know {', '.join(sorted(known))} in defaults"
+                )
+        return {name: value for task in self.tasks for name, value in self._of_task(task).items() if value is not None}
+
+    def _of_task(self, task: str) -> dict[str, Any]:
+        mine = {name: value for name, value in self.defaults.items() if name in default_fields(task)}
+        stub = TASKS[task].example
+        try:
+            request = parse_request(
+                {"task": task, "payload": {**stub, **mine}}, tenant="default", request_id="defaults", now_ms=0
+            )
+        except PenstockError as error:
+            raise ValueError(str(error).replace("payload.", "defaults.")) from error
+        passes_on = KINDS[self.engine].openai
+        unknown = None if passes_on else next(only_remote(task, request.payload, {}, self.engine), None)
+        if unknown is not None:
+            raise ValueError(f"{unknown.replace('payload.', 'defaults.')} is known only to remote and managed models")
+        return {name: request.payload.get(name) for name in mine}
+
+
+def _move(fields: dict[str, Any], new: str, value: Any, old: str) -> None:
+    given = fields.get(new)
+    if given is not None and given != value:
+        raise ValueError(f"{new} is {given!r}, and options.{old}, its older name, is {value!r}: keep one of them")
+    fields[new] = value
+
+
+def _plain_name(name: str) -> str:
+    if not name or not name.isprintable() or "@" in name or name != name.strip():
+        raise ValueError(f"{name!r}: a model's name is printable text without @, and without spaces around it")
+    return name
+
+
+def check_names(entries: Sequence[ModelEntry]) -> None:
+    """Raises ValueError when one name stands for two models that one worker could serve."""
+    for pool in {entry.pool for entry in entries} or {None}:
+        owners: dict[str, str] = {}
+        for entry in entries:
+            if entry.pool is not None and entry.pool != pool:
+                continue
+            for name in (entry.id, *entry.aliases):
+                if name in owners:
+                    raise ValueError(
+                        f"two models are called {name} ({owners[name]} and {entry.id}); names and aliases must differ"
+                    )
+                owners[name] = entry.id
+
+
+def served_by(entries: Iterable[ModelEntry], pool: str | None) -> list[ModelEntry]:
+    """The entries that a worker of this pool serves, in their order."""
+    return [entry for entry in entries if entry.pool is None or entry.pool == pool]
+
+
+def parse_entry(fields: Any) -> ModelEntry:
+    """An entry of its JSON form. Raises InvalidRequest, naming the first field that is wrong."""
+    if not isinstance(fields, dict):
+        raise InvalidRequest("a model must be an object with id, source and engine")
+    try:
+        return ModelEntry.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        named = re.match(r"Value error, (defaults\.\w+)", first["msg"])
+        text = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            text = f"there is no such field; the fields are {', '.join(ModelEntry.model_fields)}"
+        raise InvalidRequest(
+            f"{place}: {text}" if place else text, param=named[1] if named else place or None
+        ) from error

@@ -1,0 +1,286 @@
+"""The commit gate: which offset may be committed, which arrivals are repeats, which partitions are full.
+
+Work finishes out of order, offsets are committed in order. The gate knows every delivered offset of the partitions it
+owns. It names the unfinished head of each one as the offset to commit, and says in the commit's metadata what is done
+above it (`donemap`). `docs/decisions/0001` tells why Faust's own bookkeeping cannot be used for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from penstock.processors.core.commit.span import GapInDelivery, Span, mark_of
+from penstock.schemas.topics import TP
+
+__all__ = ["TP", "Arrival", "CommitGate", "GapInDelivery", "GateStats", "Revocation", "WorkKey"]
+
+WorkKey = tuple[str, int, int]
+
+
+class Arrival(Enum):
+    """What a delivered record is to this worker."""
+
+    NEW = auto()  # to be worked on
+    HELD = auto()  # redelivery of what is in flight here
+    FINISHED = auto()  # its outcome is durable already: nothing to do
+    DUPLICATE = auto()  # the same request at another offset while the first is held: ends silently with it
+    FOREIGN = auto()  # of a partition that is not assigned: to be ignored
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revocation:
+    """What an assignment takes away: unfinished work to let go of, silently. `restart_all`: of every partition."""
+
+    dropped: tuple[WorkKey, ...]
+    restart_all: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateStats:
+    """A snapshot. `held`: unfinished records, duplicates too. `span`: offsets from the heads to what was delivered."""
+
+    generation: int
+    inflight: int
+    held: int
+    span: int
+    partitions: int
+    full: int
+
+
+class _Entry:
+    """An unfinished record."""
+
+    __slots__ = ("duplicates", "epoch", "first", "key", "mark", "request_id")
+
+    def __init__(self, key: WorkKey, request_id: str, mark: int, epoch: int, first: _Entry | None) -> None:
+        self.key = key
+        self.request_id = request_id
+        self.mark = mark
+        self.epoch = epoch
+        self.first = first  # set on a duplicate: the work that it waits for
+        self.duplicates: list[_Entry] | None = None
+
+
+class _Partition:
+    """`committed` and `metadata` are what the broker has; `proposed` is what it should have, None when not computed."""
+
+    __slots__ = ("committed", "entries", "metadata", "proposed", "span")
+
+    def __init__(self, committed: int, metadata: str) -> None:
+        self.committed = committed
+        self.metadata = metadata
+        self.span = Span(committed, metadata)
+        self.entries: dict[int, _Entry] = {}  # unfinished, by offset
+        self.proposed: tuple[int, str] | None = None
+
+    def propose(self) -> tuple[int, str]:
+        if self.proposed is None:
+            self.proposed = (self.span.head, self.span.done_map())
+        return self.proposed
+
+
+class CommitGate:
+    """One worker's offsets. `commit_span` bounds how far deliveries may run ahead of a partition's unfinished head."""
+
+    def __init__(self, *, commit_span: int) -> None:
+        self._commit_span = commit_span
+        self._partitions: dict[TP, _Partition] = {}
+        self._by_request: dict[str, _Entry] = {}
+        self._changed: set[TP] = set()  # partitions whose commit may be due
+        self.generation = -1
+        self.inflight = 0
+
+    def assign(self, committed: Mapping[TP, tuple[int, str]], generation: int, *, fenced: bool = False) -> Revocation:
+        """A new assignment in a new generation of the group, with the broker's offset and metadata of each partition.
+
+        Unfinished work of partitions that are gone is dropped. When the member was fenced, or generations are missing
+        between the old and the new one, others may have owned any partition meanwhile and begun what was finished here
+        under a higher epoch: all is dropped, and only what the broker's done maps say is known to be finished.
+        """
+        restart_all = self.generation >= 0 and (fenced or generation != self.generation + 1)
+        self.generation = generation
+        kept: dict[TP, _Partition] = {}
+        dropped: list[_Entry] = []
+        for tp, partition in self._partitions.items():
+            if tp in committed and not restart_all:
+                kept[tp] = partition
+            else:
+                dropped += (entry for _, entry in sorted(partition.entries.items()) if entry.first is None)
+        self._partitions = {tp: _kept(kept.get(tp), offset, text) for tp, (offset, text) in committed.items()}
+        self._changed = set(kept)
+        for entry in dropped:
+            self._drop(entry, delivered_again=True)
+        return Revocation(dropped=tuple(entry.key for entry in dropped), restart_all=restart_all)
+
+    def _drop(self, entry: _Entry, *, delivered_again: bool = False) -> None:
+        """The work ends without an outcome of ours.
+
+        At an assignment its duplicates are forgotten: they are delivered again, and are new work then, for readers may
+        follow them and not what was dropped.
+        """
+        self.inflight -= 1
+        del self._by_request[entry.request_id]
+        self._end_duplicates(entry, finish=not delivered_again)
+
+    def _end_duplicates(self, entry: _Entry, *, finish: bool = True) -> None:
+        for twin in entry.duplicates or ():
+            tp = twin.key[:2]
+            partition = self._partitions.get(tp)
+            if partition is None or partition.entries.get(twin.key[2]) is not twin:
+                continue
+            if finish:
+                self._finish(tp, partition, twin)
+            else:
+                del partition.entries[twin.key[2]]
+
+    def _finish(self, tp: TP, partition: _Partition, entry: _Entry) -> None:
+        offset = entry.key[2]
+        del partition.entries[offset]
+        partition.span.finish(offset, entry.mark)
+        partition.proposed = None
+        self._changed.add(tp)
+
+    def batch(self, tp: TP, start: int, end: int, offsets: Sequence[int]) -> None:
+        """The consumer has delivered [start, end), with records at these offsets, ascending; it comes before `arrive`.
+
+        Offsets between them have no record (markers of transactions, compaction) and count as done. A record that was
+        delivered holds the commit back until it has arrived and is complete, however late it arrives. `start` is the
+        consumer's position before the delivery. Raises GapInDelivery when that is beyond the end of the last delivery,
+        or below what the broker had at the assignment.
+        """
+        partition = self._partitions.get(tp)
+        if partition is None:
+            return
+        span = partition.span
+        redelivered = start < span.end
+        span.deliver(start, end, offsets)
+        if redelivered and len(offsets) != end - start:
+            for offset in partition.entries:  # work goes on though its record is gone from the log
+                if start <= offset < end:
+                    span.reopen(offset)
+        span.forget(partition.committed, self._commit_span)
+        partition.proposed = None
+        self._changed.add(tp)
+
+    def arrive(self, tp: TP, offset: int, request_id: str) -> Arrival:
+        """A delivered record. `request_id` must name the request within all tenants."""
+        partition = self._partitions.get(tp)
+        if partition is None:
+            return Arrival.FOREIGN
+        mark = mark_of(request_id)
+        if partition.span.finished(offset, mark):
+            return Arrival.FINISHED
+        entry = partition.entries.get(offset)
+        if entry is not None:
+            if entry.request_id == request_id:
+                return Arrival.HELD if entry.first is None else Arrival.DUPLICATE
+            del partition.entries[offset]  # the topic was made anew: another record stands at this offset now
+            if entry.first is None:
+                self._drop(entry)
+        return self._hold(tp, partition, offset, request_id, mark)
+
+    def _hold(self, tp: TP, partition: _Partition, offset: int, request_id: str, mark: int) -> Arrival:
+        first = self._by_request.get(request_id)
+        entry = _Entry((tp[0], tp[1], offset), request_id, mark, self.generation, first)
+        partition.entries[offset] = entry
+        partition.span.reopen(offset)
+        if first is None:
+            self._by_request[request_id] = entry
+            self.inflight += 1
+            return Arrival.NEW
+        if first.duplicates is None:
+            first.duplicates = []
+        first.duplicates.append(entry)
+        return Arrival.DUPLICATE
+
+    def complete(self, tp: TP, offset: int) -> None:
+        """The outcome is durable. Nothing happens for what is not held here, or is a duplicate."""
+        partition = self._partitions.get(tp)
+        entry = None if partition is None else partition.entries.get(offset)
+        if partition is None or entry is None or entry.first is not None:
+            return
+        self.inflight -= 1
+        del self._by_request[entry.request_id]
+        self._finish(tp, partition, entry)
+        if entry.duplicates is not None:
+            self._end_duplicates(entry)
+
+    def commits(self) -> dict[TP, tuple[int, str]]:
+        """What the broker should have and has not: the offset of the unfinished head and the done map above it.
+
+        It says the same again until `committed` is called. An offset below what the broker has is never among it.
+        """
+        due: dict[TP, tuple[int, str]] = {}
+        for tp in list(self._changed):
+            partition = self._partitions[tp]
+            offset, text = partition.propose()
+            if offset < partition.committed or (offset, text) == (partition.committed, partition.metadata):
+                self._changed.discard(tp)
+            else:
+                due[tp] = (offset, text)
+        return due
+
+    def committed(self, tp: TP, offset: int, metadata: str) -> None:
+        """The broker has it. What is below is not delivered again, so it need not be known any more."""
+        partition = self._partitions.get(tp)
+        if partition is None or offset < partition.committed:
+            return
+        partition.committed, partition.metadata = offset, metadata
+        partition.span.forget(offset, self._commit_span)
+
+    def epoch_of(self, tp: TP, offset: int) -> int | None:
+        """The generation in which an unfinished record arrived as new; None when it is not held."""
+        partition = self._partitions.get(tp)
+        entry = None if partition is None else partition.entries.get(offset)
+        return None if entry is None else entry.epoch
+
+    def partitions(self) -> Collection[TP]:
+        """The assigned partitions."""
+        return self._partitions.keys()
+
+    def owns(self, tp: TP) -> bool:
+        return tp in self._partitions
+
+    def held(self, tp: TP) -> int:
+        """Unfinished records of a partition, duplicates too."""
+        partition = self._partitions.get(tp)
+        return 0 if partition is None else len(partition.entries)
+
+    def span(self, tp: TP) -> int:
+        """Offsets from the unfinished head of a partition to the end of what was delivered."""
+        partition = self._partitions.get(tp)
+        return 0 if partition is None else partition.span.end - partition.span.head
+
+    def full(self, tp: TP) -> bool:
+        """Whether the partition should deliver no more for now."""
+        return self.span(tp) >= self._commit_span
+
+    def remembered(self) -> int:
+        """Offsets whose state is kept, nine bytes each."""
+        return sum(len(partition.span) for partition in self._partitions.values())
+
+    def stats(self) -> GateStats:
+        return GateStats(
+            generation=self.generation,
+            inflight=self.inflight,
+            held=sum(len(partition.entries) for partition in self._partitions.values()),
+            span=sum(self.span(tp) for tp in self._partitions),
+            partitions=len(self._partitions),
+            full=sum(self.full(tp) for tp in self._partitions),
+        )
+
+
+def _kept(partition: _Partition | None, committed: int, metadata: str) -> _Partition:
+    """A partition that stays keeps what is known of it; the broker's offset never falls in our view."""
+    if partition is None:
+        return _Partition(committed, metadata)
+    if committed >= partition.committed:
+        partition.committed, partition.metadata = committed, metadata
+    partition.span.resume(committed)
+    for offset in partition.entries:  # work goes on though its offset is committed
+        if offset < committed:
+            partition.span.reopen(offset)
+    partition.proposed = None
+    return partition

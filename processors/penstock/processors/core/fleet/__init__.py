@@ -1,0 +1,1 @@
+"""Models on devices: memory, replicas, placement and eviction."""

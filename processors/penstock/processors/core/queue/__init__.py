@@ -1,0 +1,1 @@
+"""What waits: classes, tenants, lines of conversations, slack, parked requests, and why and how long."""

@@ -1,0 +1,365 @@
+"""The scheduler: which queued request starts next on each lane (its engine).
+
+Classes are strict, but for a share of the starts that goes to what has waited long (`docs/decisions/0007`). Within a
+class tenants have fair shares by cost (`fairqueue`). Within a tenant: priority, then deadline, then arrival. Turns of a
+conversation go one at a time (`lines`). What may start now is *eligible*: all but the turns behind another one. With
+`slack` low work is offered only while its engine has room to spare (`docs/decisions/0028`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import merge
+from itertools import islice
+from typing import Generic
+
+from penstock.processors.core.queue.lane_queues import CLASSES, ByTime, Item, ItemT, LaneQueues, QueuedItem
+from penstock.processors.core.queue.lines import Line
+from penstock.processors.core.queue.slack import EngineSlack, Slack, SlackSettings
+
+__all__ = ["CLASSES", "Item", "Scheduler"]
+
+RANKS = {klass: rank for rank, klass in enumerate(CLASSES)}
+LOW = CLASSES[-1]
+AGED_TRIED = 4
+"""Aged items that are offered before all others when it is their turn. More would hide what is urgent if none fits."""
+
+
+class Scheduler(Generic[ItemT]):
+    """What has waited longer than `aging_s` is aged; of `aged_share` starts on a lane one is for the aged."""
+
+    def __init__(
+        self,
+        *,
+        aging_s: float,
+        aged_share: int,
+        slack: SlackSettings | None = None,
+        run_s: Callable[[str], float | None] = lambda lane: None,
+    ) -> None:
+        """`run_s`: how long a run of a lane takes, None when that is not known."""
+        if aged_share < 2:
+            raise ValueError("aged_share must be at least 2, or aged work would come before all other")
+        self._aging_s = aging_s
+        self._aged_share = aged_share
+        self._queued_items: dict[int, QueuedItem[ItemT]] = {}  # by ticket
+        self._lanes: dict[str, LaneQueues[ItemT]] = {}
+        self._lines: dict[str, Line[QueuedItem[ItemT]]] = {}
+        self._depths = dict.fromkeys(CLASSES, 0)
+        self._by_arrival: dict[str, ByTime[ItemT]] = {klass: ByTime(self._queued_items) for klass in CLASSES}
+        self._by_deadline: ByTime[ItemT] = ByTime(self._queued_items)
+        self._with_deadline = 0
+        self._tickets = 0
+        self._changes = 0
+        self.paused: frozenset[str] = frozenset()
+        """Classes of which nothing is offered."""
+        self.slack = Slack(slack)
+        self._run_s = run_s
+        self._started: dict[int, tuple[EngineSlack, str, int]] = {}  # by seq
+
+    def __len__(self) -> int:
+        return len(self._queued_items)
+
+    def __contains__(self, item: ItemT) -> bool:
+        return self._queued_of(item) is not None
+
+    def _queued_of(self, item: ItemT) -> QueuedItem[ItemT] | None:
+        queued = self._queued_items.get(item.ticket)
+        return queued if queued is not None and queued.item is item else None
+
+    # -- changes
+
+    def add(self, item: ItemT) -> None:
+        """Queue an item. Raises ValueError for one that is queued already."""
+        self._queue(item, returned=False)
+
+    def put_back(self, item: ItemT) -> None:
+        """A started item must start again: it gets its old place, holds its line, and its tenant gets the cost back."""
+        self._queue(item, returned=True, refund=True)
+
+    def _queue(self, item: ItemT, *, returned: bool, refund: bool = False) -> None:
+        if item.ticket:
+            raise ValueError("the item is queued already")
+        self._changes += 1
+        self._tickets += 1
+        item.ticket = self._tickets
+        queued = self._queued_items[item.ticket] = QueuedItem(item, item.ticket, returned=returned)
+        lane = self._lanes.get(item.lane)
+        if lane is None:
+            lane = self._lanes[item.lane] = LaneQueues(self._queued_items, self.slack.of(item.lane))
+        self._count(queued, lane, item)
+        if item.line is None:
+            lane.admit(queued, refund=refund)
+            return
+        line = self._lines.get(item.line)
+        if line is None:
+            line = self._lines[item.line] = Line(self._queued_items)
+        if returned:
+            line.held, line.returned = True, queued
+            lane.admit(queued, refund=refund)
+        else:
+            line.add(queued)
+            self._update_front(line, queued.klass)
+
+    def _count(self, queued: QueuedItem[ItemT], lane: LaneQueues[ItemT], item: ItemT) -> None:
+        klass = queued.klass
+        self._depths[klass] += 1
+        lane.depths[klass] += 1
+        self._by_arrival[klass].add(item.arrived_at, queued, self._depths[klass])
+        if klass in lane.arrivals:
+            lane.arrivals[klass].add(item.arrived_at, queued, lane.depths[klass])
+        if item.deadline is not None:
+            self._with_deadline += 1
+            self._by_deadline.add(item.deadline, queued, self._with_deadline)
+
+    def remove(self, item: ItemT) -> bool:
+        """Take an item out that will not start; False when it is not queued. One that held its line lets go of it."""
+        queued = self._queued_of(item)
+        if queued is None:
+            return False
+        self._lanes[item.lane].withdraw(queued)
+        self._leave(queued)
+        if queued.returned and item.line is not None:
+            self.release_line(item.line)
+        return True
+
+    def _leave(self, queued: QueuedItem[ItemT]) -> None:
+        """The item is not queued any more; its lane has let it go already."""
+        self._changes += 1
+        item, klass = queued.item, queued.klass
+        del self._queued_items[queued.ticket]
+        item.ticket = 0
+        self._depths[klass] -= 1
+        self._lanes[item.lane].depths[klass] -= 1
+        if item.deadline is not None:
+            self._with_deadline -= 1
+        if item.line is None:
+            return
+        line = self._lines[item.line]
+        if queued.returned:
+            line.returned = None
+            return
+        line.left(klass)
+        if line.fronts.get(klass) is queued:
+            del line.fronts[klass]
+        self._update_front(line, klass)
+        self._forget_line(item.line)
+
+    def _update_front(self, line: Line[QueuedItem[ItemT]], klass: str) -> None:
+        """Of each class the first turn is eligible, none while the line is held."""
+        before, now = line.fronts.get(klass), line.front(klass)
+        if before is now:
+            return
+        if now is not None:
+            line.fronts[klass] = now
+            self._lanes[now.item.lane].admit(now)
+        else:
+            del line.fronts[klass]
+        if before is not None:
+            self._lanes[before.item.lane].withdraw(before)
+
+    def _forget_line(self, name: str) -> None:
+        if not self._lines[name]:
+            del self._lines[name]
+
+    def reprioritize(self, item: ItemT, klass: str, priority: int) -> bool:
+        """Move an item to another class or priority, in the place of its arrival there; False when it is not queued."""
+        queued = self._queued_of(item)
+        if queued is None:
+            return False
+        returned = queued.returned
+        if returned and item.line is not None:
+            self._lines[item.line].returned = None
+        lane = self._lanes[item.lane]
+        lane.withdraw(queued)
+        self._leave(queued)
+        item.klass, item.priority = klass, priority
+        self._queue(item, returned=returned)
+        return True
+
+    def start(self, item: ItemT, now: float, tokens: int = 0) -> None:
+        """An eligible item starts: it leaves the queue, its tenant pays, its line is held until `release_line`.
+
+        `tokens` of its engine's cache are its own until `ended`.
+        """
+        queued = self._eligible(item)
+        lane = self._lanes[item.lane]
+        strict = lane.strict(self.paused)
+        aged = now - item.arrived_at > self._aging_s and strict is not None and RANKS[queued.klass] > RANKS[strict]
+        if aged and self._is_turn_of_aged(lane):
+            lane.since_aged = 0
+        else:
+            lane.since_aged = min(lane.since_aged + 1, self._aged_share)
+        lane.slack.took(queued.klass, tokens, now)
+        self._started[item.seq] = (lane.slack, queued.klass, tokens)
+        self._take(queued, lane)
+
+    def ended(self, item: ItemT) -> None:
+        """A started item holds its slot no more. Nothing happens for one that was not started."""
+        started = self._started.pop(item.seq, None)
+        if started is not None:
+            engine, klass, tokens = started
+            engine.gave_back(klass, tokens)
+
+    def observe(self, lane: str, slots: int, tokens: int | None, now: float) -> None:
+        """The engines of a lane run so many at once, in so many tokens of cache (None: no such limit).
+
+        Call it steadily: what they do is measured from one call to the next.
+        """
+        engine = self.slack.of(lane)
+        engine.pass_time(now)
+        engine.resize(slots, tokens)
+
+    def hold(self, item: ItemT) -> None:
+        """An eligible item leaves the queue without having started, to be put back later: its line is held."""
+        self._take(self._eligible(item), self._lanes[item.lane])
+
+    def _eligible(self, item: ItemT) -> QueuedItem[ItemT]:
+        queued = self._queued_of(item)
+        if queued is None or queued.entry is None:
+            raise ValueError("the item is not eligible")
+        return queued
+
+    def _take(self, queued: QueuedItem[ItemT], lane: LaneQueues[ItemT]) -> None:
+        item = queued.item
+        assert queued.entry is not None
+        lane.take(queued, queued.entry)
+        if item.line is not None:
+            line = self._lines[item.line]
+            line.held = True
+            for klass in list(line.fronts):
+                if line.fronts[klass] is not queued:
+                    self._update_front(line, klass)
+        self._leave(queued)
+
+    def _is_turn_of_aged(self, lane: LaneQueues[ItemT]) -> bool:
+        return lane.since_aged >= self._aged_share - 1
+
+    def release_line(self, name: str) -> None:
+        """The started item of a line has ended: the next ones become eligible."""
+        line = self._lines.get(name)
+        if line is None or not line.held:
+            return
+        self._changes += 1
+        line.held = False
+        if (queued := line.returned) is not None:  # it waits like the others from now on
+            line.returned = None
+            queued.returned = False
+            self._lanes[queued.item.lane].withdraw(queued)
+            line.add(queued)
+        for klass in list(line.classes()):
+            self._update_front(line, klass)
+        self._forget_line(name)
+
+    # -- reading
+
+    def candidates(self, lane: str, now: float) -> Iterator[ItemT]:
+        """The eligible items of a lane in the order of starting. It ends when the scheduler has changed meanwhile."""
+        known = self._lanes.get(lane)
+        if known is None:
+            return iter(())
+        known.grow_old(now - self._aging_s)
+        classes = CLASSES
+        if known.slack.restrains and known.queues[LOW]:
+            waits = known.slack.holds_back(urgent_waits=known.strict(self.paused) != LOW)
+            if waits or known.slack.is_paced(now, self._run_s(lane)):
+                classes = CLASSES[:-1]
+        if self.paused:
+            classes = tuple(klass for klass in classes if klass not in self.paused)
+        return self._candidates(known, self._changes, classes)
+
+    def holds_back(self, lane: str) -> bool:
+        """Whether low work of the lane waits now for slack, although it may fit. Aged work has its own share."""
+        known = self._lanes.get(lane)
+        if known is None or not known.queues[LOW]:
+            return False
+        return known.slack.holds_back(urgent_waits=known.strict(self.paused) != LOW)
+
+    def _candidates(self, lane: LaneQueues[ItemT], changes: int, classes: tuple[str, ...]) -> Iterator[ItemT]:
+        if self._changes != changes:
+            return
+        offered: set[int] = set()
+        if self._is_turn_of_aged(lane) and (strict := lane.strict(self.paused)) is not None:
+            lower = [
+                iter(lane.aged[klass])
+                for klass in CLASSES[RANKS[strict] + 1 :]
+                if lane.aged[klass] and klass not in self.paused
+            ]
+            for queued in islice(merge(*lower, key=lambda one: one.item.arrived_at), AGED_TRIED):
+                offered.add(queued.ticket)
+                yield queued.item
+                if self._changes != changes:
+                    return
+        for klass in classes:
+            for queued in lane.queues[klass]:
+                if queued.ticket not in offered:
+                    yield queued.item
+                    if self._changes != changes:
+                        return
+
+    def ahead(self, lane: str, klass: str, count: int) -> list[ItemT]:
+        """The first eligible items of a class on a lane."""
+        known = self._lanes.get(lane)
+        return [] if known is None else [queued.item for queued in islice(known.queues[klass], count)]
+
+    def front(self, count: int) -> list[ItemT]:
+        """The first eligible items of all lanes by class; lanes are merged by arrival, each keeps its order."""
+        items: list[ItemT] = []
+        for klass in CLASSES:
+            queues = (iter(lane.queues[klass]) for lane in self._lanes.values())
+            merged = merge(*queues, key=lambda queued: queued.item.arrived_at)
+            items += (queued.item for queued in islice(merged, count - len(items)))
+        return items
+
+    def urgent_waits(self, lane: str, klass: str) -> bool:
+        """Whether a class above this one has eligible items on a lane."""
+        known = self._lanes.get(lane)
+        strict = None if known is None else known.strict(self.paused)
+        return strict is not None and RANKS[strict] < RANKS[klass]
+
+    def next_tenant(self, lane: str, klass: str) -> str | None:
+        """Whose item of a class starts next on a lane; None when no item of it is eligible."""
+        first = self.ahead(lane, klass, 1)
+        return first[0].tenant if first else None
+
+    def expired(self, now: float, at_most: int = 1 << 30) -> list[ItemT]:
+        """The first queued items whose deadline has passed; they stay until `remove`."""
+        return [queued.item for queued in self._by_deadline.up_to(now, at_most)]
+
+    def eligible(self, item: ItemT) -> bool:
+        """Whether it is queued and no other turn of its conversation stands before it."""
+        queued = self._queued_of(item)
+        return queued is not None and queued.entry is not None
+
+    def lanes(self) -> list[str]:
+        """Lanes that have eligible items."""
+        return [name for name, lane in self._lanes.items() if lane.strict(self.paused) is not None]
+
+    def open_lines(self) -> int:
+        """Lines that have an item queued or started."""
+        return len(self._lines)
+
+    def kept(self) -> int:
+        """Entries of all times, those of items that have left too: how much is kept for what is not queued."""
+        times = (*self._by_arrival.values(), self._by_deadline)
+        return sum(map(len, times)) + sum(len(one) for lane in self._lanes.values() for one in lane.arrivals.values())
+
+    def depths(self) -> dict[str, int]:
+        """Queued items by class, those behind their line included."""
+        return dict(self._depths)
+
+    def depth(self, lane: str, klass: str) -> int:
+        """Queued items of a class on a lane, those behind their line included."""
+        known = self._lanes.get(lane)
+        return 0 if known is None else known.depths[klass]
+
+    def up_to(self, klass: str) -> int:
+        """How many items are queued in a class and those above it: where a newcomer of the class stands."""
+        depths = self._depths
+        if klass == "high":
+            return depths["high"]
+        return depths["high"] + depths["medium"] if klass == "medium" else len(self._queued_items)
+
+    def oldest_age(self, now: float) -> dict[str, float]:
+        """Seconds that the longest waiting item of each class has waited; 0 for an empty one."""
+        first = {klass: times.first() for klass, times in self._by_arrival.items()}
+        return {klass: 0.0 if arrived_at is None else now - arrived_at for klass, arrived_at in first.items()}

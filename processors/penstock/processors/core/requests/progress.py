@@ -1,0 +1,50 @@
+"""How far runs are, told as statuses: the first step at once, then a few a second."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from penstock.processors.core.effects import Status
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.work import Run, Work
+
+EVERY_S = 0.2
+"""No run tells more often than this."""
+
+
+class Steps:
+    """`emit` takes the statuses. Nothing is said of a run that has ended."""
+
+    def __init__(self, emit: Callable[[Status], None], every_s: float = EVERY_S) -> None:
+        self._emit = emit
+        self._every_s = every_s
+        self._due: deque[tuple[float, Work, Run]] = deque()
+
+    def done(self, work: Work, run: Run, step: int, steps: int, now: float) -> None:
+        """So many steps of `steps` are done. What does not move on is no news."""
+        if run.steps == steps and step <= run.step:
+            return
+        run.step, run.steps = step, steps
+        if run.step_told_at is None or now - run.step_told_at >= self._every_s:
+            self._tell(work, run, now)
+        elif not run.step_due:
+            run.step_due = True
+            self._due.append((run.step_told_at + self._every_s, work, run))
+
+    def tick(self, now: float) -> None:
+        """Tell what has waited long enough."""
+        due = self._due
+        while due and due[0][0] <= now:
+            _, work, run = due.popleft()
+            if run.step_due and work.run is run and work.stage is Stage.RUNNING:
+                self._tell(work, run, now)
+
+    def next_due(self) -> float | None:
+        return self._due[0][0] if self._due else None
+
+    def _tell(self, work: Work, run: Run, now: float) -> None:
+        run.step_told_at, run.step_due = now, False
+        # Who hears of a step hears that it runs: that needs no status of its own any more.
+        work.pending_status = work.published_status = "running"
+        self._emit(Status(work, "running", work.attempt, work.epoch, step=run.step, steps=run.steps))

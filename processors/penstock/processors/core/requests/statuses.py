@@ -1,0 +1,85 @@
+"""Statuses that are not terminal: said only when they last, so that a quick request costs no event but its outcome.
+
+One of a waiting request says what it waits for. That is said anew only of those near the front, and only when the
+reason or the place has changed, so a long queue that moves costs no more events than a short one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from penstock.processors.core.effects import Status
+from penstock.processors.core.queue.explaining import Explainer
+from penstock.processors.core.requests.work import Work
+
+WAITING = frozenset({"queued", "waiting_for_memory", "loading_model"})
+STATUS_OF = {"memory": "waiting_for_memory", "model_loading": "loading_model"}
+"""Of one that waits for its model or for memory, by what it waits for as it is said."""
+
+
+class Statuses:
+    """`emit` takes the statuses that have lasted for the linger. `on_run` hears of each work that goes to its engine.
+
+    Without an explainer nothing is said of what a request waits for.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[Status], None],
+        linger_s: float,
+        explainer: Explainer | None = None,
+        on_run: Callable[[Work, float], None] = lambda work, now: None,
+    ) -> None:
+        self._emit = emit
+        self._linger_s = linger_s
+        self._explainer = explainer
+        self._on_run = on_run
+        self._due: deque[tuple[float, Work, str]] = deque()
+
+    def say(self, work: Work, status: str, now: float) -> None:
+        """The work is in this status from now on."""
+        if status == "running":
+            self._on_run(work, now)
+        if work.pending_status != status:
+            work.pending_status = status
+            self._due.append((now + self._linger_s, work, status))
+
+    def say_at_once(self, work: Work, status: str, detail: str | None = None) -> None:
+        """Publish it without waiting whether it lasts."""
+        work.pending_status = work.published_status = status
+        self._emit(Status(work, status, work.attempt, work.epoch, detail))
+
+    def near_front(self, work: Work, now: float, ahead: tuple[int, int]) -> None:
+        """It will start soon: what has changed is said, if it was told to be waiting at all.
+
+        `ahead`: (requests, tokens) that start before it on its lane.
+        """
+        status = work.published_status
+        if status not in WAITING or work.pending_status != status or self._explainer is None:
+            return
+        waiting = self._explainer.explain(work, now, ahead)
+        if work.told_waiting != (waiting.reason, waiting.position):
+            self._publish(work, status, now, ahead)
+
+    def tick(self, now: float) -> None:
+        """Publish what has lasted for the linger."""
+        due = self._due
+        while due and due[0][0] <= now:
+            _, work, status = due.popleft()
+            if work.pending_status == status and work.published_status != status and work.live:
+                work.published_status = status
+                self._publish(work, status, now)
+
+    def _publish(self, work: Work, status: str, now: float, ahead: tuple[int, int] | None = None) -> None:
+        waiting = None
+        if status in WAITING and self._explainer is not None:
+            waiting = self._explainer.explain(work, now, ahead)
+            if status in STATUS_OF.values():  # it lasted for the linger: meanwhile it may wait for the other
+                status = work.pending_status = work.published_status = STATUS_OF.get(waiting.reason, status)
+            work.told_waiting = (waiting.reason, waiting.position)
+            work.told_start_at = self._explainer.to_clock(waiting.estimated_start_at)
+        self._emit(Status(work, status, work.attempt, work.epoch, waiting=waiting))
+
+    def next_due(self) -> float | None:
+        return self._due[0][0] if self._due else None

@@ -1,0 +1,87 @@
+"""Pieces of running streams: the first goes out at once, later ones are gathered for a linger."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.processors.core.effects import Chunk
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.work import Run, Work
+
+
+class Streams:
+    """`emit` takes the chunks. Nothing is said for a work whose run has ended."""
+
+    def __init__(self, emit: Callable[[Chunk], None], linger_s: float) -> None:
+        self._emit = emit
+        self._linger_s = linger_s
+        self._gathering: deque[tuple[Work, Run]] = deque()
+
+    def delta(
+        self,
+        work: Work,
+        run: Run,
+        text: str,
+        token_ids: list[int],
+        now: float,
+        calls: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """New text of a run, with its tokens; or pieces of the calls that it makes."""
+        if run.first_token_at is None:
+            run.first_token_at = now
+        run.text.append(text)
+        run.tokens.extend(token_ids)
+        if not work.stream:
+            return
+        for piece in calls:
+            _add_piece(run.calls, piece)
+        if run.sent_pieces == 0 and (text or calls):
+            self.flush(work, run)
+        elif run.buffered_at is None:
+            run.buffered_at = now
+            self._gathering.append((work, run))
+
+    def flush(self, work: Work, run: Run) -> None:
+        """Publish what has gathered."""
+        run.buffered_at = None
+        text = "".join(run.text[run.sent_pieces :])
+        tokens = run.tokens[run.sent_tokens :]
+        calls, run.calls = run.calls, []
+        if not (text or tokens or calls):
+            return
+        chunk = Chunk(work, work.attempt, work.epoch, text, tokens, run.sent_tokens, run.sent_chars, calls)
+        run.sent_pieces = len(run.text)
+        run.sent_chars += len(text)
+        run.sent_tokens += len(tokens)
+        self._emit(chunk)
+
+    def tick(self, now: float) -> None:
+        """Publish what has gathered for the linger."""
+        gathering = self._gathering
+        while gathering:
+            work, run = gathering[0]
+            if work.run is not run or work.stage is not Stage.RUNNING or run.buffered_at is None:
+                gathering.popleft()
+            elif now - run.buffered_at < self._linger_s:
+                return
+            else:
+                gathering.popleft()
+                self.flush(work, run)
+
+    def next_due(self) -> float | None:
+        """When the oldest gathering piece goes out, at the latest."""
+        if not self._gathering:
+            return None
+        at = self._gathering[0][1].buffered_at
+        return None if at is None else at + self._linger_s
+
+
+def _add_piece(gathered: list[dict[str, Any]], piece: dict[str, Any]) -> None:
+    """What goes on where the last piece ends becomes a part of it."""
+    last = gathered[-1] if gathered else None
+    if last is not None and piece["offset"] and last["index"] == piece["index"]:
+        gathered[-1] = {**last, "arguments": last["arguments"] + piece["arguments"]}
+    else:
+        gathered.append(piece)

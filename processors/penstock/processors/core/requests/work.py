@@ -1,0 +1,263 @@
+"""One request while this worker holds it: the facts that scheduling needs, its bytes while they are here, its run.
+
+Mutable and owned by the flow. Times ending in `_at`, and `deadline`, are seconds of the flow's clock; times ending in
+`_ms` are milliseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.processors.core.requests.states import Stage
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.fixed import fixed
+from penstock.schemas.records import InferenceRequest, Origin, Timings
+
+WorkKey = tuple[str, int, int]
+"""(topic, partition, offset) of the record that this worker holds."""
+
+
+@fixed
+class Body:
+    """The decoded request and the record it came from; dropped while the request is parked."""
+
+    request: InferenceRequest
+    value: bytes
+    headers: tuple[tuple[str, bytes | None], ...]
+    record_key: bytes | None
+    size_bytes: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Run:
+    """One attempt on an engine, from preparing to its end."""
+
+    run_id: str
+    replica: int = 0
+    """Of its model: the one that prepares it, and runs it."""
+    grant: Any = None
+    """Memory of the ledger that it holds while it runs, beyond what its replica holds."""
+    need_tokens: int = 0
+    prepared: Any = None
+    spec: Any = None
+    mark: Any = None
+    """What the conversation's log looked like when it was read."""
+    topic_id: str | None = None
+    """Kafka's id of the conversation's topic that holds its input."""
+    shown: Any = None
+    """The images that its own messages of the conversation show."""
+    preparing_since: float = 0.0
+    """When it began to be prepared."""
+    granted_at: float | None = None
+    run_at: float | None = None
+    first_token_at: float | None = None
+    timeout_at: float | None = None
+    text: list[str] = field(default_factory=list[str])
+    tokens: list[int] = field(default_factory=list[int])
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Pieces of calls of tools that are still to be sent."""
+    step: int = 0
+    """Steps done, of `steps`."""
+    steps: int = 0
+    step_told_at: float | None = None
+    step_due: bool = False
+    sent_pieces: int = 0
+    sent_chars: int = 0
+    sent_tokens: int = 0
+    buffered_at: float | None = None
+
+
+class Work:
+    """A request between arrival and commit. The scheduler's item, the flow's subject, the shells' handle."""
+
+    __slots__ = (
+        "alone",
+        "arrived_at",
+        "attempt",
+        "blocked_at",
+        "body",
+        "cost",
+        "counted_wait",
+        "deadline",
+        "deadline_ms",
+        "deaths",
+        "end_with",
+        "epoch",
+        "error",
+        "first_place",
+        "group",
+        "head_since",
+        "held_off_at",
+        "holds_line",
+        "in_budget",
+        "key",
+        "klass",
+        "lane",
+        "line",
+        "load_ms",
+        "max_attempts",
+        "memory_bytes",
+        "model_reason",
+        "moved_at",
+        "outcome",
+        "pending_status",
+        "position",
+        "priority",
+        "published_status",
+        "request_id",
+        "run",
+        "seq",
+        "size_bytes",
+        "spent",
+        "stage",
+        "started_at",
+        "stream",
+        "task",
+        "tenant",
+        "ticket",
+        "told_start_at",
+        "told_waiting",
+        "ttl_ms",
+        "twins",
+    )
+
+    def __init__(
+        self,
+        *,
+        key: WorkKey,
+        request_id: str,
+        tenant: str,
+        task: str,
+        klass: str,
+        priority: int,
+        lane: str,
+        line: str | None,
+        deadline_ms: int | None,
+        deadline: float | None,
+        arrived_at: float,
+        cost: int,
+        seq: int,
+        attempt: int,
+        max_attempts: int,
+        epoch: int,
+        stream: bool,
+        first_place: Origin,
+        body: Body | None,
+        size_bytes: int,
+    ) -> None:
+        self.key = key
+        self.request_id = request_id
+        self.tenant = tenant
+        self.task = task
+        self.klass = klass
+        self.priority = priority
+        self.lane = lane
+        self.model_reason: str | None = None
+        """Why this model, when its caller named none."""
+        self.line = line
+        self.deadline_ms = deadline_ms
+        self.deadline = deadline
+        self.arrived_at = arrived_at
+        self.cost = cost
+        self.seq = seq
+        self.ticket = 0
+        self.holds_line = False
+        """Its conversation waits for it: it was granted once."""
+        self.in_budget = False
+        """Whether the budget counts it."""
+        self.stage = Stage.NEW
+        self.attempt = attempt
+        """The number that events carry: a run whose words may have been published is never repeated under it."""
+        self.spent = attempt
+        """Attempts used up, the present one included; an innocent's run beside a poisonous one is not counted."""
+        self.max_attempts = max_attempts
+        self.epoch = epoch
+        self.stream = stream
+        self.first_place = first_place
+        self.body = body
+        self.size_bytes = size_bytes
+        self.run: Run | None = None
+        self.alone = False
+        """Two workers died while it ran: it may run only when nothing else does on this worker."""
+        self.group: Any = None
+        """The suspects it belongs to, after an engine died under it."""
+        self.deaths = 0
+        """Deaths of an engine in which it took part."""
+        self.blocked_at: float | None = None
+        """Since when it has been the most urgent of its lane and did not fit."""
+        self.memory_bytes = 0
+        """What its engine said that its run takes of the device, beyond what the engine holds then."""
+        self.head_since: float | None = None
+        """Since when it has been the first that waits for memory of its device."""
+        self.moved_at: float | None = None
+        """When it was last taken to another replica, where memory was free."""
+        self.held_off_at: float | None = None
+        """Since when it waits for the replica that has its conversation's beginning."""
+        self.started_at: float | None = None
+        self.load_ms = 0
+        self.position: int | None = None
+        self.pending_status: str | None = None
+        self.published_status: str | None = None
+        self.told_waiting: tuple[str, int | None] | None = None
+        """(reason, position) that was last published of its waiting."""
+        self.told_start_at: float | None = None
+        """When it was last said to start."""
+        self.counted_wait = False
+        """Whether its wait is among those that were measured."""
+        self.ttl_ms: int | None = None
+        """Its time to live when this worker chose one, milliseconds after its log append time."""
+        self.end_with: PenstockError | None = None
+        """It shall end with this as soon as its bytes are here."""
+        self.twins: list[Origin] = []
+        """Where else the same request stands: readers may follow any of them, so each has its outcome."""
+        self.outcome: Any = None
+        """What is on its way to the broker as its outcome."""
+        self.error: PenstockError | None = None
+        """Of a dead letter: the reason, for the terminal event that follows it."""
+
+    @property
+    def tp(self) -> tuple[str, int]:
+        return (self.key[0], self.key[1])
+
+    @property
+    def origin(self) -> Origin:
+        """The first record of the request."""
+        return self.first_place
+
+    @property
+    def request(self) -> InferenceRequest:
+        """The request; what is known of it when its bytes are not here."""
+        if self.body is not None:
+            return self.body.request
+        return InferenceRequest(
+            request_id=self.request_id,
+            tenant=self.tenant,
+            task=self.task,
+            priority=self.priority,
+            created_at=self.first_place.append_time_ms,
+        )
+
+    @property
+    def live(self) -> bool:
+        """Whether anything else than its end may still be published for it."""
+        return self.stage not in (Stage.SETTLING, Stage.DONE, Stage.DROPPED)
+
+    def timings(self, now: float) -> Timings:
+        """Milliseconds spent waiting, being admitted, loading and running, as of `now`."""
+        run = self.run
+        started = self.started_at if self.started_at is not None else now
+        run_at = run.run_at if run is not None and run.run_at is not None else None
+        first = None
+        if run is not None and run.first_token_at is not None:
+            first = round((run.first_token_at - self.arrived_at) * 1000)
+        return Timings(
+            queued_ms=max(0, round((started - self.arrived_at) * 1000) - self.load_ms),
+            admission_ms=0 if run_at is None else max(0, round((run_at - started) * 1000)),
+            load_ms=self.load_ms,
+            run_ms=0 if run_at is None else round((now - run_at) * 1000),
+            first_token_ms=first,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Work {self.request_id} {self.stage} {self.key}>"

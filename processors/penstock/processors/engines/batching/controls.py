@@ -1,0 +1,84 @@
+"""What one run asks of its logits, and what has come of it so far. Kept by the thread that computes.
+
+Tokens are taken here as soon as they are sampled: a grammar must know a token before the next mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from penstock.processors.engines.batching.wishes import Wishes
+from penstock.schemas.errors import InvalidRequest, PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Of one token as the model gave it, before anything was done to its logits; `top`: the likeliest (id, value)."""
+
+    token: int
+    value: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Control:
+    """One run's wishes and the state of its grammar. `matcher` is an LLMatcher of its own."""
+
+    def __init__(self, wishes: Wishes, *, matcher: Any = None, index: int = 0, param: str = "payload") -> None:
+        self.wishes = wishes
+        self.matcher = matcher
+        self.param = param
+        self.tokens: list[int] = []
+        self.logprobs: list[Logprob] = []
+        self.counts: dict[int, int] = {}
+        self.state: Any = None
+        """The loop's own state of the run, which is another one when the run was set back."""
+        self._index = index
+        self._random = self._draws()
+
+    @property
+    def penalises(self) -> bool:
+        return bool(self.wishes.presence_penalty or self.wishes.frequency_penalty)
+
+    def _draws(self) -> Random | None:
+        """Answers of one request draw differently, and each the same numbers every time."""
+        seed = self.wishes.seed
+        return None if seed is None else Random(f"{seed}/{self._index}")
+
+    def draw(self) -> float | None:
+        """The next number of this run, 0 ≤ number < 1; None when it has no seed."""
+        return None if self._random is None else self._random.random()
+
+    def take(self, token: int) -> PenstockError | None:
+        """A token that was sampled. What the run fails of, if it cannot go on."""
+        self.tokens.append(token)
+        if self.penalises:
+            self.counts[token] = self.counts.get(token, 0) + 1
+        if self.matcher is None or self.matcher.is_stopped():
+            return self.failure()
+        self.matcher.consume_token(token)
+        return self.failure()
+
+    def failure(self) -> PenstockError | None:
+        """What the grammar fails of: as a rule a limit of llguidance that the schema is too complex for."""
+        if self.matcher is None or not self.matcher.is_error():
+            return None
+        return InvalidRequest(
+            f"{self.param} is too complex to be enforced: {str(self.matcher.get_error())[:200]}", param=self.param
+        )
+
+    def set_back(self, made: int) -> None:
+        """Only the first `made` tokens count: the loop set the run back, and samples the others again."""
+        lost = len(self.tokens) - made
+        if lost <= 0:
+            return
+        del self.tokens[made:], self.logprobs[made:]
+        self.counts = {}
+        for token in self.tokens if self.penalises else ():
+            self.counts[token] = self.counts.get(token, 0) + 1
+        if self.matcher is not None:
+            self.matcher.rollback(lost)
+        self._random = self._draws()
+        for _ in range(made):
+            self.draw()

@@ -1,0 +1,245 @@
+"""What a request wants of its answer beyond plain text: read from the request, compiled, and handed to its runs.
+
+A `Plan` is made while the request is prepared; a plain request has none. In an engine's process only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.processors.engines.base import RunSpec
+from penstock.processors.engines.batching.controls import Control
+from penstock.processors.engines.batching.wishes import NONE, Wishes, wishes_of
+from penstock.processors.engines.guidance import dialects
+from penstock.processors.engines.guidance.calls import CallReader
+from penstock.processors.engines.guidance.dialects import Dialect
+from penstock.processors.engines.guidance.forms import json_rule, response_rule
+from penstock.processors.engines.guidance.grammars import Grammars
+from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.finite_json import loads_finite
+
+Json = dict[str, Any]
+
+
+MOST_CALLS = 8
+"""Calls that one forced answer may hold: small models do not know when it is enough."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolUse:
+    """The tools that a request offers, and whether a call is forced. `parallel`: more than one call may come."""
+
+    tools: Sequence[Json]
+    forced: bool = False
+    parallel: bool = True
+
+    @property
+    def strict(self) -> bool:
+        """Whether a call that the model begins by itself must fit the schema of its tool."""
+        return not self.forced and any(tool["function"].get("strict") is True for tool in self.tools)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool["function"]["name"] for tool in self.tools)
+
+
+NO_TOOLS = ToolUse(tools=())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """`answers`: how many are made. `matcher` is at its start, and copied for each. `param` is blamed for it."""
+
+    wishes: Wishes = NONE
+    answers: int = 1
+    matcher: Any = None
+    param: str = "payload"
+    use: ToolUse = NO_TOOLS
+    dialect: Dialect = dialects.HERMES
+    begun: Sequence[int] = field(default_factory=list[int])
+    """Tokens that the answer begins with and the prompt ends with."""
+
+    def control(self, index: int) -> Control | None:
+        """For the run of one answer; None when it needs none."""
+        if self.wishes == NONE and self.matcher is None:
+            return None
+        matcher = None if self.matcher is None else self.matcher.deep_copy()
+        return Control(self.wishes, matcher=matcher, index=index, param=self.param)
+
+    def reader(self, answer_id: str) -> CallReader | None:
+        """What reads calls out of one answer, and names them after it; None when there are no tools."""
+        if not self.use.tools:
+            return None
+        return CallReader(
+            self.dialect,
+            self.use.names,
+            answer_id,
+            forced=self.use.forced,
+            parallel=self.use.parallel,
+            bare=self.dialect.bare or not self.use.strict,  # else the grammar would not have seen its beginning
+        )
+
+
+class Guidance:
+    """Makes plans for one model. `slots`: how many answers the engine makes at once."""
+
+    def __init__(
+        self, tokenizer: Any, grammars: Grammars, *, vocabulary: int, slots: int, options: Mapping[str, Any]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._vocabulary = vocabulary
+        self._slots = slots
+        template = tokenizer.chat_template
+        self._template: str | None = json.dumps(template) if isinstance(template, dict) else template
+        self._dialect = dialects.dialect_of(self._template, options.get("tool_parser"))
+
+    def plan(self, spec: RunSpec, *, greedy: bool) -> Plan | None:
+        """None for a plain request. Raises InvalidRequest, UnsupportedParameter, TooLarge, Overloaded."""
+        answers = int(spec.params.get("n") or 1)
+        if answers > self._slots:
+            raise UnsupportedParameter(f"n can be at most {self._slots} here", param="payload.n")
+        wishes = wishes_of(spec.params, spec.extra, vocabulary=self._vocabulary, greedy=greedy)
+        use = _tool_use(spec)
+        rule = self._rule(spec.params, use)
+        if rule is None and wishes == NONE and answers == 1 and not use.tools:
+            return None
+        shaped = (spec.params.get("response_format") or {}).get("type", "text") != "text"
+        param = "payload.response_format" if shaped and not use.forced else "payload.tools"
+        prefix = self._dialect.prefix if use.forced else ""
+        return Plan(
+            wishes=wishes,
+            answers=answers,
+            matcher=None if rule is None else self._grammars.matcher(rule, param),
+            param=param,
+            use=use,
+            dialect=self._dialect,
+            begun=list(self._tokenizer(prefix, add_special_tokens=False)["input_ids"]) if prefix else [],
+        )
+
+    def _rule(self, params: Mapping[str, Any], use: ToolUse) -> str | None:
+        """The grammar; None when any text will do."""
+        if use.forced:
+            return "\n".join(["start: calls", *_call_rules(use, self._dialect)])
+        answer = response_rule(params.get("response_format"))
+        if answer is None:
+            return self._strict_calls(use) if use.strict else None
+        if not use.tools:
+            return f"start: {answer}"
+        rules = _call_rules(use, self._dialect)
+        prefix, suffix = (json.dumps(text) if text else "" for text in (self._dialect.prefix, self._dialect.suffix))
+        return "\n".join(["start: answer | asked", f"asked: {prefix} calls {suffix}", f"answer: {answer}", *rules])
+
+    def _strict_calls(self, use: ToolUse) -> str:
+        """Any text, but from where the model begins a call on nothing but a call of one of the tools."""
+        dialect, rules = self._dialect, _call_rules(use, self._dialect)
+        if dialect.bare:
+            # What begins as JSON is a call: there is nothing else that a call could be known by.
+            return "\n".join(["start: calls | FREE |", r"FREE: /[ \n\t]*[^{\[ \n\t](.|\n)*/", *rules])
+        special = self._grammars.special_token(dialect.marker)
+        begun = "begun[lazy]: TEXT " + json.dumps(dialect.marker) if special is None else f"begun: TEXT <[{special}]>"
+        opening, suffix = dialect.prefix.removeprefix(dialect.marker), dialect.suffix
+        around = [json.dumps(text) if text else "" for text in (opening, suffix)]
+        asked = f"asked: begun {around[0]} calls {around[1]}"
+        return "\n".join(["start: asked* TEXT", asked, begun, r"TEXT: /(.|\n)*/", *rules])
+
+    def render(self, messages: Sequence[Json], plan: Plan | None) -> list[int]:
+        """The tokens of a chat, as the model's template has it. Raises what the template raises."""
+        tools = [] if plan is None else [_for_template(tool) for tool in plan.use.tools]
+        if self._template is None:
+            plain = dialects.without_template(messages, tools)
+            text = "".join(f"{message['role']}: {message['content']}\n" for message in plain) + "assistant:"
+            return list(self._tokenizer(text)["input_ids"])
+        if dialects.knows_tools(self._template):
+            chat, named = dialects.for_template(messages), {"tools": tools} if tools else {}
+        else:
+            chat, named = dialects.without_template(messages, tools), {}
+        rendered = self._tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, tokenize=True, return_dict=True, **named
+        )
+        return list(rendered["input_ids"])
+
+    def told_logprobs(self, control: Control, count: int) -> list[Json]:
+        """The log probabilities of the first tokens of a run, in the records' form."""
+        return [
+            {
+                **self._candidate(one.token, one.value),
+                **({"top_logprobs": [self._candidate(*pair) for pair in one.top]} if one.top else {}),
+            }
+            for one in control.logprobs[:count]
+        ]
+
+    def _candidate(self, token: int, value: float) -> Json:
+        written = self._grammars.token_bytes(token)
+        if written is None:
+            text = self._tokenizer.decode([token])
+            return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        return {"token": written.decode(errors="replace"), "logprob": value, "bytes": list(written)}
+
+
+def _tool_use(spec: RunSpec) -> ToolUse:
+    """Raises InvalidRequest."""
+    tools: Sequence[Json] = spec.params.get("tools") or ()
+    choice = spec.params.get("tool_choice") or "auto"
+    if tools and spec.messages is None:
+        raise InvalidRequest("tools go with messages", param="payload.tools")
+    if choice in ("none", "auto"):
+        parallel = spec.extra.get("parallel_tool_calls") != "false"
+        return NO_TOOLS if choice == "none" or not tools else ToolUse(tools=tools, parallel=parallel)
+    if not tools:
+        raise InvalidRequest("tool_choice asks for a call, and there are no tools", param="payload.tool_choice")
+    if choice == "required":
+        return ToolUse(tools=tools, forced=True, parallel=spec.extra.get("parallel_tool_calls") != "false")
+    name = _named(choice)
+    chosen = [tool for tool in tools if tool["function"]["name"] == name]
+    if not chosen:
+        raise InvalidRequest("tool_choice names a tool that is not among tools", param="payload.tool_choice")
+    return ToolUse(tools=chosen[:1], forced=True, parallel=False)
+
+
+def _named(choice: str) -> Any:
+    try:
+        return loads_finite(choice)["function"]["name"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidRequest(
+            'tool_choice must be none, auto, required or {"type": "function", "function": {"name": …}}',
+            param="payload.tool_choice",
+        ) from error
+
+
+def _call_rules(use: ToolUse, dialect: Dialect) -> list[str]:
+    """Lark rules for `calls`: one after another, each an object with a name and its arguments."""
+    rules = ["call: " + " | ".join(f"tool_{number}" for number in range(len(use.tools)))]
+    more = (
+        f" ({json.dumps(dialect.separator)} call){{0,{MOST_CALLS - 1}}}" if use.parallel and dialect.separator else ""
+    )
+    rules.append(f"calls: call{more}")
+    for number, tool in enumerate(use.tools):
+        function = tool["function"]
+        opening = json.dumps(f'{{"name": {json.dumps(function["name"])}, "{dialect.arguments}": ')
+        param = f"payload.tools[{number}].function.parameters"
+        rules.append(f'tool_{number}: {opening} arguments_{number} "}}"')
+        schema = _parameters(function, param)
+        rules.append(f"arguments_{number}: {json_rule(schema, param, strict=function.get('strict') is True)}")
+    return rules
+
+
+def _parameters(function: Json, param: str) -> Json:
+    given = function.get("parameters")
+    if given is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    found: Any = loads_finite(given) if isinstance(given, str) else given
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{param} must be an object", param=param)
+    return {"type": "object", **found}
+
+
+def _for_template(tool: Json) -> Json:
+    """A tool as templates show it: the schema of its arguments as an object."""
+    function = {name: value for name, value in tool["function"].items() if value is not None and name != "strict"}
+    if isinstance(function.get("parameters"), str):
+        function["parameters"] = dialects.object_or_text(function["parameters"])
+    return {"type": "function", "function": function}

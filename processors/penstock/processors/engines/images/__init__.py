@@ -1,0 +1,1 @@
+"""Images: made, edited, processed and described."""

@@ -1,0 +1,344 @@
+"""Text from images inside the child: models of transformers' image-text-to-text class, in batches.
+
+What comes together and has inputs of one shape is one batch; what comes meanwhile waits for the next. A run that is
+cancelled, or has its answer, ends by itself; the batch ends with its last run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.processors.engines.backend import Emit
+from penstock.processors.engines.base import EngineInfo, Message, Prepared, RunFailed, RunSpec, refuse_unsupported
+from penstock.processors.engines.batching.sampling import GREEDY, sampling_of
+from penstock.processors.engines.batching.window import BatchWindow
+from penstock.processors.engines.context import build_context
+from penstock.processors.engines.process.loading import device_name, dtype_name, limit_device_memory
+from penstock.processors.engines.process.measuring import Meter
+from penstock.processors.engines.process.weights import load_weights
+from penstock.processors.engines.text.detokenise import Detokeniser
+from penstock.processors.engines.text.run import TextRun
+from penstock.processors.images.pictures import opened
+from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
+from penstock.schemas.texts import shortened
+
+if TYPE_CHECKING:
+    from penstock.processors.engines.batching.rows import Row
+    from penstock.processors.engines.images.vision_prompts import Inputs, Prompts
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_TOKENS = 256
+DEFAULT_WINDOW = 2048
+SLOTS = 4
+BATCH_WINDOW_MS = 10.0
+"""A batch that is not full waits so long for what is started with it, or in the places that the last one has left."""
+
+
+class VisionBackend:
+    """One model that reads images. `slots` (4) is how many prompts a batch holds at most."""
+
+    def __init__(self, source: str, options: Mapping[str, Any], emit: Emit) -> None:
+        self._source = source
+        self._options = options
+        self._emit = emit
+        self._slots = int(options.get("slots", SLOTS))
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Row] = []
+        self._runs: dict[str, tuple[Row, TextRun]] = {}
+        self._batches: queue.SimpleQueue[list[Row]] = queue.SimpleQueue()
+        self._computing = False
+        window_s = float(options.get("batch_window_ms", BATCH_WINDOW_MS)) / 1000
+        self._gathering = BatchWindow(window_s, self._begin_batch)
+        self._will_look = False
+        self._steps = 0
+        self._model: Any = None
+        self._prompts: Prompts
+        self._eos: frozenset[int] = frozenset()
+        self._pad = 0
+        self._window = DEFAULT_WINDOW
+        self._vocabulary = 0
+        self._encodes = False
+
+    # -- loading
+
+    def load(self) -> EngineInfo:
+        import torch
+        from transformers import AutoModelForImageTextToText
+        from transformers.utils.logging import disable_progress_bar
+
+        from penstock.processors.engines.images.vision_prompts import Prompts
+
+        torch.set_num_threads(int(self._options.get("threads", 1)))
+        disable_progress_bar()
+        limit_device_memory(self._options)
+        self._prompts = Prompts(self._source, self._options)
+        self._model = load_weights(AutoModelForImageTextToText, self._source, self._options)
+        self._encodes = bool(self._model.config.is_encoder_decoder)
+        config: Any = self._model.config.get_text_config(decoder=True)
+        longest = int(getattr(config, "max_position_embeddings", 0) or DEFAULT_WINDOW)
+        self._window = min(longest, int(self._options.get("window", 1 << 30)))
+        self._vocabulary = int(config.vocab_size)
+        self._eos = _end_ids(self._model.generation_config, self._prompts.tokenizer)
+        pad = self._prompts.tokenizer.pad_token_id
+        self._pad = int(pad if pad is not None else min(self._eos, default=0))
+        self._warm_up()
+        threading.Thread(target=self._compute, name="compute", daemon=True).start()
+        return EngineInfo(
+            context_window=self._window, max_output_tokens=self._window - 1, device=device_name(self._options)
+        )
+
+    def _warm_up(self) -> None:
+        """One token of a caption, so that "ready" means that the model really answers."""
+        from PIL import Image
+
+        from penstock.processors.engines.batching.rows import Row
+
+        inputs = self._on_device(self._prompts.caption(Image.new("RGB", (64, 64)), None))
+        self._generate([Row("warm-up", inputs, 1, GREEDY, None)], lambda: None)
+
+    # -- preparing
+
+    def prepare(self, spec: RunSpec) -> tuple[Prepared, Row]:
+        """Raises ContextLengthExceeded, InvalidRequest, UnsupportedParameter."""
+        from penstock.processors.engines.batching.rows import Row
+
+        refuse_unsupported(spec)
+        params = spec.params if spec.task == "text_generation" else spec.payload
+        seed = params.get("seed")
+        sampling = GREEDY
+        if spec.task == "text_generation":
+            sampling = sampling_of({**spec.params, "seed": None}, vocabulary=self._vocabulary)
+        wanted = None if "max_tokens" in spec.defaulted else params.get("max_tokens")
+        inputs, messages, dropped = self._inputs(spec, 1 if wanted is None else int(wanted))
+        tokens = int(inputs["input_ids"].shape[1]) if "input_ids" in inputs else 0
+        new_tokens = self._fit(tokens, wanted, int(params.get("max_tokens") or DEFAULT_MAX_TOKENS))
+        prepared = Prepared(
+            run_id=spec.run_id,
+            prompt_tokens=tokens,
+            need_tokens=0,
+            context_messages=len(messages or ()),
+            dropped_turns=dropped,
+        )
+        return prepared, Row(spec.run_id, self._on_device(inputs, "cpu"), new_tokens, sampling, seed)
+
+    def _inputs(self, spec: RunSpec, reserve: int) -> tuple[Inputs, list[Message] | None, int]:
+        """(the prompt as tensors, its messages, how many turns of the history were left out)"""
+        from penstock.processors.engines.images.vision_prompts import with_images
+
+        if spec.task == "image_to_text":
+            if "image" not in spec.images:
+                raise InvalidRequest("payload.image is missing", param="payload.image")
+            image = opened(spec.images["image"]).convert("RGB")
+            return self._prompts.caption(image, spec.payload.get("prompt")), None, 0
+        if spec.messages is None:
+            messages: list[Message] = [{"role": "user", "content": spec.prompt or ""}]
+            return self._prompts.chat(messages), messages, 0
+        rendered: dict[int, Inputs] = {}  # by how many messages: one history is cut at different lengths
+
+        def count(chosen: Sequence[Message]) -> int:
+            inputs = rendered[len(chosen)] = self._prompts.chat(chosen)
+            return int(inputs["input_ids"].shape[1])
+
+        context = build_context(
+            with_images(spec.history, spec),
+            with_images(spec.messages, spec),
+            window_tokens=self._window,
+            max_output_tokens=reserve,
+            limits=spec.context,
+            count=count,
+        )
+        return rendered[len(context.messages)], context.messages, context.dropped_turns
+
+    def _fit(self, tokens: int, wanted: int | None, default: int) -> int:
+        """How many tokens may follow: as asked, or what fits up to the default."""
+        taken = 1 if self._encodes else tokens
+        room = self._window - taken
+        if room < (wanted or 1):
+            raise ContextLengthExceeded(
+                f"the prompt has {taken} tokens, its images among them, and {wanted or 1} shall follow;"
+                f" the window is {self._window}",
+                param="payload",
+                details={"need": taken + (wanted or 1), "capacity": self._window, "unit": "tokens"},
+            )
+        return wanted if wanted is not None else min(room, default)
+
+    def _on_device(self, inputs: Inputs, device: str | None = None) -> Inputs:
+        """Tensors alone, those of pixels in the model's type."""
+        import torch
+
+        dtype = getattr(torch, dtype_name(self._options))
+        return {
+            name: tensor.to(device or device_name(self._options), dtype if tensor.is_floating_point() else None)
+            for name, tensor in inputs.items()
+            if isinstance(tensor, torch.Tensor)
+        }
+
+    # -- running
+
+    def run(self, spec: RunSpec, prompt: Row) -> None:
+        tokens = int(prompt.inputs["input_ids"].shape[1]) if "input_ids" in prompt.inputs else 0
+        tokenizer = self._prompts.tokenizer
+        detokeniser = Detokeniser(
+            lambda ids: tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+        run = TextRun(spec, tokens, detokeniser, self._eos.__contains__, self._emit)
+        self._runs[spec.run_id], prompt.is_read = (prompt, run), run.wants_steps
+        self._waiting.append(prompt)
+        self._gather()
+
+    def cancel(self, run_id: str) -> None:
+        run = self._runs.pop(run_id, None)
+        if run is not None:
+            run[0].over = True
+
+    def check(self) -> None:
+        pass
+
+    def progress(self) -> int | None:
+        return self._steps if self._computing else None
+
+    def measured_memory(self) -> int:
+        return Meter(device_name(self._options)).used_bytes()
+
+    def _gather(self) -> None:
+        if not self._computing and (batch := self._next_batch()):
+            self._gathering.look(full=len(batch) == self._slots)
+
+    def _next_batch(self) -> list[Row]:
+        """The run that waits longest, and with it those whose inputs have its shape."""
+        from penstock.processors.engines.batching.rows import batch_key
+
+        self._waiting = [row for row in self._waiting if not row.over]
+        if not self._waiting:
+            return []
+        key = batch_key(self._waiting[0].inputs, pads=not self._encodes)
+        return [row for row in self._waiting if batch_key(row.inputs, pads=not self._encodes) == key][: self._slots]
+
+    def _begin_batch(self) -> None:
+        if self._computing or not (batch := self._next_batch()):
+            return
+        chosen = set(map(id, batch))
+        self._waiting = [row for row in self._waiting if id(row) not in chosen]
+        self._computing = True
+        self._batches.put(batch)
+
+    # -- in the thread that computes
+
+    def _compute(self) -> None:
+        """For ever."""
+        while True:
+            batch = self._batches.get()
+            failure: Exception | None = None
+            try:
+                self._generate(batch, partial(self._on_step, batch))
+            except Exception as error:
+                failure = error.with_traceback(None) if _out_of_memory(error) else error
+            self._loop.call_soon_threadsafe(self._end_batch, batch, failure)
+
+    def _generate(self, rows: list[Row], on_step: Any) -> None:
+        import torch
+        from transformers import GenerationConfig
+
+        from penstock.processors.engines.batching.rows import RowEnds, RowSampling, joined
+
+        own: Any = self._model.generation_config
+        config = GenerationConfig(
+            max_new_tokens=max(row.new_tokens for row in rows),
+            do_sample=False,
+            num_beams=1,
+            eos_token_id=sorted(self._eos) or None,
+            pad_token_id=self._pad,
+            bos_token_id=own.bos_token_id,
+            decoder_start_token_id=own.decoder_start_token_id,
+        )
+        with torch.inference_mode():
+            self._model.generate(
+                **self._on_device(joined(rows, self._pad)),
+                generation_config=config,
+                logits_processor=[RowSampling(rows)],
+                stopping_criteria=[RowEnds(rows, self._eos.__contains__, on_step)],
+            )
+
+    def _on_step(self, batch: list[Row]) -> None:
+        """The event loop is not woken for what nobody reads while it is made: it would hold up the computing."""
+        self._steps += 1
+        if not self._will_look and any(row.ended or row.is_read for row in batch):
+            self._will_look = True
+            self._loop.call_soon_threadsafe(self._look)
+
+    # -- on the event loop
+
+    def _look(self) -> None:
+        self._will_look = False  # before looking: what comes from here on is either seen now or told anew
+        for row, run in list(self._runs.values()):
+            ended = row.ended  # before its tokens: they are written first
+            if ended or (row.is_read and len(row.made) > run.seen):
+                self._advance(row, run, final=ended)
+
+    def _advance(self, row: Row, run: TextRun, *, final: bool) -> None:
+        try:
+            run.take(row.made[:], final=final)
+            if final or run.stopped:
+                row.over = True
+                del self._runs[run.run_id]
+                run.finish()
+        except Exception as error:  # in a callback nobody hears it
+            logger.exception("engine.output_failed")
+            row.over = True
+            self._fail(run.run_id, EngineFailed(f"{type(error).__name__} while the output was read"))
+
+    def _end_batch(self, batch: list[Row], failure: Exception | None) -> None:
+        self._computing = False
+        self._look()
+        if failure is not None:
+            self._batch_failed(batch, failure)
+        for row in batch:  # one that ended neither by its end nor by its length
+            if row not in self._waiting and row.run_id in self._runs:
+                self._fail(row.run_id, EngineFailed("the model ended without an answer"))
+        self._gather()
+
+    def _batch_failed(self, batch: list[Row], failure: Exception) -> None:
+        left = [row for row in batch if row.run_id in self._runs]
+        if _out_of_memory(failure):
+            gc.collect()
+            _empty_cache(device_name(self._options))
+            if len(batch) > 1 and not any(row.made for row in left):
+                logger.warning("engine.out_of_memory batch=%d: halved from here on", len(batch))
+                self._slots = max(1, len(batch) // 2)
+                self._waiting = left + self._waiting
+                return
+        else:
+            logger.error("engine.vision_failed runs=%d", len(batch), exc_info=failure)
+        error = EngineFailed(shortened(f"the model failed: {type(failure).__name__}: {failure}", 300))
+        for row in left:
+            self._fail(row.run_id, error)
+
+    def _fail(self, run_id: str, error: EngineFailed) -> None:
+        if self._runs.pop(run_id, None) is not None:
+            self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=True)))
+
+
+def _end_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
+    """All ids that end a text: the model's and the tokenizer's."""
+    given = getattr(generation_config, "eos_token_id", None)
+    ids: list[int | None] = [*given] if isinstance(given, list | tuple) else [given]
+    return frozenset(int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return type(error).__name__ in ("OutOfMemoryError", "MemoryError")
+
+
+def _empty_cache(device: str) -> None:
+    if device != "cpu":
+        import torch
+
+        torch.cuda.empty_cache()

@@ -1,0 +1,1 @@
+"""Servers of OpenAI's protocol that a worker starts and ends."""

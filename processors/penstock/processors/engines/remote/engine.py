@@ -1,0 +1,335 @@
+"""The remote engine: an OpenAI-compatible server behind the same admission, with a count of slots in place of memory.
+
+Options: slots (8), tokens_per_minute (no limit), headers (names and texts, or `{env = "NAME"}`), api_key_env (name of
+the variable that holds the key), remote_model (its name there; default: our id), timeout_s (600), window, patience_s
+(60). It needs no torch.
+
+How many requests the server gets at once follows what it answers, up to `slots` (concurrency.py). What it turns
+away (429, 503) or what cannot reach it has not begun: it goes back to the queue as `TurnedAway`, and `on_busy` says for
+how long the engine should get none, so that the most urgent is sent when there is room again. Once it has turned all
+away for patience_s, the attempt fails with its words. What breaks later fails the attempt. What a server says may be of
+any shape: texts are made encodable, and whatever is wrong fails the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from penstock.processors.background import BackgroundTasks
+from penstock.processors.engines.base import (
+    Delta,
+    EngineGone,
+    EngineInfo,
+    EngineState,
+    Finished,
+    Limits,
+    Prepared,
+    RunFailed,
+    RunSpec,
+    Sink,
+    TurnedAway,
+    refuse_images,
+)
+from penstock.processors.engines.context import build_context
+from penstock.processors.engines.remote.concurrency import RemoteGate
+from penstock.processors.engines.remote.http import lines_of, message_of, request_headers, typed
+from penstock.processors.engines.remote.wire import Answer, as_event, check_passable, counts, embedding_body, text_body
+from penstock.processors.engines.sinks import GuardedSink
+from penstock.schemas.errors import EngineFailed, InternalError, InvalidRequest, Overloaded, PenstockError
+from penstock.schemas.sse import DONE, field_value
+from penstock.schemas.texts import shortened
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_WINDOW = 1_000_000
+CHARS_PER_TOKEN = 4
+"""Only for fitting a conversation and for the budget, the server's tokenizer being unknown; `window` should leave room
+for its error."""
+ANSWER_TOKENS = 256
+"""What an answer whose length nobody bounded costs of the budget, until it has ended."""
+
+
+class RemoteEngine:
+    """Chat, completions and embeddings over HTTP, streamed; a cancelled run closes its connection."""
+
+    prepares_inline = True
+
+    def __init__(
+        self,
+        model: str,
+        url: str,
+        options: Mapping[str, Any],
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.model = model
+        self._url = url.rstrip("/")
+        if not self._url.endswith("/v1"):
+            self._url += "/v1"
+        self._name = str(options.get("remote_model", model))
+        self._window = int(options.get("window", DEFAULT_WINDOW))
+        self.on_died: Callable[[int], None] = lambda code: None
+        self.on_busy: Callable[[float], None] = lambda seconds: None
+        self.on_limits: Callable[[Limits], None] = lambda limits: None
+        self.on_out_of_memory: Callable[[], None] = lambda: None
+        self._slots = int(options.get("slots", 8))
+        self._timeout_s = float(options.get("timeout_s", 600))
+        budget = options.get("tokens_per_minute")
+        self._gate = RemoteGate(
+            self._slots,
+            patience_s=float(options.get("patience_s", 60)),
+            tokens_per_minute=None if budget is None else float(budget),
+        )
+        self._told_limit = self._slots
+        self._options = options
+        self._transport = transport
+        self._http: httpx.AsyncClient | None = None
+        self._tasks: dict[str, tuple[asyncio.Task[None], GuardedSink]] = {}
+        self._background = BackgroundTasks()
+        self._state = EngineState.NEW
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    async def start(self) -> None:
+        headers = request_headers(self.model, self._options)
+        timeout = httpx.Timeout(self._timeout_s, connect=10)
+        limits = httpx.Limits(max_connections=self._slots + 4)
+        self._http = httpx.AsyncClient(
+            headers=headers, timeout=timeout, limits=limits, transport=self._transport, trust_env=False
+        )
+        self._state = EngineState.READY
+
+    async def prepare(self, spec: RunSpec) -> Prepared:
+        # Never awaits: the worker relies on `prepares_inline`.
+        refuse_images(spec)
+        check_passable(spec)
+        if spec.messages is None:
+            return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0)
+        wanted = int(spec.params.get("max_tokens", 0))
+        context = build_context(
+            spec.history or [],
+            spec.messages,
+            window_tokens=self._window,
+            # Of a window that nobody told the server itself says what is too long.
+            max_output_tokens=0 if self._window == DEFAULT_WINDOW else wanted,
+            limits=spec.context,
+            count=lambda chosen: sum(len(message["content"]) // CHARS_PER_TOKEN + 4 for message in chosen),
+        )
+        return Prepared(
+            run_id=spec.run_id,
+            prompt_tokens=0,
+            need_tokens=0,
+            context_messages=len(context.messages),
+            dropped_turns=context.dropped_turns,
+            messages=context.messages,
+        )
+
+    def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
+        guarded = GuardedSink(spec.run_id, sink)
+        if self._state is not EngineState.READY:
+            error = EngineGone(f"the engine of {self.model} is {self._state}")
+            guarded.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=True))
+            return
+        now = asyncio.get_running_loop().time()
+        if (wait_s := self._gate.wait_s(now)) > 0:
+            self.on_busy(wait_s)
+            error = TurnedAway(f"the tokens of {self.model} are used up for now", retry_after_s=wait_s)
+            guarded.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=True))
+            return
+        tokens = _estimated_tokens(spec, prepared)
+        self._gate.began(tokens, now)
+        if (wait_s := self._gate.wait_s(now)) > 0:
+            self.on_busy(wait_s)
+        task = self._background.start(self._run(spec, prepared, guarded, tokens), f"run {spec.run_id}")
+        self._tasks[spec.run_id] = (task, guarded)
+
+    async def _run(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink, tokens: int) -> None:
+        used = 0
+        try:
+            finished = await self._ask(spec, prepared, sink)
+            used = (finished.usage or {}).get("total_tokens", 0) or tokens
+        except PenstockError as error:
+            again = error.retryable or isinstance(error, EngineFailed)
+            sink.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=again))
+        except UnicodeEncodeError:
+            error = InvalidRequest("the text holds half of a surrogate pair, which is no character", param="payload")
+            sink.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=False))
+        except Exception as error:  # broken connections, and answers of any shape
+            used = tokens
+            logger.warning("remote.run_failed model=%s error=%s", self.model, type(error).__name__)
+            failure = EngineFailed(f"the server of {self.model} failed: {type(error).__name__}")
+            sink.failed(RunFailed(run_id=spec.run_id, error=failure, retryable_here=True))
+        except asyncio.CancelledError:
+            used = tokens
+            raise
+        else:
+            sink.finished(finished)
+        finally:
+            self._tasks.pop(spec.run_id, None)
+            self._gate.ended(tokens, used)
+
+    async def _ask(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink) -> Finished:
+        """One try, and what it says of the server. Raises TurnedAway for what the server has not begun."""
+        loop = asyncio.get_running_loop()
+        sent_at = loop.time()
+        try:
+            if spec.task == "embedding":
+                finished = await self._embed(spec)
+            else:
+                finished = await self._generate(spec, prepared, sink)
+        except Overloaded as error:
+            raise self._turned_away(sent_at, error) from error
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            reason = shortened(f"the server of {self.model} cannot be reached: {error}", 300)
+            raise self._turned_away(sent_at, EngineFailed(reason)) from error
+        except httpx.TimeoutException:
+            self._gate.timed_out(sent_at, loop.time())
+            raise
+        except PenstockError:
+            self._gate.answered(len(self._tasks))
+            raise
+        else:
+            self._gate.answered(len(self._tasks))
+            return finished
+        finally:
+            self._tell_limit()
+
+    def _turned_away(self, sent_at: float, error: PenstockError) -> PenstockError:
+        wait_s = self._gate.turned_away(sent_at, asyncio.get_running_loop().time(), error.retry_after_s)
+        if wait_s is None:
+            return error
+        # Workers that were turned away together do not come back together.
+        wait_s *= 1 + 0.2 * random.random()
+        self.on_busy(wait_s)
+        return TurnedAway(str(error), retry_after_s=wait_s)
+
+    def _tell_limit(self) -> None:
+        limit = self._gate.limit
+        if limit != self._told_limit:
+            logger.info("remote.limit model=%s slots=%d of=%d", self.model, limit, self._slots)
+            self._told_limit = limit
+            self.on_limits(self.limits())
+
+    async def _generate(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink) -> Finished:
+        path, body = text_body(spec, prepared, self._name)
+        answer = Answer(chat=prepared.messages is not None)
+        shown = _Shown(spec.run_id, sink)
+        async for event in self._events(path, body):
+            shown.show(answer.feed(event), answer.take_pieces())
+        if answer.reason is None:  # the connection ended without saying so; what came is no answer
+            raise EngineFailed(f"the server of {self.model} ended its stream without a finish_reason")
+        shown.show(answer.flush())
+        pieces = answer.pieces
+        usage = answer.usage or {"prompt_tokens": 0, "completion_tokens": pieces, "total_tokens": pieces}
+        return Finished(
+            run_id=spec.run_id,
+            output=answer.output(),
+            finish_reason=answer.reason,
+            usage=usage,
+            prompt_tokens=int(usage.get("prompt_tokens", 0)),
+            completion_tokens=int(usage.get("completion_tokens", 0)),
+        )
+
+    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        assert self._http is not None
+        async with self._http.stream("POST", self._url + path, json=body) as answer:
+            if answer.is_error:
+                await answer.aread()
+                raise typed(answer)
+            if answer.headers.get("content-type", "").startswith("application/json"):
+                await answer.aread()  # a server that does not stream
+                yield as_event(answer.json())
+                return
+            async for line in lines_of(answer):
+                data = field_value(line, b"data")
+                if data is None:
+                    continue
+                if data == DONE:
+                    return
+                event = json.loads(data.decode(errors="replace"))
+                if event.get("error"):
+                    raise EngineFailed(f"the server of {self.model} broke off: {message_of(event)}")
+                yield event
+
+    async def _embed(self, spec: RunSpec) -> Finished:
+        assert self._http is not None
+        answer = await self._http.post(self._url + "/embeddings", json=embedding_body(spec, self._name))
+        if answer.is_error:
+            raise typed(answer)
+        found = answer.json()
+        items = sorted(found["data"], key=lambda item: item["index"])
+        vectors = [[float(value) for value in item["embedding"]] for item in items]
+        usage = counts(found.get("usage"))
+        return Finished(
+            run_id=spec.run_id,
+            output={"embeddings": vectors, "dimensions": len(vectors[0])},
+            finish_reason=None,
+            usage={"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | usage,
+            prompt_tokens=usage.get("prompt_tokens", 0),
+        )
+
+    def cancel(self, run_id: str) -> None:
+        found = self._tasks.pop(run_id, None)
+        if found is not None:
+            task, sink = found
+            sink.close()
+            task.cancel()
+
+    def limits(self) -> Limits:
+        return Limits(slots=self._gate.limit)
+
+    async def stop(self) -> None:
+        self._state = EngineState.STOPPED
+        tasks = [task for task, _ in self._tasks.values()]
+        for run_id in list(self._tasks):
+            self.cancel(run_id)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._http is not None:
+            await self._http.aclose()
+
+    def measured_memory(self) -> int | None:
+        return None
+
+    def peak_memory(self) -> int | None:
+        return None
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(context_window=None if self._window == DEFAULT_WINDOW else self._window, device="remote")
+
+
+class _Shown:
+    """Text on its way to the sink, with its place."""
+
+    def __init__(self, run_id: str, sink: GuardedSink) -> None:
+        self._run_id, self._sink = run_id, sink
+        self._pieces = 0
+
+    def show(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> None:
+        if not text and not calls:
+            return
+        delta = Delta(run_id=self._run_id, text=text, token_ids=[], first_token_index=self._pieces, calls=calls)
+        self._pieces += 1
+        if not self._sink.delta(delta):
+            raise InternalError("the run is over")  # the sink knows; this closes the stream
+
+
+def _estimated_tokens(spec: RunSpec, prepared: Prepared) -> int:
+    """Of a prompt and its answer, before the server has counted them."""
+    texts = [str(message.get("content") or "") for message in prepared.messages or []] + (spec.inputs or [])
+    prompt = sum(map(len, [*texts, spec.prompt or ""])) // CHARS_PER_TOKEN
+    if spec.task == "embedding":
+        return max(1, prompt)
+    return prompt + int(spec.params.get("max_tokens") or ANSWER_TOKENS) * int(spec.params.get("n") or 1)

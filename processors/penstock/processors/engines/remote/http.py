@@ -1,0 +1,96 @@
+"""An HTTP answer of an OpenAI-compatible server: its lines as they come, and its refusals as typed errors."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+
+import httpx
+
+from penstock.processors.engines.encodable import encodable
+from penstock.schemas.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    PenstockError,
+)
+from penstock.schemas.sse import SseLines
+from penstock.schemas.texts import shortened
+
+
+def request_headers(model: str, options: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What every request carries: `headers` of the options, whose values are texts or `{env = "NAME"}`, and the key.
+
+    Secrets stand in the environment, and are never logged. Raises InvalidRequest for a variable that is not set.
+    """
+    given: Any = options.get("headers", {})
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"{model}: options.headers is a table of names and values", param="models")
+    headers: dict[str, str] = {}
+    for name, value in cast("Mapping[str, Any]", given).items():
+        if isinstance(value, Mapping):
+            value = _secret(model, str(cast("Mapping[str, Any]", value).get("env", "")), f"the header {name}", env)
+        headers[str(name).lower()] = str(value)
+    if key_name := options.get("api_key_env"):
+        headers["authorization"] = f"Bearer {_secret(model, str(key_name), 'the key', env)}"
+    return headers
+
+
+def _secret(model: str, variable: str, what: str, env: Mapping[str, str]) -> str:
+    if not (value := env.get(variable, "")):
+        raise InvalidRequest(f"{model}: the variable {variable}, which should hold {what}, is not set")
+    return value
+
+
+async def lines_of(answer: httpx.Response) -> AsyncIterator[bytes]:
+    lines = SseLines()
+    async for piece in answer.aiter_bytes():
+        for line in lines.feed(piece):
+            yield line
+    yield lines.rest()
+
+
+def message_of(body: Any) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    text = error.get("message") if isinstance(error, dict) else error
+    return encodable(shortened(str(text or "no reason given"), 300))
+
+
+def typed(answer: httpx.Response) -> PenstockError:
+    """The typed error of a refusal."""
+    try:
+        body: Any = answer.json()
+    except ValueError:
+        body = {}
+    if answer.status_code in (401, 403):  # some servers quote a part of the key
+        return EngineFailed(f"the remote server refused our credentials ({answer.status_code})")
+    message = f"the remote server said {answer.status_code}: {message_of(body)}"
+    error: Any = body.get("error") if isinstance(body, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    if answer.status_code in (429, 503):
+        return Overloaded(message, retry_after_s=retry_after(answer))
+    if code == "context_length_exceeded":
+        return ContextLengthExceeded(message)
+    if answer.status_code == 404:
+        return ModelNotFound(message, param="model")
+    if 400 <= answer.status_code < 500 and answer.status_code != 408:
+        return InvalidRequest(message)
+    return EngineFailed(message)
+
+
+def retry_after(answer: httpx.Response) -> float | None:
+    """Seconds, from either form of the header; at most a minute. None when it says nothing."""
+    value = answer.headers.get("retry-after", "")
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return None
+    return max(0.0, min(60.0, seconds))

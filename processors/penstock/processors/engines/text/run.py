@@ -1,0 +1,126 @@
+"""One run of the text backend: cumulative tokens in, text deltas and the outcome out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.processors.engines.backend import Emit
+from penstock.processors.engines.base import Finished, RunSpec
+from penstock.processors.engines.batching.controls import Control
+from penstock.processors.engines.guidance.calls import CallReader
+from penstock.processors.engines.stops import StopMatcher
+from penstock.processors.engines.text.detokenise import Detokeniser
+
+
+class TextRun:
+    """`over` once it has emitted its outcome, or has been cancelled."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        prompt_tokens: int,
+        detokeniser: Detokeniser,
+        is_end: Callable[[int], bool],
+        emit: Emit,
+        *,
+        run_id: str | None = None,
+        calls: CallReader | None = None,
+        told_logprobs: Callable[[int], list[dict[str, Any]]] | None = None,
+    ) -> None:
+        """`run_id` is that of one answer of several; `told_logprobs` gives those of the first so many tokens."""
+        self.run_id = run_id or spec.run_id
+        self.params = spec.params
+        self.prompt: Sequence[int] = ()
+        self.new_tokens = 0
+        self.end_ids: list[int] = []
+        self.control: Control | None = None
+        """What the loop was given: a run that memory ran out under is given to it again, with what it has said."""
+        self.reused_tokens: int | None = None
+        """Of the prompt, found in the cache; None when it cannot be known."""
+        self.before: Sequence[int] = ()
+        """Tokens from before it was given to the loop again."""
+        self.streams = spec.stream
+        stops: Sequence[str] = spec.params.get("stop") or ()
+        self._stops = bool(stops)
+        self._matcher = StopMatcher(stops)
+        self._prompt_tokens = prompt_tokens
+        self._detokeniser = detokeniser
+        self._is_end = is_end
+        self._emit = emit
+        self._calls = calls
+        self._told_logprobs = told_logprobs
+        self._text: list[str] = []
+        self._ids: Sequence[int] = ()
+        self._told = 0
+        self.seen = 0
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether tokens must be looked at as they come; else the whole comes at the end, for less work."""
+        return self.streams or self._stops
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has come: what follows is not wanted."""
+        return self._matcher.stopped
+
+    def rewind(self) -> None:
+        """The loop has lost it: what was told stands, the rest is made anew."""
+        self.before = list(self._ids)
+
+    def take(self, ids: Sequence[int], *, final: bool = False) -> None:
+        """All tokens so far; of a `final` call nothing follows. Emits the new text."""
+        # With stop strings a token at a time, so that the count of tokens does not depend on when they were looked at.
+        first = self.seen + 1 if self._stops and len(ids) > self.seen else len(ids)
+        text = ""
+        for end in range(first, len(ids) + 1):
+            last = end == len(ids)
+            self._ids = ids if last else ids[:end]
+            text += self._matcher.feed(self._detokeniser.feed(self._ids, final=final and last))
+            if self._matcher.stopped:
+                break
+        self.seen = len(ids)
+        if final and not self._matcher.stopped:
+            text += self._matcher.flush()
+        self._tell(text if self._calls is None else self._calls.feed(text))
+
+    def _tell(self, text: str) -> None:
+        pieces = () if self._calls is None else self._calls.take_pieces()
+        if not text and not pieces:
+            return
+        if text:
+            self._text.append(text)
+        if self.streams:
+            self._emit(("delta", self.run_id, text, list(self._ids[self._told :]), self._told, *pieces))
+        self._told = len(self._ids)
+
+    def finish(self) -> None:
+        if self._calls is not None:
+            self._tell(self._calls.flush())
+        made = len(self._ids)
+        ended = made > 0 and self._is_end(self._ids[-1])
+        at_end = self._matcher.stopped or ended
+        usage = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": made,
+            "total_tokens": self._prompt_tokens + made,
+        }
+        if self.reused_tokens is not None:
+            usage["cached_tokens"] = min(self.reused_tokens, self._prompt_tokens)
+        output: dict[str, Any] = {"text": "".join(self._text)}
+        reason = "stop" if at_end else "length"
+        if self._calls is not None and self._calls.calls:
+            output["tool_calls"] = self._calls.calls
+            reason = "tool_calls" if at_end else reason
+        if self._told_logprobs is not None:
+            output["logprobs"] = self._told_logprobs(made - 1 if ended else made)
+        finished = Finished(
+            run_id=self.run_id,
+            output=output,
+            finish_reason=reason,
+            usage=usage,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=made,
+        )
+        self._emit(("finished", finished))

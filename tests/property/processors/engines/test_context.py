@@ -1,0 +1,221 @@
+"""Which messages go into a prompt: within the budget, in order, the newest turns whole, the system prompt kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.processors.engines.context import MESSAGE_CHARS, Message, build_context, recent_history, split_turns
+from penstock.schemas.errors import ContextLengthExceeded
+from penstock.schemas.records import ContextLimits
+
+PER_MESSAGE = 3
+
+
+def count(messages: Sequence[Message]) -> int:
+    return sum(len(message["content"]) + PER_MESSAGE for message in messages) + 1
+
+
+def messages(roles: st.SearchStrategy[str], *, least: int, most: int) -> st.SearchStrategy[list[Message]]:
+    one = st.builds(lambda role, content: {"role": role, "content": content}, roles, st.text("ab", max_size=12))
+    return st.lists(one, min_size=least, max_size=most)
+
+
+HISTORY = messages(st.sampled_from(("system", "user", "user", "assistant", "assistant")), least=0, most=14)
+NEW = messages(st.sampled_from(("system", "user", "user", "assistant")), least=1, most=3)
+LIMITS = st.none() | st.builds(
+    ContextLimits, max_tokens=st.none() | st.integers(1, 200), last_turns=st.none() | st.integers(0, 8)
+)
+
+
+def system_and_fresh(
+    old_system: list[Message], history: Sequence[Message], new: Sequence[Message]
+) -> tuple[list[Message], list[Message]]:
+    """What stands before the turns of a history, and behind them."""
+    if not history:
+        return [], list(new)
+    system = [m for m in new if m["role"] == "system"] or old_system[-1:]
+    return system, [m for m in new if m["role"] != "system"]
+
+
+@given(history=HISTORY)
+def test_turns_are_the_history_without_system_messages(history: list[Message]) -> None:
+    system, turns = split_turns(history)
+    assert system == [m for m in history if m["role"] == "system"]
+    assert [m for turn in turns for m in turn] == [m for m in history if m["role"] != "system"]
+    for turn in turns:
+        roles = [m["role"] for m in turn]
+        asked = roles.count("user")
+        assert roles[:asked] == ["user"] * asked, "the questions come before the answers"
+    assert all(turn[0]["role"] == "user" for turn in turns[1:])
+
+
+@given(history=HISTORY, new=NEW, window=st.integers(1, 250), output=st.integers(1, 60), limits=LIMITS)
+def test_the_newest_turns_that_fit(
+    history: list[Message], new: list[Message], window: int, output: int, limits: ContextLimits | None
+) -> None:
+    old_system, turns = split_turns(history)
+    system, fresh = system_and_fresh(old_system, history, new)
+    budget = window - output
+    most = len(turns)
+    if limits is not None:
+        budget = budget if limits.max_tokens is None else min(budget, limits.max_tokens)
+        most = most if limits.last_turns is None else min(most, limits.last_turns)
+
+    def prompt(kept: int) -> list[Message]:
+        return [*system, *(m for turn in turns[len(turns) - kept :] for m in turn), *fresh]
+
+    def build():
+        return build_context(history, new, window_tokens=window, max_output_tokens=output, limits=limits, count=count)
+
+    if count(prompt(0)) > budget:
+        with pytest.raises(ContextLengthExceeded) as caught:
+            build()
+        need, capacity = count(prompt(0)), budget
+        if need + output > window:  # then it is the model's window, not the caller's own limit
+            need, capacity = need + output, window
+        assert caught.value.details == {"need": need, "capacity": max(0, capacity), "unit": "tokens"}
+        return
+    context = build()
+    kept = max(n for n in range(most + 1) if count(prompt(n)) <= budget)
+    assert context.messages == prompt(kept)
+    assert context.prompt_tokens == count(context.messages) <= budget
+    assert context.dropped_turns == len(turns) - kept
+
+
+def test_without_a_history_the_messages_stay_in_their_order() -> None:
+    """A system message in the middle speaks of what comes after it."""
+    roles = ("system", "user", "assistant", "system", "user")
+    new = [{"role": role, "content": str(number)} for number, role in enumerate(roles)]
+    context = build_context([], new, window_tokens=1_000, max_output_tokens=1, limits=None, count=count)
+    assert context.messages == new
+    assert context.prompt_tokens == count(new)
+
+
+# -- what it costs, and that it gives what it gave before
+
+
+def reference_kept(history: Sequence[Message], new: Sequence[Message], budget: int, most: int) -> int:
+    """How many turns the former function kept: all when they fit, else bisected."""
+    old_system, turns = split_turns(history)
+    system, fresh = system_and_fresh(old_system, history, new)
+
+    def tokens(kept: int) -> int:
+        return count([*system, *(m for turn in turns[len(turns) - kept :] for m in turn), *fresh])
+
+    if most == 0 or tokens(most) <= budget:
+        return most
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if tokens(middle) <= budget else (low, middle)
+    return low
+
+
+class Counter:
+    """Counts tokens, and what the counting cost. `tokens_per_char` may differ from message to message."""
+
+    def __init__(self, tokens_per_char: Sequence[float] = (0.25,)) -> None:
+        self.rates = tokens_per_char
+        self.calls = self.tokens = 0
+
+    def one(self, message: Message) -> int:
+        text = message["content"]
+        return 4 + round(len(text) * self.rates[len(text) % len(self.rates)])
+
+    def __call__(self, messages: Sequence[Message]) -> int:
+        self.calls += 1
+        counted = sum(map(self.one, messages)) + 1
+        self.tokens += counted
+        return counted
+
+
+@given(history=HISTORY, new=NEW, budget=st.integers(1, 250), most=st.integers(0, 14))
+def test_ordinary_histories_are_cut_as_before(
+    history: list[Message], new: list[Message], budget: int, most: int
+) -> None:
+    _, turns = split_turns(history)
+    most = min(most, len(turns))
+    try:
+        context = build_context(
+            history,
+            new,
+            window_tokens=budget,
+            max_output_tokens=0,
+            limits=ContextLimits(last_turns=most),
+            count=count,
+        )
+    except ContextLengthExceeded:
+        return
+    assert len(turns) - context.dropped_turns == reference_kept(history, new, budget, most)
+
+
+def conversation(turns: int, sizes: Sequence[int]) -> list[Message]:
+    roles = ("user", "assistant")
+    return [
+        {"role": role, "content": "x" * sizes[(2 * number + place) % len(sizes)]}
+        for number in range(turns)
+        for place, role in enumerate(roles)
+    ]
+
+
+DENSITIES = st.sampled_from([(0.25,), (0.25, 0.3, 0.2), (1.0,), (2.5,), (0.02,), (0.02, 2.0), (0.0,)])
+
+
+@given(
+    sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=30),
+    rates=DENSITIES,
+    window=st.sampled_from([256, 2048, 8192]),
+)
+def test_the_cost_follows_the_window_whatever_the_texts_are(
+    sizes: list[int], rates: tuple[float, ...], window: int
+) -> None:
+    new = [{"role": "user", "content": "And now?"}]
+    counter = Counter(rates)
+    context = build_context(
+        conversation(5000, sizes), new, window_tokens=window, max_output_tokens=64, limits=None, count=counter
+    )
+    one_more = conversation(5000, sizes)[2 * (context.dropped_turns - 1) :]
+    assert context.dropped_turns > 0
+    assert context.prompt_tokens <= window - 64 < Counter(rates)([*one_more, *new])
+    assert counter.calls <= 24
+    largest_turn = 2 * (3000 * max(rates) + 4)
+    assert counter.tokens <= counter.calls * 8 * (window + largest_turn)
+
+
+@pytest.mark.parametrize("rate", [0.22, 0.25, 0.3, 0.4])
+def test_five_thousand_turns_cost_like_fifty(rate: float) -> None:
+    new = [{"role": "user", "content": "And now?"}]
+    costs: list[Counter] = []
+    for turns in (50, 5000):
+        counter = Counter((rate, rate * 0.9, rate * 1.1))
+        build_context(
+            conversation(turns, (120, 480, 60, 900, 240)),
+            new,
+            window_tokens=2048,
+            max_output_tokens=256,
+            limits=None,
+            count=counter,
+        )
+        costs.append(counter)
+    assert costs[1].tokens == costs[0].tokens
+    assert costs[1].calls == costs[0].calls <= 7
+    assert costs[1].tokens <= 6 * 2048
+
+
+@given(history=HISTORY, chars=st.integers(0, 600))
+def test_the_recent_history_is_the_newest_system_message_and_whole_turns(history: list[Message], chars: int) -> None:
+    recent, omitted = recent_history(history, chars=chars)
+    old_system, turns = split_turns(history)
+    if omitted == 0:
+        assert recent == history
+        return
+    kept = turns[omitted:]
+    assert recent == [*old_system[-1:], *(message for turn in kept for message in turn)]
+    sizes = [sum(len(message["content"]) + MESSAGE_CHARS for message in turn) for turn in turns]
+    inner = [m for m in history if m["role"] == "system"]
+    if not inner:
+        assert sum(sizes[omitted:]) <= chars < sum(sizes[omitted - 1 :])

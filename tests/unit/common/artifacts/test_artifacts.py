@@ -1,0 +1,108 @@
+"""Artifacts on a local folder: ids, digests, tenants."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.common.artifacts import ArtifactStore, TenantArtifacts, check_artifact_id
+from penstock.schemas.errors import InternalError, InvalidRequest, NotFound, TooLarge
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "artifacts", max_bytes=1000)
+
+
+def test_what_was_put_is_got_and_the_reference_says_what_it_is(store: ArtifactStore, tmp_path: Path) -> None:
+    artifact = store.put("default", b"picture", media_type="image/png")
+    assert store.get("default", artifact.artifact_id, sha256=artifact.sha256) == b"picture"
+    assert store.describe("default", artifact.artifact_id) == artifact
+    assert artifact.uri.startswith((tmp_path / "artifacts" / "default").as_uri())
+    assert (artifact.size_bytes, artifact.media_type) == (7, "image/png")
+
+
+def test_a_changed_byte_and_a_wrong_digest_are_noticed(store: ArtifactStore, tmp_path: Path) -> None:
+    artifact = store.put("default", b"picture")
+    with pytest.raises(InternalError, match="digest"):
+        store.get("default", artifact.artifact_id, sha256="0" * 64)
+    (tmp_path / "artifacts" / "default" / artifact.artifact_id / "data").write_bytes(b"Picture")
+    with pytest.raises(InternalError, match="digest"):
+        store.get("default", artifact.artifact_id)
+
+
+def test_another_tenant_has_no_such_artifact(store: ArtifactStore) -> None:
+    artifact = TenantArtifacts(store, "ours").put(b"secret")
+    with pytest.raises(NotFound):
+        TenantArtifacts(store, "theirs").get(artifact.artifact_id)
+
+
+def test_unknown_deleted_and_half_written_artifacts_are_not_found(store: ArtifactStore, tmp_path: Path) -> None:
+    artifact = store.put("default", b"x")
+    store.delete("default", artifact.artifact_id)
+    store.delete("default", artifact.artifact_id)
+    half = str(uuid.uuid4())
+    (tmp_path / "artifacts" / "default" / half).mkdir(parents=True)
+    (tmp_path / "artifacts" / "default" / half / "data").write_bytes(b"x")
+    for artifact_id in (artifact.artifact_id, half, str(uuid.uuid4())):
+        with pytest.raises(NotFound):
+            store.get("default", artifact_id)
+
+
+def test_over_the_limit_is_refused_by_name(store: ArtifactStore) -> None:
+    with pytest.raises(TooLarge, match="1000"):
+        store.put("default", b"x" * 1001)
+
+
+@pytest.mark.parametrize(
+    "artifact_id", ["../other/x", "", "a/b", "..", "7E1C02B4-5F6A-4D2B-9C3E-8A1D0F4B6E57", "\0", "%2e%2e"]
+)
+def test_ids_that_are_no_uuid_are_refused(store: ArtifactStore, artifact_id: str) -> None:
+    with pytest.raises(InvalidRequest):
+        store.get("default", artifact_id)
+
+
+@pytest.mark.parametrize("tenant", ["..", "a/b", "", "A", "."])
+def test_tenants_that_would_leave_the_folder_are_refused(store: ArtifactStore, tenant: str) -> None:
+    with pytest.raises(InvalidRequest):
+        store.put(tenant, b"x")
+
+
+@given(st.text())
+def test_no_text_but_a_uuid_is_an_id(text: str) -> None:
+    try:
+        assert str(uuid.UUID(check_artifact_id(text))) == text
+    except InvalidRequest:
+        pass
+
+
+def test_a_conversation_that_is_gone_takes_along_what_was_made_in_it(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    made, shared = (store.put("acme", b"made", conversation_id="trip") for _ in range(2))
+    upload, elsewhere = store.put("acme", b"upload"), store.put("acme", b"made", conversation_id="other")
+    for artifact in (made, shared, upload, elsewhere):
+        store.holds.hold("acme", artifact.artifact_id, "trip")
+    store.holds.hold("acme", shared.artifact_id, "other")
+    store.conversation_gone("acme", "trip")
+    assert store.peek("acme", made.artifact_id) is None
+    assert all(store.peek("acme", one.artifact_id) for one in (shared, upload, elsewhere))
+    assert store.holds.held_by("acme", "trip") == []
+    assert store.holds.held_by("acme", "other") == [shared.artifact_id]
+
+
+def test_a_conversation_lets_go_of_some_and_holds_the_others(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    first, second = (store.put("acme", b"x") for _ in range(2))
+    for artifact in (first, second):
+        store.holds.hold("acme", artifact.artifact_id, "trip")
+    for _ in range(2):
+        store.holds.let_go("acme", "trip", [first.artifact_id])
+    assert store.holds.held_by("acme", "trip") == [second.artifact_id]
+    assert (store.holds.any_of("acme", first.artifact_id), store.holds.any_of("acme", second.artifact_id)) == (
+        False,
+        True,
+    )

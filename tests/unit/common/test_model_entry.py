@@ -1,0 +1,117 @@
+"""A `[[models]]` table: what it holds, what older ones become, and what is refused with a word of what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.common.model_entry import ModelEntry, Replicas, check_names, parse_entry, served_by
+from penstock.schemas.errors import InvalidRequest
+
+
+def entry(**fields: Any) -> ModelEntry:
+    return parse_entry({"id": "m", "source": "owner/name", "engine": "text", **fields})
+
+
+def test_what_stood_in_options_before_has_fields_now() -> None:
+    old = entry(
+        options={
+            "device": "cuda:1",
+            "dtype": "float16",
+            "window": 2048,
+            "slots": 8,
+            "cache_tokens": 4096,
+            "temperature": 0.2,
+            "default_max_tokens": 99,
+            "defaults": {"top_p": 0.5},
+        }
+    )
+    assert (old.device, old.dtype, old.window, old.max_batch_size) == ("cuda:1", "float16", 2048, 8)
+    assert old.payload_defaults() == {"temperature": 0.2, "max_tokens": 99, "top_p": 0.5}
+    assert old.options == {"cache_tokens": 4096}
+
+
+def test_an_option_and_its_field_may_not_differ() -> None:
+    assert entry(window=64, options={"window": 64}).window == 64
+    with pytest.raises(InvalidRequest, match="keep one of them"):
+        entry(window=64, options={"window": 65})
+
+
+def test_a_model_that_draws_may_have_a_default_number_of_images() -> None:
+    painter = entry(engine="diffusers", tasks=["image_generation", "image_editing"], defaults={"n": 2})
+    assert painter.payload_defaults() == {"n": 2}
+
+
+def test_defaults_are_in_the_normal_form_of_payloads() -> None:
+    assert entry(defaults={"n": 2, "presence_penalty": 0.5}).payload_defaults() == {"n": 2, "presence_penalty": 0.5}
+    assert entry(defaults={"stop": "END", "max_tokens": 5}).payload_defaults() == {"stop": ["END"], "max_tokens": 5}
+    both = parse_entry(
+        {
+            "id": "m",
+            "source": "http://h/v1",
+            "engine": "remote",
+            "tasks": ["text_generation", "embedding"],
+            "defaults": {"n": 2, "dimensions": 8},
+        }
+    )
+    assert both.payload_defaults() == {"n": 2, "dimensions": 8}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "text"),
+    [
+        ({"sorce": "x"}, "sorce", "there is no such field; the fields are id, source"),
+        ({"tasks": ["painting"]}, "tasks", "no engine serves the task painting"),
+        ({"aliases": ["m"]}, None, "two models are called m"),
+        ({"id": "a@b"}, "id", "without @"),
+        ({"defaults": {"dimensions": 3}}, "defaults.dimensions", "text_generation know"),
+        ({"defaults": {"temperature": "hot"}}, "defaults.temperature", "must be"),
+        ({"defaults": {"max_tokens": 0}}, "defaults.max_tokens", "at least 1"),
+        ({"engine": "noop", "defaults": {"n": 2}}, "defaults.n", "known only to remote and managed models"),
+        ({"dtype": "int3"}, "dtype", "float32"),
+        ({"keep_alive": "soon"}, "keep_alive", "write it as 300, 30s, 5m or 1h"),
+        ({"replicas": {"min": 3, "max": 2}}, "replicas", "less than min"),
+        ({"replicas": 0}, "replicas.min", "greater than or equal to 1"),
+        ({"priority": -1}, "priority", "greater than or equal to 0"),
+        ({"pool": "a.b"}, "pool", "pattern"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str | None, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text) as caught:
+        entry(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("given", [None, [], "m", 3])
+def test_what_is_no_table_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_entry(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [(30, 30), ("30", 30), ("5m", 300), ("1.5h", 5400), ("250ms", 0.25), (-1, None), ("-1", None)]
+)
+def test_keep_alive_is_a_number_or_a_duration(given: Any, seconds: float | None) -> None:
+    assert entry(keep_alive=given).keep_alive == seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(2, (2, 2)), ({"max": 3}, (1, 3)), ({"min": 2}, (2, 2)), ({"min": 1, "max": 4}, (1, 4))]
+)
+def test_replicas_are_a_number_or_bounds(given: Any, expected: tuple[int, int]) -> None:
+    assert entry(replicas=given).replicas == Replicas(min=expected[0], max=expected[1])
+
+
+def test_names_differ_among_the_models_that_one_worker_could_serve() -> None:
+    check_names([entry(pool="a"), entry(pool="b")])
+    with pytest.raises(ValueError, match="two models are called m"):
+        check_names([entry(), entry(pool="b")])
+    with pytest.raises(ValueError, match="two models are called x"):
+        check_names([entry(aliases=["x"]), entry(id="x")])
+
+
+def test_a_worker_serves_the_entries_of_its_pool_and_of_none() -> None:
+    every, mine, other = entry(id="every"), entry(id="mine", pool="a"), entry(id="other", pool="b")
+    assert served_by([every, mine, other], "a") == [every, mine]
+    assert served_by([every, mine, other], None) == [every]

@@ -1,0 +1,166 @@
+"""The transport without a broker: refusals, deadlines, and outcomes on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock.cli.paths import free_port
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import AsyncTransport, Delivery, Transport
+from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, Overloaded, TooLarge
+from support import wait_until
+
+
+@pytest.fixture
+def nobody() -> KafkaSettings:
+    """An address where no broker listens."""
+    return KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", max_record_bytes=1000)
+
+
+@pytest.fixture
+def transport(nobody: KafkaSettings) -> Iterator[Transport]:
+    made = Transport(nobody, delivery_timeout_s=1.0, queue_max_messages=3)
+    yield made
+    made.close(0)
+
+
+def test_a_record_over_the_limit_is_refused_with_the_limit(transport: Transport) -> None:
+    with pytest.raises(TooLarge, match="max_record_bytes = 1000") as refused:
+        transport.send("t", b"x" * 990, key=b"k" * 11)
+    assert refused.value.details == {"size_bytes": 1001, "limit_bytes": 1000}
+
+
+def test_a_full_local_queue_is_refused_at_once(transport: Transport) -> None:
+    for _ in range(3):
+        transport.send("t", b"x")
+    with pytest.raises(Overloaded):
+        transport.send("t", b"x")
+    assert len(transport) == 3
+
+
+def test_without_a_broker_the_outcome_comes_within_the_deadline(transport: Transport) -> None:
+    told, found = threading.Event(), list[Delivery]()
+
+    def delivered(delivery: Delivery) -> None:
+        found.append(delivery)
+        told.set()
+
+    began = time.monotonic()
+    transport.send("t", b"x", on_delivery=delivered)
+    assert told.wait(10)
+    assert time.monotonic() - began < 5
+    assert isinstance(found[0].error, BrokerUnavailable)
+    assert found[0].offset == -1
+
+
+def test_closing_tells_what_was_not_delivered(nobody: KafkaSettings) -> None:
+    transport, found = Transport(nobody, delivery_timeout_s=60), list[Delivery]()
+    transport.send("t", b"x", on_delivery=found.append)
+    assert transport.close(0.1) == 1
+    assert isinstance(found[0].error, BrokerUnavailable)
+    with pytest.raises(BrokerUnavailable, match="closed"):
+        transport.send("t", b"x")
+
+
+def test_a_callback_that_raises_does_not_end_the_poll_thread(
+    transport: Transport, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = threading.Event()
+
+    def fails(_: Delivery) -> None:
+        raise ValueError("ours")
+
+    transport.send("t", b"x", on_delivery=fails)
+    transport.send("t", b"x", on_delivery=lambda _: told.set())
+    assert told.wait(10)
+    assert "callback_failed" in caplog.text
+
+
+def test_settings_that_kafka_does_not_know_are_named() -> None:
+    with pytest.raises(InvalidRequest, match="no\\.such\\.property"):
+        Transport(KafkaSettings(security={"no.such.property": "1"}))
+
+
+def test_secrets_are_not_in_the_repr() -> None:
+    assert "hunter2" not in repr(KafkaSettings(security={"sasl.password": "hunter2"}))
+
+
+class FakeTransport:
+    """Delivers when told to, on a thread of its own, as the poll thread does."""
+
+    def __init__(self) -> None:
+        self.sent: list[Callable[[Delivery], None]] = []
+
+    def send(self, topic: str, value: bytes | None, *, on_delivery: Callable[[Delivery], None], **_: Any) -> None:
+        self.sent.append(on_delivery)
+
+    def deliver(self, error: BrokerUnavailable | None = None) -> None:
+        def run() -> None:
+            for offset, tell in enumerate(self.sent):
+                tell(Delivery(topic="t", partition=0, offset=offset, timestamp_ms=1, error=error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+
+async def test_outcomes_reach_the_loop_in_order_with_one_hop_per_batch() -> None:
+    fake, loop = FakeTransport(), asyncio.get_running_loop()
+    hops = 0
+
+    class Counting:
+        def call_soon_threadsafe(self, action: Callable[[], None]) -> None:
+            nonlocal hops
+            hops += 1
+            loop.call_soon_threadsafe(action)
+
+    outcomes: list[int] = []
+    transport = AsyncTransport(fake, Counting())  # type: ignore[arg-type]
+    for _ in range(50):
+        transport.produce_nowait("t", b"x", callback=lambda delivery: outcomes.append(delivery.offset))
+    fake.deliver()
+    assert outcomes == []
+    await asyncio.sleep(0)
+    assert outcomes == list(range(50))
+    assert hops == 1
+
+
+async def test_produce_raises_the_error_of_its_delivery() -> None:
+    fake = FakeTransport()
+    transport = AsyncTransport(fake)  # type: ignore[arg-type]
+    waiting = asyncio.ensure_future(transport.produce("t", b"x"))
+    cancelled = asyncio.ensure_future(transport.produce("t", b"x"))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    fake.deliver(BrokerUnavailable("away"))
+    with pytest.raises(BrokerUnavailable):
+        await waiting
+
+
+class Fatal:
+    """What librdkafka says when an idempotent producer can go on no more."""
+
+    def code(self) -> int:
+        return -150
+
+    def fatal(self) -> bool:
+        return True
+
+    def str(self) -> str:
+        return "out of sequence"
+
+
+def test_after_a_fatal_error_a_new_producer_takes_over(transport: Transport) -> None:
+    found: list[Delivery] = []
+    transport.send("t", b"lost", on_delivery=found.append)
+    transport._on_error(Fatal())  # type: ignore[arg-type]  # pyright: ignore[reportPrivateUsage]
+    transport.send("t", b"next", on_delivery=found.append)
+    wait_until(lambda: len(found) == 2)
+    assert all(isinstance(delivery.error, BrokerUnavailable) for delivery in found)
+    assert len(transport) == 0

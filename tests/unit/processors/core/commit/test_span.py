@@ -1,0 +1,28 @@
+"""The offsets of one partition: what the simulator found in them."""
+
+from __future__ import annotations
+
+from penstock.processors.core.commit.span import Span
+
+
+def test_a_commit_that_passed_a_redelivery_is_no_gap() -> None:
+    """[0, 4) came, then [0, 2) again; 3 was committed meanwhile, so the next assignment goes on at 3."""
+    span = Span(0, "")
+    span.deliver(0, 4, range(4))
+    span.resume(0)
+    span.deliver(0, 2, range(2))
+    span.resume(3)
+    span.deliver(3, 5, [3, 4])
+    assert span.end == 5
+
+
+def test_what_is_committed_is_done_though_it_was_delivered_again_and_not_taken() -> None:
+    """The head stood below the commit for ever: the records between them were never delivered again."""
+    span = Span(0, "")
+    span.deliver(0, 6, range(6))
+    for offset in range(6):
+        span.finish(offset, 3)
+    span.forget(6, 100)
+    span.deliver(4, 6, [4, 5])  # the consumer went back; an assignment comes before the two are taken
+    span.resume(6)
+    assert span.head == 6

@@ -1,0 +1,226 @@
+"""Grammars on a small tokenizer: what they allow, what is refused by name, how much is kept."""
+
+import threading
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from penstock.processors.engines.base import RunSpec
+from penstock.processors.engines.batching.controls import Control
+from penstock.processors.engines.batching.wishes import Wishes
+from penstock.processors.engines.guidance.dialects import DIALECTS
+from penstock.processors.engines.guidance.forms import json_rule
+from penstock.processors.engines.guidance.grammars import LEAST_BYTES, MOST_COMPILING, Grammars
+from penstock.processors.engines.guidance.plan import Guidance
+from penstock.schemas.errors import InvalidRequest, Overloaded, UnsupportedParameter
+
+END = 256
+PARAM = "payload.response_format"
+
+
+def tokenizer(decoder: Any = None) -> Any:
+    """One token for each byte, and an end."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoder or decoders.ByteLevel()
+    made.add_special_tokens(["<end>"])
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+
+
+TOKENIZER = tokenizer()
+
+
+def grammars(**options: Any) -> Grammars:
+    return Grammars(TOKENIZER, **{"vocabulary": 260, "end_ids": [END], **options})
+
+
+def rule(schema: dict[str, Any], *, strict: bool = True) -> str:
+    return f"start: {json_rule(schema, PARAM, strict=strict)}"
+
+
+def accepts(matcher: Any, text: str) -> bool:
+    ids = TOKENIZER(text)["input_ids"]
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def test_a_matcher_is_the_callers_own() -> None:
+    made = grammars()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    first, second = (made.matcher(rule(schema), PARAM) for _ in range(2))
+    assert accepts(first, '{"a": 1}')
+    assert accepts(second, "{}")
+    assert not accepts(made.matcher(rule(schema), PARAM), '{"a":1}')  # no free white space
+    assert not accepts(made.matcher(rule(schema), PARAM), '{"b": 1}')
+
+
+def test_a_byte_level_decoder_within_a_sequence_is_understood() -> None:
+    """As tokenizers converted from GGUF have it (SmolLM2): llguidance alone takes its vocabulary for plain text."""
+    sequence = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.ByteLevel()])
+    made = Grammars(tokenizer(sequence), vocabulary=257, end_ids=[END])
+    assert accepts(made.matcher(rule({"const": "ü b"}), PARAM), '"ü b"')
+    assert made.token_bytes(TOKENIZER(" ")["input_ids"][0]) == b" "
+
+
+@pytest.mark.parametrize(
+    ("schema", "words", "keywords"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems", ["uniqueItems"]),
+        ({"not": {}, "dependentSchemas": {}}, "dependentSchemas, not", ["dependentSchemas", "not"]),
+        ({"type": "string", "pattern": "^(?=a)b"}, "look-ahead", None),
+        ({"type": "string", "pattern": "(" * 3000 + ")" * 3000}, "cannot be enforced", None),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum", None),
+        ({"$ref": "http://169.254.169.254/x"}, "does not fetch", None),
+        ({"type": "string", "format": "nonsense"}, "nonsense", None),
+        ({"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(12)]} for i in range(6)]}, "large", None),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused(
+    schema: dict[str, Any], words: str, keywords: list[str] | None
+) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        grammars().matcher(rule(schema), PARAM)
+    assert caught.value.param == PARAM
+    assert (caught.value.details or {}).get("keywords") == keywords
+
+
+def test_what_is_not_strict_passes_over_unknown_keywords() -> None:
+    lenient = rule({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, strict=False)
+    assert accepts(grammars().matcher(lenient, PARAM), "[1, 1]")
+
+
+def test_the_cache_is_bounded_by_bytes_and_forgets_the_oldest() -> None:
+    made = grammars(cache_bytes=4 * LEAST_BYTES)
+    for number in range(20):
+        made.matcher(rule({"const": number}), PARAM)
+        assert made.bytes <= 4 * LEAST_BYTES
+    assert 1 <= len(made._compiled) <= 3
+    assert rule({"const": 19}) in made._compiled
+    made.matcher(rule({"enum": ["x" * 1000] * 50}), PARAM)  # larger than all: served, not kept
+    assert made.bytes <= 4 * LEAST_BYTES
+
+
+def test_a_grammar_that_compiles_for_too_long_is_refused_and_so_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = grammars()
+    go_on = threading.Event()
+    monkeypatch.setattr("penstock.processors.engines.guidance.grammars.COMPILE_S", 0.01)
+    monkeypatch.setattr(made, "_compile", lambda grammar, param: go_on.wait(60))
+    for _ in range(MOST_COMPILING):
+        with pytest.raises(InvalidRequest, match="too complex"):
+            made.matcher("start: /a/", PARAM)
+    with pytest.raises(Overloaded):
+        made.matcher("start: /a/", PARAM)
+    go_on.set()
+
+
+def test_a_model_without_an_end_or_with_an_unknown_tokenizer_refuses_by_name() -> None:
+    for made in (grammars(end_ids=[]), Grammars(object(), vocabulary=9, end_ids=[1])):
+        with pytest.raises(UnsupportedParameter, match="not supported by this model"):
+            made.matcher(rule({}), PARAM)
+        assert made.token_bytes(1) is None
+
+
+def test_a_run_that_is_set_back_goes_on_as_if_nothing_had_been() -> None:
+    made = grammars()
+    ids: list[int] = TOKENIZER('{"aa": 12}')["input_ids"]
+
+    def control() -> Control:
+        matcher = made.matcher(rule({"type": "object"}), PARAM)
+        return Control(Wishes(seed=5, presence_penalty=1), matcher=matcher, index=1)
+
+    def take(one: Control, tokens: list[int]) -> list[float | None]:
+        drawn = []
+        for token in tokens:
+            drawn.append(one.draw())
+            assert one.take(token) is None
+        return drawn
+
+    straight, back = control(), control()
+    drawn = take(straight, [*ids, END])
+    take(back, ids[:6])
+    back.set_back(2)
+    assert back.counts == {ids[0]: 1, ids[1]: 1}
+    assert take(back, [*ids[2:], END]) == drawn[2:]
+    assert (back.tokens, back.counts) == (straight.tokens, straight.counts)
+    assert back.matcher.is_stopped()
+    assert Control(Wishes(seed=5), index=0).draw() != drawn[0]
+
+
+def test_a_token_that_the_grammar_forbids_fails_the_run() -> None:
+    control = Control(Wishes(), matcher=grammars().matcher(rule({"const": 1}), PARAM), param=PARAM)
+    error = control.take(TOKENIZER("x")["input_ids"][0])
+    assert isinstance(error, InvalidRequest)
+    assert error.param == PARAM
+
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "strict": True,
+        "parameters": '{"type":"object","properties":{"a":{"type":"integer","maximum":99}},"required":["a"],'
+        '"additionalProperties":false}',
+    },
+}
+
+
+def strict_plan(parser: str, source: Any = None, **params: Any) -> Any:
+    source = source or TOKENIZER
+    made = Grammars(source, vocabulary=260, end_ids=[END])
+    guidance = Guidance(source, made, vocabulary=260, slots=4, options={"tool_parser": parser})
+    asked: list[Any] = [{"role": "user", "content": "x"}]
+    params = {"tools": [TOOL], **params}
+    return guidance.plan(RunSpec(run_id="r", task="t", model="m", messages=asked, params=params), greedy=True)
+
+
+@pytest.mark.parametrize("parser", DIALECTS)
+def test_strict_tools_leave_text_free_and_hold_what_begins_as_a_call(parser: str) -> None:
+    dialect, plan = DIALECTS[parser], strict_plan(parser)
+
+    def said(arguments: str) -> str:
+        call = f'{{"name": "add", "{dialect.arguments}": {arguments}}}'
+        return dialect.prefix + call + dialect.suffix
+
+    def allowed(text: str) -> bool:
+        return accepts(plan.matcher.deep_copy(), text)
+
+    assert allowed("")
+    assert allowed("Hello <tool> [there]\n")
+    assert allowed(said('{"a": 5}'))
+    assert not allowed(said('{"a": "x"}'))
+    assert not allowed(said('{"b": 5}'))
+    reader = plan.reader("r")
+    reader.feed(said('{"a": 5}'))
+    assert reader.flush() == ""
+    assert [call["function"]["arguments"] for call in reader.calls] == ['{"a": 5}']
+    if dialect.marker and not dialect.bare:
+        assert allowed("I add. " + said('{"a": 5}') + said('{"a": 6}') + " So.")
+        assert not allowed("I add. " + said('{"a": "x"}'))
+        assert allowed('{"name": "add", "arguments": {"a": "x"}}')  # which is text: the reader takes no bare call then
+        assert plan.reader("r").feed('{"name": "add", ') != ""
+
+
+def test_a_marker_that_is_a_special_token_begins_a_strict_call() -> None:
+    source = tokenizer()
+    source.add_special_tokens({"additional_special_tokens": ["<tool_call>"]})
+    plan = strict_plan("hermes", source)
+    ids = source('so <tool_call>\n{"name": "add", "arguments": {"a": 5}}\n</tool_call>')["input_ids"]
+    assert source.convert_tokens_to_ids("<tool_call>") in ids
+    assert plan.matcher.deep_copy().try_consume_tokens(ids) == len(ids)
+    bad = source('<tool_call>\n{"name": "add", "arguments": {"a": "x')["input_ids"]
+    assert plan.matcher.deep_copy().try_consume_tokens(bad) < len(bad)
+
+
+def test_tools_that_are_not_strict_cost_no_grammar() -> None:
+    loose = {**TOOL, "function": {**TOOL["function"], "strict": None}}
+    assert strict_plan("hermes", tools=[loose]).matcher is None
+    assert strict_plan("hermes", tool_choice="none") is None
+
+
+def test_a_strict_tool_that_cannot_be_enforced_is_refused_by_name() -> None:
+    bad = {**TOOL, "function": {**TOOL["function"], "parameters": '{"properties":{"a":{"not":{}}}}'}}
+    with pytest.raises(InvalidRequest) as caught:
+        strict_plan("hermes", tools=[bad])
+    assert (caught.value.param or "").startswith("payload.tools")

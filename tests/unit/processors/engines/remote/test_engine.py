@@ -1,0 +1,696 @@
+"""The remote engine against scripted servers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from email.utils import formatdate
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.processors.background import on_faults
+from penstock.processors.engines.base import Delta, Finished, RunFailed, RunSpec, TurnedAway, refuse_unsupported
+from penstock.processors.engines.remote.engine import RemoteEngine
+from penstock.processors.engines.remote.http import retry_after
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
+from penstock.schemas.records import Origin, ResultEvent
+from support import wait_until_async
+
+CODEC = default_codec()
+
+Handler = Callable[[httpx.Request], Any]
+
+
+class Sink:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.done: asyncio.Future[Finished | RunFailed] = asyncio.get_running_loop().create_future()
+
+    def on_delta(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+
+    def on_finished(self, finished: Finished) -> None:
+        self.done.set_result(finished)
+
+    def on_failed(self, failed: RunFailed) -> None:
+        self.done.set_result(failed)
+
+
+@asynccontextmanager
+async def serving(handler: Handler, **options: Any) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine("m", "http://server", options, transport=httpx.MockTransport(handler))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def terminal(output: dict[str, Any]) -> ResultEvent:
+    """The event that carries an output."""
+    return ResultEvent(
+        request_id="r",
+        tenant="default",
+        kind="terminal",
+        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=0),
+        attempt=1,
+        epoch=1,
+        task="text_generation",
+        created_at=1,
+        worker_id="w",
+        text_generation=output,
+    )
+
+
+def sse(*events: dict[str, Any] | str) -> httpx.Response:
+    lines = [event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n" for event in events]
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, text="".join(lines))
+
+
+def chat_answer(*texts: str, reason: str | None = "stop") -> httpx.Response:
+    events: list[dict[str, Any] | str] = [": keep-alive\n\n"]
+    events += [{"choices": [{"delta": {"content": text}, "finish_reason": None}]} for text in texts]
+    events += [{"choices": [{"delta": {}, "finish_reason": reason}]}]
+    events += [{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, "details": {}}}]
+    return sse(*events, "data: [DONE]\n\n")
+
+
+def spec(number: int = 1, task: str = "text_generation", **fields: Any) -> RunSpec:
+    fields.setdefault("messages", [{"role": "user", "content": "Hi"}] if task == "text_generation" else None)
+    return RunSpec(run_id=f"r{number}", task=task, model="m", stream=True, **fields)
+
+
+async def run(engine: RemoteEngine, asked: RunSpec) -> tuple[Sink, Finished | RunFailed]:
+    sink = Sink()
+    engine.run(asked, await engine.prepare(asked), sink)
+    return sink, await asyncio.wait_for(sink.done, 10)
+
+
+async def test_chat_streams_and_passes_parameters_and_extra_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return chat_answer("Hel", "lo")
+
+    monkeypatch.setenv("TEST_REMOTE_KEY", "k1")
+    async with serving(handler, remote_model="big", api_key_env="TEST_REMOTE_KEY") as engine:
+        asked = spec(params={"max_tokens": 5, "temperature": 0.5}, extra={"guided_json": '{"a": 1}', "note": "plain"})
+        sink, found = await run(engine, asked)
+        assert engine.limits().slots == 8
+    assert isinstance(found, Finished)
+    assert found.output == {"text": "Hello"}
+    assert [delta.text for delta in sink.deltas] == ["Hel", "lo"]
+    assert found.usage == {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+    assert str(seen[0].url) == "http://server/v1/chat/completions"
+    assert seen[0].headers["authorization"] == "Bearer k1"
+    body = json.loads(seen[0].content)
+    assert body["model"] == "big"
+    assert (body["max_tokens"], body["temperature"], body["guided_json"], body["note"]) == (5, 0.5, {"a": 1}, "plain")
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": '{"type":"object"}', "description": None}}
+
+
+def tool_chunk(**call: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]}
+
+
+def ending(reason: str = "stop", index: int = 0) -> dict[str, Any]:
+    return {"choices": [{"index": index, "delta": {}, "finish_reason": reason}]}
+
+
+async def test_tools_are_passed_on_and_their_calls_come_back() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        pieces = [
+            tool_chunk(index=0, id="c1", type="function", function={"name": "f", "arguments": ""}),
+            tool_chunk(index=0, function={"arguments": '{"a"'}),
+            tool_chunk(index=1, id="c2", type="function", function={"name": "g", "arguments": "{}"}),
+            tool_chunk(index=0, function={"arguments": ":1}"}),
+        ]
+        return sse(*pieces, ending("tool_calls"), "data: [DONE]\n\n")
+
+    call = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_call_id": "c0"},
+    ]
+    params = {
+        "tools": [TOOL],
+        "tool_choice": '{"type":"function","function":{"name":"f"}}',
+        "response_format": {"type": "json_schema", "json_schema": '{"name":"s"}'},
+        "min_p": 0.1,
+        "presence_penalty": 0.5,
+    }
+    async with serving(handler) as engine:
+        sink, found = await run(engine, spec(messages=messages, params=params, extra={"parallel_tool_calls": "false"}))
+    assert isinstance(found, Finished)
+    pieces = [piece for delta in sink.deltas for piece in delta.calls]
+    assert [(piece["index"], piece["id"], piece["arguments"], piece["offset"]) for piece in pieces] == [
+        (0, "c1", "", 0),
+        (0, None, '{"a"', 0),
+        (1, "c2", "{}", 0),
+        (0, None, ":1}", 4),
+    ]
+    assert (found.finish_reason, found.output["text"]) == ("tool_calls", "")
+    assert found.output["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
+        {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    body = seen[0]
+    assert body["messages"][1] == {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert body["messages"][2] == messages[2]
+    assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    assert body["response_format"] == {"type": "json_schema", "json_schema": {"name": "s"}}
+    assert (body["min_p"], body["presence_penalty"], body["parallel_tool_calls"]) == (0.1, 0.5, False)
+    CODEC.encode(terminal(found.output))
+
+
+@pytest.mark.parametrize("form", ["stream", "whole"])
+async def test_a_refusal_is_told_as_text(form: str) -> None:
+    """It comes in a field of its own, and its request was completed with nothing."""
+    if form == "stream":
+        told = [{"content": None, "refusal": "I can"}, {"refusal": "not"}, {"refusal": None}]
+        answer = sse(*({"choices": [{"delta": delta, "finish_reason": None}]} for delta in told), ending())
+    else:
+        message = {"role": "assistant", "content": None, "refusal": "I cannot"}
+        answer = httpx.Response(200, json={"choices": [{"message": message, "finish_reason": "stop"}]})
+    async with serving(lambda _: answer) as engine:
+        sink, finished = await run(engine, spec())
+    assert isinstance(finished, Finished)
+    assert finished.output == {"text": "I cannot"}
+    assert "".join(delta.text for delta in sink.deltas) == "I cannot"
+
+
+NAMED_A = {"id": "a", "function": {"name": "f", "arguments": ""}}
+NAMED_B = {"id": "b", "function": {"name": "g", "arguments": ""}}
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [[NAMED_A], [{"function": {"arguments": "1"}}], [NAMED_B], [{"function": {"arguments": "2"}}]],
+        [
+            [{"index": None, "id": "a", "function": {"name": "f", "arguments": "1"}}, {**NAMED_B, "index": None}],
+            [{"index": None, "id": "", "function": {"name": "", "arguments": "2"}}],
+        ],
+        [
+            [NAMED_A],
+            [{**NAMED_A, "function": {"arguments": "1"}}],
+            [NAMED_B],
+            [{**NAMED_B, "function": {"arguments": "2"}}],
+        ],
+        [[NAMED_A, NAMED_B], [{"function": {"arguments": "1"}}, {"function": {"arguments": "2"}}]],
+    ],
+    ids=["one by one", "null", "id repeated", "side by side"],
+)
+async def test_calls_without_an_index_are_told_apart_by_their_ids(pieces: list[list[dict[str, Any]]]) -> None:
+    """Some servers send none: two calls became one, with the arguments of both."""
+    said = [{"choices": [{"delta": {"tool_calls": piece}, "finish_reason": None}]} for piece in pieces]
+    async with serving(lambda _: sse(*said, ending("tool_calls"))) as engine:
+        _, finished = await run(engine, spec())
+    assert isinstance(finished, Finished)
+    assert finished.output["tool_calls"] == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "1"}},
+        {"id": "b", "type": "function", "function": {"name": "g", "arguments": "2"}},
+    ]
+
+
+async def test_a_call_without_an_id_gets_one_and_reused_tokens_are_told() -> None:
+    """Ollama's older releases send none; a client has nothing to answer to then."""
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 8}}
+    said = [tool_chunk(index=0, function={"name": "f", "arguments": "{}"}), ending("tool_calls")]
+    async with serving(lambda _: sse(*said, {"choices": [], "usage": usage})) as engine:
+        sink, finished = await run(engine, spec())
+    assert isinstance(finished, Finished)
+    (piece,) = sink.deltas[0].calls
+    (call,) = finished.output["tool_calls"]
+    assert piece["id"] == call["id"] != ""
+    assert (finished.usage or {})["cached_tokens"] == 8
+
+
+async def test_several_answers_and_their_logprobs() -> None:
+    def piece(index: int, text: str, logprob: float) -> dict[str, Any]:
+        one = {"token": text, "logprob": logprob, "bytes": [97], "top_logprobs": [{"token": "x", "logprob": -1}]}
+        choice = {"index": index, "delta": {"content": text}, "logprobs": {"content": [one]}, "finish_reason": None}
+        return {"choices": [choice]}
+
+    answer = [piece(0, "a", -0.5), piece(1, "b", float("-inf")), piece(0, "c", -0.25), ending(), ending("length", 1)]
+    async with serving(lambda _: sse(*answer)) as engine:
+        sink, found = await run(engine, spec(params={"n": 2, "logprobs": True}))
+    assert isinstance(found, Finished)
+    assert "".join(delta.text for delta in sink.deltas) == "ac" == found.output["text"]
+    assert [(one["text"], one["finish_reason"]) for one in found.output["choices"]] == [("ac", "stop"), ("b", "length")]
+    assert [one["logprob"] for one in found.output["logprobs"]] == [-0.5, -0.25]
+    assert found.output["choices"][1]["logprobs"][0]["logprob"] == -9999.0
+    assert found.output["logprobs"][0]["top_logprobs"] == [{"token": "x", "logprob": -1.0}]
+    CODEC.encode(terminal(found.output))
+
+
+async def test_one_of_several_answers_without_an_end_is_no_answer() -> None:
+    pieces = [ending(), {"choices": [{"index": 1, "delta": {"content": "x"}, "finish_reason": None}]}]
+    async with serving(lambda _: sse(*pieces)) as engine:
+        _, found = await run(engine, spec(params={"n": 2}))
+    assert isinstance(found, RunFailed)
+
+
+async def test_prompts_and_texts_as_tokens() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        if request.url.path.endswith("embeddings"):
+            return httpx.Response(200, json={"data": [{"index": 0, "embedding": [1]}], "usage": {}})
+        return sse({"choices": [{"text": "x", "finish_reason": "stop"}]})
+
+    async with serving(handler) as engine:
+        await run(engine, spec(1, messages=None, params={"prompt_token_ids": [1, 2]}))
+        await run(engine, spec(2, task="embedding", inputs=[], params={"input_token_ids": [[3]]}))
+    assert [body.get("prompt", body.get("input")) for body in seen] == [[1, 2], [[3]]]
+    assert not any("token_ids" in name for body in seen for name in body)
+
+
+async def test_a_long_answer_is_the_servers_to_refuse_while_its_window_is_not_known() -> None:
+    async with serving(lambda _: chat_answer("x")) as engine:
+        await engine.prepare(spec(params={"max_tokens": 1_000_000}))
+    async with serving(lambda _: chat_answer("x"), window=2_048) as engine:
+        with pytest.raises(ContextLengthExceeded, match="900000 shall follow; the window is 2048"):
+            await engine.prepare(spec(params={"max_tokens": 900_000}))
+
+
+async def test_what_goes_with_messages_only() -> None:
+    async with serving(lambda _: chat_answer("x")) as engine:
+        with pytest.raises(UnsupportedParameter, match=r"payload\.logprobs"):
+            await engine.prepare(spec(messages=None, prompt="a", params={"logprobs": True}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"params": {"tools": [TOOL]}}, "payload.tools"),
+        ({"params": {"n": 2}}, "payload.n"),
+        ({"params": {"response_format": {"type": "json_object"}}}, "payload.response_format"),
+        ({"extra": {"logit_bias": "{}"}}, "extra.logit_bias"),
+        ({"messages": [{"role": "tool", "content": "", "tool_call_id": "c"}]}, "payload.messages[0].role"),
+    ],
+)
+def test_engines_here_refuse_by_name_what_they_do_not_know(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        refuse_unsupported(spec(**fields))
+    assert caught.value.param == param
+    refuse_unsupported(spec(params={"n": 1, "tools": [], "presence_penalty": 0.0}, extra={"note": "x"}))
+
+
+async def test_a_server_that_does_not_stream() -> None:
+    answer = {"choices": [{"message": {"content": "whole"}, "finish_reason": "stop"}], "usage": None}
+    async with serving(lambda _: httpx.Response(200, json=answer)) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, Finished)
+    assert found.output == {"text": "whole"}
+
+
+async def test_completion_and_embeddings() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/completions":
+            return sse({"choices": [{"text": "x", "finish_reason": "length"}]}, "data: [DONE]\n\n")
+        data = [{"index": 1, "embedding": [0.0, 1.0]}, {"index": 0, "embedding": [1.0, 0.0]}]
+        return httpx.Response(200, json={"data": data, "usage": {"prompt_tokens": 3, "total_tokens": 3}})
+
+    async with serving(handler) as engine:
+        _, text = await run(engine, spec(1, messages=None, prompt="Once"))
+        _, vectors = await run(engine, spec(2, "embedding", inputs=["a", "b"]))
+    assert isinstance(text, Finished)
+    assert (text.output["text"], text.finish_reason) == ("x", "length")
+    assert isinstance(vectors, Finished)
+    assert vectors.output == {"embeddings": [[1.0, 0.0], [0.0, 1.0]], "dimensions": 2}
+
+
+# -- a server that is busy, or away
+
+
+async def turned_away(engine: RemoteEngine, number: int = 1) -> TurnedAway:
+    """The error of a run that the server did not take."""
+    _, found = await run(engine, spec(number))
+    assert isinstance(found, RunFailed)
+    assert found.retryable_here
+    assert isinstance(found.error, TurnedAway), found.error
+    return found.error
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_what_a_busy_server_turns_away_goes_back_and_nothing_is_sent_for_as_long_as_it_says(status: int) -> None:
+    async with serving(lambda _: httpx.Response(status, headers={"retry-after": "30"})) as engine:
+        busy: list[float] = []
+        engine.on_busy = busy.append
+        error = await turned_away(engine)
+        assert 30 <= busy[0] <= 36
+        assert error.retry_after_s == busy[0]
+
+
+async def test_refusals_shrink_the_limit_and_answers_let_it_grow_again() -> None:
+    answers = iter([429, *[200] * 40])
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        return chat_answer("ok") if (status := next(answers)) == 200 else httpx.Response(status)
+
+    async with serving(handler, slots=2) as engine:
+        told: list[int] = []
+        engine.on_limits = lambda limits: told.append(limits.slots)
+        await turned_away(engine)
+        assert (told, engine.limits().slots) == ([1], 1)
+        for number in range(2, 6):
+            await run(engine, spec(number))
+        assert (told, engine.limits().slots) == ([1, 2], 2)
+
+
+async def test_a_server_that_does_not_answer_in_time_gets_less() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("slow", request=request)
+
+    async with serving(handler, slots=8) as engine:
+        _, found = await run(engine, spec())
+        assert isinstance(found, RunFailed)
+        assert (found.error.code, found.retryable_here, engine.limits().slots) == ("engine_failed", True, 5)
+
+
+async def test_patience_ends_with_the_server_s_own_words() -> None:
+    body = {"error": {"message": "quota used up"}}
+    handler: Handler = lambda _: httpx.Response(429, headers={"retry-after": "5"}, json=body)  # noqa: E731
+    async with serving(handler, patience_s=1) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, RunFailed)
+    assert (found.error.code, found.error.retry_after_s, found.retryable_here) == ("overloaded", 5.0, True)
+    assert "quota used up" in found.error.message
+
+
+async def test_a_server_that_is_away_has_taken_nothing() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    async with serving(handler) as engine:
+        await turned_away(engine)
+    async with serving(handler, patience_s=0.1) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, RunFailed)
+    assert not isinstance(found.error, TurnedAway)
+    assert "cannot be reached" in found.error.message
+
+
+async def test_the_budget_holds_runs_back_and_is_settled_by_what_they_used() -> None:
+    async with serving(lambda _: chat_answer("ok"), tokens_per_minute=600) as engine:
+        busy: list[float] = []
+        engine.on_busy = busy.append
+        await run(engine, spec(1, params={"max_tokens": 10_000}))  # of which the answer used 9
+        assert len(busy) == 1  # while it ran, it counted with all that it might use
+        await run(engine, spec(2, params={"max_tokens": 10_000}))
+        sink, asked = Sink(), spec(3, params={"max_tokens": 10_000})
+        engine.run(asked, await engine.prepare(asked), sink)
+        await turned_away(engine, 4)  # the third runs
+        assert isinstance(await asyncio.wait_for(sink.done, 10), Finished)
+        assert 60 < busy[-1] < 10_000 / 10
+
+
+async def test_headers_are_sent_and_those_of_the_environment_are_secrets(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(500)
+
+    monkeypatch.setenv("TEST_TENANT_TOKEN", "s3cret")
+    headers = {"x-gateway-inference-objective": "batch", "X-Tenant": {"env": "TEST_TENANT_TOKEN"}}
+    with caplog.at_level("DEBUG"):
+        async with serving(handler, headers=headers) as engine:
+            _, found = await run(engine, spec())
+    assert seen[0].headers["x-gateway-inference-objective"] == "batch"
+    assert seen[0].headers["x-tenant"] == "s3cret"
+    assert isinstance(found, RunFailed)
+    assert "s3cret" not in caplog.text + str(found.error)
+    with pytest.raises(InvalidRequest, match="TEST_NO_TOKEN"):
+        await RemoteEngine("m", "http://server", {"headers": {"x-a": {"env": "TEST_NO_TOKEN"}}}).start()
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code", "again"),
+    [
+        (400, {"message": "bad"}, "invalid", False),
+        (400, {"message": "long", "code": "context_length_exceeded"}, "context_length_exceeded", False),
+        (404, {"message": "no model"}, "model_not_found", False),
+        (401, {"message": "key"}, "engine_failed", True),
+        (500, "plain text", "engine_failed", True),
+    ],
+)
+async def test_refusals_are_typed(status: int, error: Any, code: str, again: bool) -> None:
+    async with serving(lambda _: httpx.Response(status, json={"error": error})) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, RunFailed)
+    assert (found.error.code, found.retryable_here) == (code, again)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        chat_answer("half", reason=None),
+        sse({"choices": [{"delta": {"content": "half"}}]}, {"error": {"message": "broke"}}),
+        sse("data: {not json\n\n"),
+        httpx.Response(200, json=["no", "object"]),
+    ],
+)
+async def test_an_answer_that_breaks_off_is_no_answer(answer: httpx.Response) -> None:
+    async with serving(lambda _: answer) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, RunFailed)
+    assert (found.error.code, found.retryable_here) == ("engine_failed", True)
+
+
+class Endless(httpx.AsyncByteStream):
+    """A stream that goes on until it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            yield b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+            await asyncio.sleep(0.001)
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+async def test_cancel_closes_the_stream_and_tells_nothing_more() -> None:
+    stream = Endless()
+    async with serving(lambda _: httpx.Response(200, stream=stream), slots=1) as engine:
+        asked, sink = spec(), Sink()
+        engine.run(asked, await engine.prepare(asked), sink)
+        async with asyncio.timeout(5):
+            while not sink.deltas:
+                await asyncio.sleep(0.001)
+        engine.cancel("r1")
+        told = len(sink.deltas)
+        await asyncio.wait_for(stream.closed.wait(), 5)
+        assert len(sink.deltas) == told
+        assert not sink.done.done()
+
+
+async def test_a_run_cancelled_before_it_began_tells_nothing() -> None:
+    async with serving(lambda _: chat_answer("x"), slots=1) as engine:
+        asked, sink = spec(1), Sink()
+        engine.run(asked, await engine.prepare(asked), sink)
+        engine.cancel("r1")
+        _, found = await run(engine, spec(2))
+        assert not engine._tasks
+    assert isinstance(found, Finished)
+    assert not sink.done.done()
+
+
+async def test_extra_may_not_replace_what_is_ours() -> None:
+    async with serving(lambda _: chat_answer("x")) as engine:
+        with pytest.raises(InvalidRequest, match="chat_template"):
+            await engine.prepare(spec(extra={"chat_template": "{{ x }}"}))
+
+
+@pytest.mark.parametrize("name", ["tool_choice", "response_format", "max_tokens", "prompt_token_ids", "dimensions"])
+async def test_extra_may_not_stand_for_fields_of_the_payload(name: str) -> None:
+    """They come in other forms there; some raised in the engine, and the request was tried to death."""
+    async with serving(lambda _: chat_answer("x")) as engine:
+        with pytest.raises(InvalidRequest, match=name):
+            await engine.prepare(spec(extra={name: '"x"'}))
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", '{"a": [NaN]}'])
+async def test_numbers_that_json_does_not_have_are_passed_on_as_text(text: str) -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return chat_answer("x")
+
+    async with serving(handler) as engine:
+        _, finished = await run(engine, spec(extra={"a": text}))
+    assert isinstance(finished, Finished)
+    assert json.loads(seen[0].content)["a"] == text
+
+
+async def test_a_key_that_is_not_set_is_said_at_the_start() -> None:
+    engine = RemoteEngine("m", "http://server", {"api_key_env": "NOT_SET_ANYWHERE"})
+    with pytest.raises(InvalidRequest, match="NOT_SET_ANYWHERE"):
+        await engine.start()
+
+
+def test_retry_after_in_both_forms() -> None:
+    def seconds(value: str) -> float | None:
+        return retry_after(httpx.Response(429, headers={"retry-after": value}))
+
+    assert seconds("7") == 7.0
+    assert seconds("86400") == 60.0
+    assert seconds(formatdate(usegmt=True)) == 0.0
+    assert seconds("soon") is None
+
+
+# -- what a server may say, and what a sink may do: every run ends exactly once
+
+
+async def test_half_a_surrogate_pair_is_replaced_and_two_halves_are_joined() -> None:
+    answers = [
+        chat_answer("a\ud83d", "\ude00b", "\ud800c\udfff", "\ud83d", reason="st\ud800op"),
+        httpx.Response(200, content=b'{"choices": [{"message": {"content": "\\ud800"}, "finish_reason": "stop"}]}'),
+    ]
+    answers[1].headers["content-type"] = "application/json"
+    asked = iter(answers)
+    async with serving(lambda _: next(asked)) as engine:
+        sink, found = await run(engine, spec(1))
+        assert isinstance(found, Finished)
+        assert found.output["text"] == "a\U0001f600b\ufffdc\ufffd\ufffd"
+        assert "".join(delta.text for delta in sink.deltas) == found.output["text"]
+        assert found.finish_reason == "st\ufffdop"
+        _, found = await run(engine, spec(2))
+        assert isinstance(found, Finished)
+        assert found.output["text"] == "\ufffd"
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_refusal_in_words_that_cannot_be_written(status: int) -> None:
+    body = b'{"error": {"message": "bad \\ud800"}}'
+    async with serving(lambda _: httpx.Response(status, content=body)) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, RunFailed)
+    found.error.message.encode()
+
+
+async def test_a_prompt_that_cannot_be_written_is_the_callers_fault() -> None:
+    async with serving(lambda _: chat_answer("x")) as engine:
+        _, found = await run(engine, spec(messages=[{"role": "user", "content": "\ud800"}]))
+    assert isinstance(found, RunFailed)
+    assert (found.error.code, found.retryable_here) == ("invalid", False)
+
+
+ODD = [
+    b"[]",
+    b"null",
+    b'"text"',
+    b'{"choices": null}',
+    b'{"choices": [null]}',
+    b'{"choices": [{"message": {"content": 5}, "finish_reason": "stop"}]}',
+    b'{"choices": [{"message": {"content": ["a"]}, "finish_reason": "stop"}]}',
+    b'{"choices": [{"message": "x", "finish_reason": "stop"}]}',
+    b'{"choices": 5}',
+    b"{" * 100_000,
+]
+
+
+@pytest.mark.parametrize("body", ODD)
+@pytest.mark.parametrize("form", ["json", "sse"])
+async def test_an_answer_of_any_shape_fails_the_run(body: bytes, form: str) -> None:
+    if form == "sse":
+        body = b"data: " + body.replace(b"message", b"delta") + b"\n\n"
+    kind = {"json": "application/json", "sse": "text/event-stream"}[form]
+    answer = httpx.Response(200, content=body, headers={"content-type": kind})
+    async with serving(lambda _: answer) as engine:
+        _, found = await run(engine, spec())
+        assert not engine._tasks
+    assert isinstance(found, RunFailed)
+    assert found.error.code == "engine_failed"
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+async def test_only_line_ends_of_the_protocol_part_a_stream(line_end: str) -> None:
+    """JSON may hold these characters as they are, and httpx takes them for ends of lines."""
+    text = "a\u2028b\u2029c\u0085d"
+    said = [{"choices": [{"delta": {"content": text}, "finish_reason": None}]}, ending()]
+    body = "".join(f"data: {json.dumps(event, ensure_ascii=False)}{line_end * 2}" for event in said).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 3):
+            yield body[at : at + 3]
+
+    kind = {"content-type": "text/event-stream"}
+    async with serving(lambda _: httpx.Response(200, content=pieces(), headers=kind)) as engine:
+        sink, finished = await run(engine, spec())
+    assert isinstance(finished, Finished)
+    assert [delta.text for delta in sink.deltas] == [text]
+
+
+async def test_odd_finish_reasons_and_counts_do_not_reach_the_outcome() -> None:
+    usage = {"prompt_tokens": 10**30, "completion_tokens": -1, "total_tokens": True, "more": {"a": 1}}
+    answer = {"choices": [{"message": {"content": "x"}, "finish_reason": {"a": 1}}], "usage": usage}
+    async with serving(lambda _: httpx.Response(200, json=answer)) as engine:
+        _, found = await run(engine, spec())
+    assert isinstance(found, Finished)
+    assert found.finish_reason == "{'a': 1}"
+    assert found.usage == {"total_tokens": 1}
+
+
+@pytest.mark.parametrize("event", ["on_delta", "on_finished"])
+async def test_a_sink_that_raises_is_a_fault_and_ends_its_run(event: str) -> None:
+    faults: list[str] = []
+    on_faults(asyncio.get_running_loop(), lambda: faults.append("fault"))
+
+    def refuse(_: object) -> None:
+        raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+    async with serving(lambda _: chat_answer("a", "b")) as engine:
+        asked, sink = spec(), Sink()
+        setattr(sink, event, refuse)
+        engine.run(asked, await engine.prepare(asked), sink)
+        await wait_until_async(lambda: faults, 10)
+        await wait_until_async(lambda: not engine._tasks, 5)
+        assert not sink.done.done(), "the request is not to blame"
+
+
+async def test_after_stop_a_run_is_refused() -> None:
+    async with serving(lambda _: chat_answer("x")) as engine:
+        asked = spec()
+        prepared = await engine.prepare(asked)
+    sink = Sink()
+    engine.run(asked, prepared, sink)
+    found = sink.done.result()
+    assert isinstance(found, RunFailed)
+    assert found.retryable_here
+
+
+async def test_a_lone_surrogate_in_an_answer_ends_the_run_all_the_same() -> None:
+    """Defect 5: it raised in the engine's task, nobody heard it, and the request hung for its whole time limit."""
+
+    def handler(_: httpx.Request) -> httpx.Response:
+        return chat_answer("broken \ud83d", " text")
+
+    async with serving(handler) as engine:
+        sink, ended = await run(engine, spec())
+        assert isinstance(ended, Finished)
+        text = ended.output["text"]
+        assert text.startswith("broken ")
+        text.encode()
+        assert "".join(delta.text for delta in sink.deltas) == text
