@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from penstock.common.model_entry import ModelEntry
-from penstock.processors.core import registry
 from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.fleet.ledger import Grant
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.requests import registry
 from penstock.processors.core.requests.states import Transition
 from penstock.processors.core.requests.work import Work
 from penstock.processors.kafka.desired import Wished
