@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 from penstock.common.desired import DesiredRecord
 from penstock.common.model_entry import ModelEntry
-from penstock.processors.core import registry
 from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.fleet.ledger import Grant
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.requests import registry
 from penstock.processors.core.requests.states import Transition
 from penstock.processors.core.requests.work import Work
 from penstock.processors.models.desired_models import DesiredModels, OrderTarget

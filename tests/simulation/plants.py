@@ -12,29 +12,29 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.processors.core import starting
-from penstock.processors.core.arriving import Arrivals
-from penstock.processors.core.attempts import Attempts
 from penstock.processors.core.commit import donemap, gate
 from penstock.processors.core.commit.gate import Arrival, CommitGate
 from penstock.processors.core.commit.span import Span
 from penstock.processors.core.effects import Fetch, RunEnded, Terminal
-from penstock.processors.core.endings import Endings
 from penstock.processors.core.fleet.eviction import Evictions
 from penstock.processors.core.fleet.ledger import Ledger
+from penstock.processors.core.fleet.memory import DeviceMemory
+from penstock.processors.core.fleet.placing import Placing
 from penstock.processors.core.fleet.replica import Replica
+from penstock.processors.core.fleet.replicas import Replicas
+from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.holdings import Holdings
-from penstock.processors.core.memory import DeviceMemory
-from penstock.processors.core.placing import Placing
 from penstock.processors.core.queue import waiting
 from penstock.processors.core.queue.lane_queues import LaneQueues
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.registry import Registry
-from penstock.processors.core.replicas import Replicas
+from penstock.processors.core.requests.arriving import Arrivals
+from penstock.processors.core.requests.attempts import Attempts
+from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.holdings import Holdings
+from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import OVER, Stage
 from penstock.processors.core.requests.work import Work
-from penstock.processors.core.views import Views
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.fold import ResultFold
 from simulation import membership, talks

@@ -1,4 +1,4 @@
-"""The client library of Penstock, and the Kafka layer that worker, gateway and command line stand on.
+"""The client library of Penstock: what other services import to submit requests and to follow them over Kafka.
 
 Light: it loads neither torch nor FastAPI nor Faust.
 """

@@ -78,7 +78,6 @@ STATUS_RANKS: dict[str, int] = {
     "expired": 100,
     "dead_lettered": 100,
 }
-TERMINAL_STATUSES: frozenset[str] = frozenset(status for status, rank in STATUS_RANKS.items() if rank == 100)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))

@@ -10,7 +10,6 @@ from penstock.schemas.records import InferenceRequest
 from penstock.schemas.tasks import topic_of
 
 HEADER_ATTEMPT = "penstock-attempt"
-HEADER_NOT_BEFORE = "penstock-not-before"
 HEADER_ORIGIN = "penstock-origin"
 HEADER_TRACEPARENT = "traceparent"
 HEADER_CONTENT_TYPE = "content-type"

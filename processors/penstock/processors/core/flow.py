@@ -19,42 +19,42 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from penstock.processors.core.agenda import Agenda
-from penstock.processors.core.arriving import Arrivals
-from penstock.processors.core.attempts import Attempts
-from penstock.processors.core.commanding import Commanding
 from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect
-from penstock.processors.core.endings import Endings
-from penstock.processors.core.facts import FleetFacts
 from penstock.processors.core.fleet.estimates import Estimates
+from penstock.processors.core.fleet.facts import FleetFacts
+from penstock.processors.core.fleet.heads import Heads
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
+from penstock.processors.core.fleet.lifecycle import Lifecycle
+from penstock.processors.core.fleet.measurements import Measurements
+from penstock.processors.core.fleet.memory import DeviceMemory
+from penstock.processors.core.fleet.orders import Orders
+from penstock.processors.core.fleet.placing import Placing
+from penstock.processors.core.fleet.replicas import Replicas
 from penstock.processors.core.fleet.run_memory import RunMemory
-from penstock.processors.core.heads import Heads
-from penstock.processors.core.holdings import Holdings
-from penstock.processors.core.lifecycle import Lifecycle
-from penstock.processors.core.measurements import Measurements
-from penstock.processors.core.memory import DeviceMemory
-from penstock.processors.core.orders import Orders
-from penstock.processors.core.placing import Placing
+from penstock.processors.core.fleet.view_maker import Views
+from penstock.processors.core.fleet.watch import FleetWatch
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.explaining import Explainer
 from penstock.processors.core.queue.forecast import Forecast
 from penstock.processors.core.queue.lifetimes import Lifetimes
 from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.registry import Registry
-from penstock.processors.core.replicas import Replicas
+from penstock.processors.core.requests.arriving import Arrivals
+from penstock.processors.core.requests.attempts import Attempts
+from penstock.processors.core.requests.commanding import Commanding
+from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
+from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
+from penstock.processors.core.requests.waits import Waits
 from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.processors.core.settings import Catalog, Commands, FlowSettings
 from penstock.processors.core.starting import Starter
-from penstock.processors.core.views import Views
-from penstock.processors.core.waits import Waits
-from penstock.processors.core.watch import FleetWatch
 from penstock.schemas.errors import ExecutionTimeout, Expired
 from penstock.schemas.records import ControlCommand, WaitingFor
 from penstock.schemas.topics import TP

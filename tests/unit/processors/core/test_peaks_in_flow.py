@@ -9,9 +9,9 @@ import pytest
 from flow_driver import World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import DeviceCapacity, OutOfMemory
+from penstock.processors.core.fleet.replicas import LIVED
 from penstock.processors.core.fleet.residents import ModelSpec, Needs
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.replicas import LIVED
 
 MB = 1 << 20
 

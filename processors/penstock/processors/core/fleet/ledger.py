@@ -59,10 +59,6 @@ class Holder:
     measured_bytes: int | None
 
 
-class MemoryShort(EngineFailed):
-    """It would fit, but not now: what waits for it goes on waiting."""
-
-
 class CannotLoad(EngineFailed):
     """Loading it again would fail again: somebody has to mend its configuration or its files."""
 

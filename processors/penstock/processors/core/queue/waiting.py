@@ -16,7 +16,6 @@ class WaitingFacts:
 
     position: int | None = None
     """Requests that start before it, all models of its worker together."""
-    worker_lives: bool = True
     paused: bool = False
     """Its model or its class was paused."""
     line_is_held: bool = False
@@ -48,9 +47,7 @@ def waiting_for(facts: WaitingFacts, now_ms: int) -> WaitingFor:
 
 
 def _reason(facts: WaitingFacts) -> Reason:
-    """In the order in which they must end: without a worker nothing else matters, with a slot free only the order."""
-    if not facts.worker_lives:
-        return "no_worker"
+    """In the order in which they must end: with a slot free only the order matters."""
     if facts.paused:
         return "paused"
     if facts.line_is_held:

@@ -143,7 +143,6 @@ def test_errors_are_told() -> None:
 
 CALM = WaitingFacts(position=3, need_bytes=7, free_bytes=5, starts_in_s=2.0)
 CAUSES = {  # in the order in which they are told
-    "no_worker": {"worker_lives": False},
     "paused": {"paused": True},
     "conversation": {"line_is_held": True},
     "memory": {"memory_short": True},
@@ -160,7 +159,7 @@ def test_of_two_causes_the_one_that_must_end_first_is_told(first: str, second: s
 
 
 def test_all_reasons_are_those_of_the_records() -> None:
-    assert set(CAUSES) == set(WAITING_REASONS)
+    assert set(CAUSES) == set(WAITING_REASONS) - {"no_worker"}, "only a gateway sees that no worker lives"
 
 
 def test_bytes_are_told_of_memory_alone_and_no_time_of_what_nobody_knows() -> None:
@@ -168,5 +167,5 @@ def test_bytes_are_told_of_memory_alone_and_no_time_of_what_nobody_knows() -> No
     assert (memory.need_bytes, memory.free_bytes, memory.estimated_start_at) == (7, 5, None)
     plain = waiting_for(CALM, 1_000)
     assert (plain.position, plain.need_bytes, plain.free_bytes, plain.estimated_start_at) == (3, None, None, 3_000)
-    assert waiting_for(replace(CALM, worker_lives=False), 1_000).estimated_start_at is None
+    assert waiting_for(replace(CALM, paused=True), 1_000).estimated_start_at is None
     assert waiting_for(replace(CALM, starts_in_s=None), 1_000).estimated_start_at is None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.processors.core.fleet import views as plan
+from penstock.processors.core.fleet.heads import Heads
 from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.fleet.ledger import Ledger
+from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.fleet.run_memory import held_by_runs
 from penstock.processors.core.fleet.views import HOST
-from penstock.processors.core.heads import Heads
-from penstock.processors.core.memory import DeviceMemory
 from penstock.processors.core.starting import Starter
 
 LARGEST_OF_HOST = 2

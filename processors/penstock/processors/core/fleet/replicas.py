@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
-from penstock.processors.core.attempts import Attempts
-from penstock.processors.core.endings import Endings
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.ledger import OutOfMemory
+from penstock.processors.core.fleet.measurements import Measurements
+from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.fleet.views import HOST
-from penstock.processors.core.measurements import Measurements
-from penstock.processors.core.memory import DeviceMemory
 from penstock.processors.core.queue.forecast import Forecast
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.registry import Registry
+from penstock.processors.core.requests.attempts import Attempts
+from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.requests.suspects import suspect_all
 from penstock.processors.core.requests.work import Work

@@ -9,11 +9,11 @@ from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import CancelRun, Effect
 from penstock.processors.core.fleet.lane import Lanes
-from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.registry import Registry
+from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.requests.suspects import clear_suspicion
 from penstock.processors.core.requests.work import Work

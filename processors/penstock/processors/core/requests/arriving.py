@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import Arrival, CommitGate
 from penstock.processors.core.effects import Effect, Republish
-from penstock.processors.core.endings import Endings
 from penstock.processors.core.fleet.lane import Lanes
-from penstock.processors.core.holdings import Holdings
-from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.explaining import Explainer
 from penstock.processors.core.queue.lifetimes import Lifetimes
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.registry import Registry
 from penstock.processors.core.requests.arrivals import Poison, Taken
+from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.holdings import Holdings
+from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.work import Body, Work, WorkKey

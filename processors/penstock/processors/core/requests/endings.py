@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.processors.core.effects import Effect, ForgetDeaths, Keep, Letter, LookUp, Status, Terminal
 from penstock.processors.core.fleet.lane import Lanes
-from penstock.processors.core.holdings import Holdings
-from penstock.processors.core.registry import Registry
+from penstock.processors.core.requests.holdings import Holdings
+from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.work import Work, WorkKey

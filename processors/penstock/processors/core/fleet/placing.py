@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
-from penstock.processors.core.endings import Endings
 from penstock.processors.core.fleet import views as plan
+from penstock.processors.core.fleet.heads import Heads
 from penstock.processors.core.fleet.lane import Lane, Lanes, RunWant
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
+from penstock.processors.core.fleet.lifecycle import Lifecycle
+from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.placement import decide
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
+from penstock.processors.core.fleet.replicas import Replicas
 from penstock.processors.core.fleet.run_memory import Head, run_bytes
-from penstock.processors.core.heads import Heads
-from penstock.processors.core.lifecycle import Lifecycle
-from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.registry import Registry
-from penstock.processors.core.replicas import Replicas
+from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.starting import Starter
-from penstock.processors.core.views import Views
 
 TOLD_WAITING = 64
 """So many of those who wait for a model are told what they wait for."""

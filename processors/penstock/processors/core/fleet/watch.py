@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.fleet.heads import Heads
 from penstock.processors.core.fleet.lane import Lanes
-from penstock.processors.core.heads import Heads
-from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.fleet.memory import DeviceMemory
+from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.starting import Starter
-from penstock.processors.core.views import Views
 
 WATCH_S = 0.5
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect, Erase
-from penstock.processors.core.endings import Endings
 from penstock.processors.core.fleet.lane import Lanes
-from penstock.processors.core.lost import key_of_lost, lost_work
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.registry import Registry
+from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.lost import key_of_lost, lost_work
+from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.settings import Commands

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.fleet.lane import Lane, Lanes
+from penstock.processors.core.fleet.lifecycle import Lifecycle
 from penstock.processors.core.fleet.residents import ModelSpec
-from penstock.processors.core.lifecycle import Lifecycle
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.topics import CLASSES

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.ledger import Ledger
+from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.run_memory import RunMemory
-from penstock.processors.core.memory import DeviceMemory
 from penstock.processors.core.queue.explaining import LaneFacts
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.work import Work

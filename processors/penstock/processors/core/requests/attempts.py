@@ -9,14 +9,14 @@ from typing import Any
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.effects import Effect, Retried, ShowPreview
-from penstock.processors.core.endings import Endings
 from penstock.processors.core.fleet.lane import Lanes
-from penstock.processors.core.holdings import Holdings
-from penstock.processors.core.memory import DeviceMemory
+from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.queue.forecast import Forecast
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.registry import Registry
+from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
+from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retries import DeadLetter, Retry, decide
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.requests.statuses import Statuses

@@ -9,10 +9,10 @@ from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.fleet.estimates import Estimates
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.ledger import Ledger
+from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.replica import Replica
 from penstock.processors.core.fleet.run_memory import held_by_runs
 from penstock.processors.core.fleet.views import HOST
-from penstock.processors.core.memory import DeviceMemory
 
 
 @dataclass(eq=False)
