@@ -14,7 +14,7 @@ from typing import Protocol
 from penstock.processors.background import BackgroundTasks, reporting
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import Engine, EngineState
-from penstock.processors.engines.causes import cause_of
+from penstock.processors.engines.process.causes import cause_of
 from penstock.processors.models import sizing
 from penstock.processors.models.catalog import ModelConfig, engine_identity, share_cores
 from penstock.processors.models.factory import make_engine

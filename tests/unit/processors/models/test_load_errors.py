@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penstock.processors.core.fleet.ledger import CannotLoad, OutOfMemory
-from penstock.processors.engines.causes import cause_of
+from penstock.processors.engines.process.causes import cause_of
 from penstock.processors.models.manager import load_error
 from penstock.schemas.errors import EngineFailed, InvalidRequest, PenstockError, error_body
 

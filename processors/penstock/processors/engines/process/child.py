@@ -32,7 +32,7 @@ from penstock.processors.background import BackgroundTasks
 from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.engines.backend import Backend, Emit, Event, TellsPeak, WarmsUp, leave, load_class
 from penstock.processors.engines.base import EngineInfo, Prepared, RunFailed, RunSpec
-from penstock.processors.engines.causes import cause_of, without_places
+from penstock.processors.engines.process.causes import cause_of, without_places
 from penstock.processors.engines.process.channel import Channel
 from penstock.processors.engines.process.openmp import without_openmp
 from penstock.processors.engines.process.out_of_memory import is_out_of_memory
