@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.common.clock import now_ms
-from penstock.common.desired import read_wishes
+from penstock.common.desired import read_desired
 from penstock.schemas.codec import default_codec
 from penstock.schemas.desired import model_key
 from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState
@@ -16,7 +16,7 @@ from support import wait_until
 NEW = {"id": "owner/new", "source": "owner/new", "engine": "text", "aliases": ["fresh"], "keep_alive": "5m"}
 
 
-def told(scribe: Any, name: str, pool: str | None = None) -> None:
+def report(scribe: Any, name: str, pool: str | None = None) -> None:
     info = ModelInfo(
         model=name,
         tasks=["text_generation"],
@@ -33,17 +33,17 @@ def told(scribe: Any, name: str, pool: str | None = None) -> None:
 def models(place: Any, gateway: Any) -> None:
     """smol, and big in two pools, with a worker that has smol."""
     scribe = place.scribe
-    told(scribe, "smol")
-    told(scribe, "big", "p")
-    told(scribe, "big", "q")
+    report(scribe, "smol")
+    report(scribe, "big", "p")
+    report(scribe, "big", "q")
     states = [ModelState(model="smol", state="ready", device="cpu", queued=3)]
     state = WorkerState(worker_id="w", state="running", started_at=1, updated_at=now_ms(), models=states)
     scribe.put(scribe.names.worker, state, b"w")
     wait_until(lambda: len(gateway.get("/v1/models").json()["data"]) == 3, describe="the gateway knows the models")
 
 
-def wish_of(place: Any, key: str) -> DesiredState:
-    return read_wishes(place.kafka, default_codec())[key]
+def desired_of(place: Any, key: str) -> DesiredState:
+    return read_desired(place.kafka, default_codec())[key].state
 
 
 def ordered(gateway: Any, path: str, **query: str) -> dict[str, Any]:
@@ -60,20 +60,68 @@ def test_two_pools_have_models_of_one_name(gateway: Any) -> None:
 
 
 @pytest.mark.usefixtures("models")
-def test_orders_add_up_to_a_wish(place: Any, gateway: Any) -> None:
+def test_orders_add_up_to_a_desired_state(place: Any, gateway: Any) -> None:
     assert ordered(gateway, "models/smol/load")["loaded"] is True
     ordered(gateway, "models/smol/pin")
     ordered(gateway, "models/smol/pause")
-    wish = wish_of(place, "model/smol")
-    assert (wish.loaded, wish.pinned, wish.paused) == (True, True, True)
-    assert (wish.action, wish.created_by) == ("pause", "anybody")
+    state = desired_of(place, "model/smol")
+    assert (state.loaded, state.pinned, state.paused) == (True, True, True)
+    assert (state.action, state.created_by) == ("pause", "anybody")
     shown = gateway.get("/v1/admin/models/smol").json()
     assert (shown["paused"], shown["pinned"], shown["desired"]["loaded"]) == (True, True, True)
     assert [(one["device"], one["queued"]) for one in shown["replicas"]] == [("cpu", 3)]
     ordered(gateway, "models/smol/resume")
-    assert not wish_of(place, "model/smol").paused
+    assert not desired_of(place, "model/smol").paused
     ordered(gateway, "models/big/unload", pool="q")
-    assert wish_of(place, "model/big@q").loaded is False
+    assert desired_of(place, "model/big@q").loaded is False
+
+
+@pytest.mark.usefixtures("models")
+def test_a_pinned_model_is_not_unloaded_before_it_is_unpinned(place: Any, gateway: Any) -> None:
+    """It was loaded again within milliseconds, without a word."""
+    ordered(gateway, "models/big/pin", pool="p")
+    refused = gateway.http.post("/v1/admin/models/big/unload", params={"pool": "p"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+    assert "big is pinned, which keeps it loaded: unpin it first" in refused.json()["error"]["message"]
+    assert desired_of(place, "model/big@p").loaded is None
+    ordered(gateway, "models/big/unpin", pool="p")
+    assert ordered(gateway, "models/big/unload", pool="p")["loaded"] is False
+    assert ordered(gateway, "models/big/pin", pool="p")["loaded"] is None, "what is kept loaded is loaded"
+    by_entry = {**NEW, "id": "kept", "aliases": [], "pinned": True}
+    assert gateway.http.post("/v1/admin/models", json=by_entry).status_code == 202
+    assert gateway.http.post("/v1/admin/models/kept/unload").status_code == 409
+    assert gateway.http.delete("/v1/admin/models/kept").status_code == 202
+
+
+@pytest.mark.usefixtures("models")
+def test_an_order_says_its_revision_and_workers_say_what_they_have_observed(place: Any, gateway: Any) -> None:
+    first = ordered(gateway, "models/smol/load")["revision"]
+    last = ordered(gateway, "classes/low/resume")["revision"]
+    assert last == first + 1 == read_desired(place.kafka, default_codec())["class/low"].revision
+
+    def reports(name: str, observed: int | None, state: str = "running") -> None:
+        at = now_ms()
+        told = WorkerState(
+            worker_id=name, state=state, started_at=1, updated_at=at, pool="r", observed_revision=observed
+        )
+        place.scribe.put(place.scribe.names.worker, told, name.encode())
+
+    def shown(revision: int) -> Any:
+        facts = gateway.get(f"/v1/admin/orders/{revision}", params={"pool": "r"}).json()
+        return facts["observed"], facts["observed_revision"], facts["waiting_workers"]
+
+    assert shown(first) == (False, None, [])
+    reports("r1", last)
+    reports("r2", None)
+    wait_until(lambda: shown(first) == (False, None, ["r2"]), 20, lambda: str(shown(first)))
+    reports("r2", first)
+    wait_until(lambda: shown(first) == (True, first, []), 20, lambda: str(shown(first)))
+    assert shown(last) == (False, first, ["r2"])
+    reports("r2", first, state="stopped")
+    wait_until(lambda: shown(last) == (True, last, []), 20, lambda: str(shown(last)))
+    assert gateway.http.get("/v1/admin/orders/-1").status_code == 400
+    model = gateway.get("/v1/admin/models/smol").json()
+    assert (model["desired"]["revision"], model["observed_revision"], model["waiting_workers"]) == (first, None, ["w"])
 
 
 @pytest.mark.usefixtures("models")
@@ -88,12 +136,12 @@ def test_a_model_comes_and_goes(place: Any, gateway: Any) -> None:
     assert (clash.status_code, clash.json()["error"]["message"]) == (409, "the name smol is taken by the model smol")
     changed = gateway.http.post("/v1/admin/models", json={**NEW, "priority": 1}, params={"replace": "true"})
     assert changed.status_code == 202
-    assert '"priority":1' in (wish_of(place, "model/owner/new").entry or "")
-    told(place.scribe, "owner/new")
-    wait_until(lambda: gateway.get("/v1/models/owner/new").status_code == 200, describe="a worker told of it")
+    assert '"priority":1' in (desired_of(place, "model/owner/new").entry or "")
+    report(place.scribe, "owner/new")
+    wait_until(lambda: gateway.get("/v1/models/owner/new").status_code == 200, describe="a worker reported it")
     assert gateway.http.delete("/v1/admin/models/owner/new").status_code == 202
     wait_until(lambda: gateway.get("/v1/models/owner/new").status_code == 404, describe="it has left the list")
-    assert wish_of(place, "model/owner/new").removed
+    assert desired_of(place, "model/owner/new").removed
     gone = gateway.http.post("/v1/admin/models/owner/new/load")
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
 
@@ -102,8 +150,8 @@ def test_a_model_comes_and_goes(place: Any, gateway: Any) -> None:
 def test_a_class_is_paused(place: Any, gateway: Any) -> None:
     assert ordered(gateway, "classes/low/pause")["paused"] is True
     ordered(gateway, "classes/low/resume", pool="p")
-    assert wish_of(place, "class/low").paused
-    assert not wish_of(place, "class/low@p").paused
+    assert desired_of(place, "class/low").paused
+    assert not desired_of(place, "class/low@p").paused
     ordered(gateway, "classes/low/resume")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from odd_records import write_odd_records
 from penstock.cli.main import app
@@ -35,9 +35,12 @@ class Site:
         self.worker.wait_ready()
         self.gateway.wait_ready()
 
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(app, ["models", *arguments, "--url", self.gateway.url])
+
     def models(self, *arguments: str) -> Any:
         """What a `penstock models` command prints."""
-        result = CliRunner().invoke(app, ["models", *arguments, "--url", self.gateway.url, "--json"])
+        result = self.run(*arguments, "--json")
         assert result.exit_code == 0, result.output
         lines = [json.loads(line) for line in result.stdout.splitlines()]
         return lines if arguments[0] == "list" else lines[-1]
@@ -89,6 +92,40 @@ def test_defaults_change_the_answer_and_no_model_gets_the_best(site: Site) -> No
     assert done["result"]["usage"]["completion_tokens"] == 2
     longer = site.ask(payload={"prompt": "a", "max_tokens": 5})
     assert longer["result"]["usage"]["completion_tokens"] == 5
+
+
+def test_an_order_is_observed_before_its_command_ends(site: Site) -> None:
+    """Each command judged what stood there before its order had come to a worker."""
+    for arguments in (("pause", "--class", "low"), ("resume", "--class", "low"), ("pin", "other"), ("unpin", "other")):
+        revision = site.models(*arguments, "--wait")["revision"]
+        facts = httpx.get(f"{site.gateway.url}/v1/admin/orders/{revision}").json()
+        assert (facts["observed"], facts["waiting_workers"]) == (True, [])
+        assert facts["observed_revision"] >= revision
+    unloaded = site.models("unload", "other", "--wait")
+    assert (unloaded["state"], unloaded["replicas"][0]["state"]) == ("absent", "absent")
+    loaded = site.models("load", "other", "--wait")
+    assert (loaded["state"], loaded["waiting_workers"]) == ("ready", [])
+    assert loaded["observed_revision"] >= loaded["desired"]["revision"]
+
+
+def test_an_add_that_failed_and_its_replacement_each_get_their_own_judgement(site: Site) -> None:
+    nowhere = site.run("add", "late", "--source", "/nowhere/late", "--engine", "text", "--wait", "--timeout", "60")
+    assert nowhere.exit_code == 1, nowhere.output
+    assert "late failed" in nowhere.stderr
+    assert "/nowhere/late is neither a folder" in nowhere.stderr, "an operator is told the cause"
+    readiness = httpx.get(f"{site.gateway.url}/readyz").json()["reason"]
+    assert "/nowhere/late is neither a folder" in readiness
+    replaced = site.models("add", "late", "--source", "x", "--engine", "noop", "--replace", "--wait")
+    assert (replaced["state"], replaced["engine"], replaced["cause"]) == ("ready", "noop", None)
+    site.models("remove", "late", "--wait")
+    assert site.state("late") is None
+
+
+def test_an_added_model_that_nobody_asks_for_is_not_waited_for(site: Site) -> None:
+    lazy = site.run("add", "lazy", "--source", "x", "--engine", "noop", "--set", "preload=false", "--wait")
+    assert (lazy.exit_code, lazy.stdout) == (0, "lazy is absent: it is loaded when somebody asks for it\n")
+    assert site.ask(model="lazy")["status"] == "completed"
+    site.models("remove", "lazy", "--wait")
 
 
 def test_a_model_is_added_obeyed_after_a_restart_and_removed(site: Site) -> None:

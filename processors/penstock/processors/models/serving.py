@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from penstock.common.model_entry import served_by
+from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.fleet.residents import ModelSpec
@@ -243,10 +244,11 @@ class Serving:
             queued = sum(self._flow.scheduler.depth(lane.name, klass) for klass in CLASSES)
             replicas: list[Replica | None] = list(lane.replicas.values()) or [None]
             for replica in replicas:
+                state = lane.state if replica is None else replica.state.value
                 states.append(
                     ModelState(
                         model=lane.name,
-                        state=lane.state if replica is None else replica.state.value,
+                        state=state,
                         memory_bytes=None if replica is None else replica.measured_bytes,
                         replica=0 if replica is None else replica.number,
                         device=None if replica is None else replica.device,
@@ -257,7 +259,7 @@ class Serving:
                         progress=self.manager.progress(lane.name),
                         queued=queued,
                         running=0 if replica is None else len(replica.holders),
-                        cause=None if lane.last_error is None else lane.last_error.cause,
+                        cause=_cause(lane, state),
                     )
                 )
         return states
@@ -309,10 +311,15 @@ class Serving:
                 progress=self.manager.progress(config.id),
                 replicas_ready=len(lane.ready),
                 revision=config.revision,
-                cause=None if lane.last_error is None else lane.last_error.cause,
+                cause=_cause(lane, lane.state),
             )
             self._publish(self._names.model, model_key(config.id, self._settings.worker.pool), record)
         self.on_change()
+
+
+def _cause(lane: Lane, state: str) -> str | None:
+    """What made the newest load fail; None for a replica that is ready, which did not fail."""
+    return None if state == ReplicaState.READY.value or lane.last_error is None else lane.last_error.cause
 
 
 def _dtype(config: ModelConfig) -> str:

@@ -8,6 +8,7 @@ from card_driver import Card, card, gb
 from flow_driver import HIGH, LOW, MEDIUM, World
 from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.queue.slack import SlackSettings
+from penstock.schemas.errors import EngineFailed
 
 
 def spec(model: str, **fields: object) -> ModelSpec:
@@ -98,6 +99,29 @@ def test_a_model_that_is_replaced_gets_an_engine_of_the_new_kind() -> None:
     world.configure(a=spec("a", options="other", priority=2.0))
     world.pass_steps(0.5)
     assert world.loads == ["a", "a"], "what needs no other engine changes none"
+
+
+def test_a_model_that_failed_is_tried_at_once_when_its_entry_changes_or_it_is_ordered_to_load() -> None:
+    world = Card(80, {"a": gb(10)})
+    world.slow_loads = []
+    world.configure()
+    world.observe()
+    world.submit("r")
+    for change in (lambda: world.configure(a=spec("a", options="other")), lambda: order_load(world)):
+        for _ in range(2):
+            world.flow.replicas.load_failed("a", 0, EngineFailed("no"), world.now)
+        world.settle()
+        lane = world.flow.lane("a")
+        assert lane.failures
+        assert lane.not_before > world.now
+        change()
+        world.pass_steps(0.2)
+        assert lane.failures == 0
+        assert lane.loading
+
+
+def order_load(world: Card) -> None:
+    world.flow.orders.desire("a", True, None, 0)
 
 
 # -- suspects

@@ -220,6 +220,10 @@ class Lane:
         """A run has ended well: whatever made it die is not here now."""
         self.deaths = 0
 
+    def forget_failures(self) -> None:
+        """What made its loads fail was changed, or an operator wants it tried again: it may be loaded at once."""
+        self.failures, self.not_before, self.last_error = 0, 0.0, None
+
     def load_failed(self, error: BaseException, now: float) -> PenstockError | None:
         """Plan the next try. Returns the error for those who wait, once waiting is of no use any more."""
         self.load_span = (self.load_span[0], now)

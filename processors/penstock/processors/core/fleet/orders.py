@@ -33,6 +33,7 @@ class Orders:
             if lane.spec != spec:
                 if lane.spec.made_of != spec.made_of:
                     lane.size_due = True
+                    lane.forget_failures()
                 lane.spec, lane.never_fits = spec, None
                 lane.too_small.clear()
             lane.served = True
@@ -59,6 +60,8 @@ class Orders:
         lane = self._lanes[model]
         if unload_revision is None:
             unload_revision = lane.unload_revision + (loaded is False and lane.desired is not False)
+        if loaded and lane.desired is not True:
+            lane.forget_failures()
         lane.desired, lane.pinned, lane.unload_revision = loaded, pinned, unload_revision
         if loaded is False:
             lane.wanted = False
