@@ -11,7 +11,7 @@ from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.core.fleet.residents import ModelSpec, Needs
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.requests.suspects import suspect_all
+from penstock.processors.core.requests.suspects import clear_suspicion, suspect_all
 from penstock.schemas.errors import InsufficientCapacity
 from penstock.schemas.records import Requirements
 
@@ -248,6 +248,36 @@ def test_a_suspect_goes_apart_where_its_run_can_be_held() -> None:
     assert set(world.running) == {"large"}
     assert work.run is not None
     assert work.run.replica == 0
+
+
+def test_a_suspect_that_goes_apart_leaves_the_others_of_its_group_by_themselves() -> None:
+    """Found by the simulator (seed 4470): an innocent run started beside a suspect that had lost its replica."""
+    world = Uneven(2, m=(45, 1))
+    spec = ModelSpec(model="m", devices=("simulated",), min_replicas=2, max_replicas=2)
+    world.flow.orders.configure({"m": spec}, world.now)
+    world.submit("first")
+    world.pass_steps(1.0)
+    lane = world.flow.lane("m")
+    world.finish("first")
+    world.flow.replicas.limits("m", 0, 4, world.now)
+    world.flow.replicas.limits("m", 1, 2, world.now)
+    small = world.submit("small", settle=False)
+    large = world.submit("large", requirements=Requirements(vram_bytes=98 * GB), settle=False)
+    others = [world.submit(name, settle=False) for name in ("a", "b")]
+    assert small is not None
+    assert large is not None
+    assert all(others)
+    suspect_all([small, large, *[one for one in others if one is not None]])
+    for one in others:
+        assert one is not None
+        clear_suspicion(one)
+    assert small.group is large.group
+    lane.ready[1].exclusive = small.group
+    world.pass_steps(0.5)
+    world.submit("late")
+    world.pass_steps(0.5)
+    beside = [work.request_id for one in lane.ready for work in one.holders if small in one.holders]
+    assert beside == ["small"]
 
 
 def test_the_largest_device_is_never_taken_for_too_small() -> None:

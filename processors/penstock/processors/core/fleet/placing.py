@@ -22,6 +22,7 @@ from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.statuses import Statuses
+from penstock.processors.core.requests.suspects import set_apart
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.starting import Starter
 
@@ -142,7 +143,7 @@ class Placing:
         others = [one for one in self._memory.candidate_devices(lane) if one.device != replica.device]
         if any(self._starter.memory.fits_ever(one, work) for one in lane.ready):
             if work.group is not None and replica.exclusive is work.group:
-                replica.exclusive = None  # it would be prepared there again, for ever
+                set_apart(work)  # it would be prepared there again, for ever; the others of its group keep the replica
             if work.run is not None:
                 self._starter.take_from_its_replica(lane, work)
         elif any(need <= one.limit_bytes for one in others):

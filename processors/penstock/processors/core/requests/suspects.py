@@ -49,6 +49,12 @@ def clear_suspicion(work: Any) -> None:
         work.group = None
 
 
+def set_apart(work: Any) -> None:
+    """It is suspected in a group of its own from now on: it cannot run where the others of its group do."""
+    clear_suspicion(work)
+    _form([work])
+
+
 def _form(members: Sequence[Any]) -> None:
     group = Group(members)
     for member in members:
