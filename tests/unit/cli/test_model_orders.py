@@ -162,7 +162,8 @@ def test_a_load_that_keeps_failing_ends_the_wait_with_its_cause(gateway: Gateway
     assert "chat failed: 2 loads in a row failed: OSError: no weights" in done.stderr
 
 
-def test_the_list_says_what_made_a_load_fail(gateway: Gateway) -> None:
+def test_the_list_says_what_made_a_load_fail(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow terminal breaks the text into lines
     failed = {**model("failed", "2 loads in a row failed", "OSError: no weights"), "pool": None, "paused": False}
     replica = {**failed, "worker_id": "w", "replica": 0, "device": None, "memory_bytes": None, "reserved_bytes": None}
     for replicas in ([], [{**replica, "queued": 0, "running": 0}]):
