@@ -75,12 +75,13 @@ async def one_turn(turns: Turns, conversation: str, number: int) -> list[str]:
     asked = request(conversation, number)
     while True:
         start = await turns.read(asked, mine)
-        if await turns.begin(asked, 1, 0, mine, start.mark):
+        topic_id = await turns.begin(asked, 1, 0, mine, start.mark)
+        if topic_id is not None:
             break
     answer = answer_message(
         asked, f"answer {number}", epoch=1, attempt=1, model="m", finish_reason="stop", usage=None, now_ms=0
     )
-    assert (await turns.finish(answer, mine)).content == f"answer {number}"
+    assert (await turns.finish(answer, mine, topic_id)).content == f"answer {number}"
     return [message["content"] for message in start.history]
 
 

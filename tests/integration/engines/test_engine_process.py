@@ -16,13 +16,14 @@ import psutil
 import pytest
 
 from penstock.common.engine_kinds import KINDS
+from penstock.processors.background import on_faults
 from penstock.processors.engines.base import Engine, EngineGone, EngineState, Limits, Prepared, RunSpec
 from penstock.processors.engines.process.host import ChildEngine
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.sizing import size_model
 from penstock.schemas.errors import EngineFailed, InvalidRequest
-from support import alive, wait_until
+from support import alive, wait_until, wait_until_async
 
 from .conftest import Run, Runner, StartEngine, changed_copy
 
@@ -196,17 +197,17 @@ async def test_who_prepares_hears_of_a_fault_where_nobody_waits(prompt: str) -> 
         await engine.stop()
 
 
-async def test_a_sink_that_raises_ends_its_run_only() -> None:
+async def test_a_sink_that_raises_is_a_fault_of_the_worker_and_none_of_the_engine() -> None:
+    faults: list[str] = []
+    on_faults(asyncio.get_running_loop(), lambda: faults.append("fault"))
     engine = ChildEngine("m", "engine_backends:Plain", "nowhere", {}, limits=Limits(slots=1))
     await engine.start()
     try:
         runner = Runner(engine)
-        for event in ("on_delta", "on_finished"):
+        for number, event in enumerate(("on_delta", "on_finished"), 1):
             spec = runner.spec(prompt="x")
-            prepared = await engine.prepare(spec)
-            run = RaisingRun(engine, spec, prepared, event)
-            failed = await run.failed(10)
-            assert (failed.error.code, failed.retryable_here) == ("internal", False)
+            RaisingRun(engine, spec, await engine.prepare(spec), event)
+            await wait_until_async(lambda number=number: len(faults) >= number, 10)
         assert (await (await runner.begin(prompt="still there")).finished()).output == {"text": "still there"}
     finally:
         await engine.stop()

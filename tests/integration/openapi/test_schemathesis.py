@@ -95,6 +95,7 @@ def known(url: str) -> dict[str, Any]:
         "artifact_id": httpx.post(f"{url}/v1/artifacts", content=b"bytes").json()["id"],
         "model_id": "noop",
         "class_name": "low",
+        "revision": 0,
         "action": "resume",
         "subject": "penstock.v1.ResultEvent",
         "schema_id": 0x504E0000,

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from penstock.common import admin
+from penstock.common.desired import DesiredRecord
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Transport
 from penstock.processors.kafka import record_follower
 from penstock.processors.kafka.control import ControlFollower
-from penstock.processors.kafka.desired import DesiredFollower, Wished
+from penstock.processors.kafka.desired import DesiredFollower
 from penstock.schemas.codec import default_codec
 from penstock.schemas.desired import key_of
 from penstock.schemas.records import ControlCommand, DesiredState
@@ -31,17 +32,17 @@ class Place:
         self.settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=prefix)
         self.names = self.settings.names
         self._create_topics = create_topics
-        self.wishes: dict[str, DesiredState | None] = {}
+        self.states: dict[str, DesiredState | None] = {}
         self.commands: list[str] = []
         create_topics()
         loop = asyncio.get_running_loop()
-        self.desired = DesiredFollower(self.settings, CODEC, loop, self._on_wishes)
+        self.desired = DesiredFollower(self.settings, CODEC, loop, self._on_records)
         self.control = ControlFollower(self.settings, CODEC, loop, self._on_commands)
 
-    def _on_wishes(self, news: Any) -> None:
+    def _on_records(self, news: Any) -> None:
         for item in news:
-            assert isinstance(item, Wished)
-            self.wishes[item.key] = item.wish
+            assert isinstance(item, DesiredRecord)
+            self.states[item.key] = item.state
 
     def _on_commands(self, news: Any) -> None:
         self.commands += [command.request_id for command in news]
@@ -55,8 +56,8 @@ class Place:
             transport.close()
 
     def order(self, *names: str) -> None:
-        wishes = [DesiredState(kind="model", name=name, action="unload", created_at=1, loaded=False) for name in names]
-        self.put(self.names.desired, *((key_of(wish), wish) for wish in wishes))
+        states = [DesiredState(kind="model", name=name, action="unload", created_at=1, loaded=False) for name in names]
+        self.put(self.names.desired, *((key_of(state), state) for state in states))
 
     def cancel(self, *request_ids: str) -> None:
         now_ms = int(time.time() * 1000)
@@ -79,7 +80,7 @@ class Place:
         raise AssertionError(f"{topic} was not made anew")
 
     def unloaded(self) -> set[str]:
-        return {key for key, wish in self.wishes.items() if wish is not None}
+        return {key for key, state in self.states.items() if state is not None}
 
 
 @pytest.fixture
@@ -104,10 +105,10 @@ async def test_orders_of_a_topic_that_was_made_anew_are_obeyed_and_those_that_we
     with caplog.at_level(logging.WARNING):
         await place.replace(place.names.desired)
         place.order("b", "d")
-        await wait_until_async(lambda: place.unloaded() == {"model/b", "model/d"}, 30, lambda: place.wishes)
+        await wait_until_async(lambda: place.unloaded() == {"model/b", "model/d"}, 30, lambda: place.states)
     assert f"desired.topic_replaced topic={place.names.desired}" in caplog.text
     place.order("e")
-    await wait_until_async(lambda: "model/e" in place.unloaded(), 30, lambda: place.wishes)
+    await wait_until_async(lambda: "model/e" in place.unloaded(), 30, lambda: place.states)
     assert place.desired.alive
 
 
