@@ -24,6 +24,7 @@ from penstock.processors.core.requests.suspects import suspect_all
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.starting import Starter
 from penstock.schemas.errors import EngineFailed, ModelNotFound, PenstockError
+from penstock.schemas.topics import CLASSES
 
 FAILED_AT_ONCE = 256
 """So many are ended at a time when a model cannot be loaded."""
@@ -215,6 +216,9 @@ class Replicas:
 
     def _fail_removed(self, lane: Lane, now: float) -> bool:
         """End who waits for a model that was removed, some at a time, also behind a turn or in a paused class."""
+        queued = any(self._scheduler.depth(lane.name, klass) for klass in CLASSES)
+        if not queued and not self._attempts.retrying(lane.name):
+            return False  # asked at each tick, for as long as this worker lives
         error = ModelNotFound(f"the model {lane.name} is not served here any more", param="model")
         waiting = [
             work
