@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +15,20 @@ from hypothesis import HealthCheck, settings
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
 from support import create_topics as _create_topics
+from system import RUNNING
 
 # The machine's processor is stolen in waves: no example fails for the time it took.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What the processes of a test that fails wrote last: often the only trace of what happened elsewhere."""
+    report = yield
+    if report.failed:
+        report.sections += [(f"Logs of {system.prefix}", system.logs(20)) for system in RUNNING]
+    return report
 
 
 class Kafka(Protocol):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from penstock.cli.paths import free_port
@@ -56,7 +57,12 @@ class Process:
 
     def wait_ready(self, deadline_s: float = 90) -> Process:
         wait_until(self.ready, deadline_s, lambda: f"{self.name} is not ready:\n{self.tail()}")
+        assert self.port in self._listens_on(), f"another process answers on the port {self.port} of {self.name}"
         return self
+
+    def _listens_on(self) -> set[int]:
+        connections = psutil.Process(self.popen.pid).net_connections("tcp")
+        return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
 
     def kill9(self) -> None:
         self.popen.send_signal(signal.SIGKILL)
@@ -242,20 +248,29 @@ class System:
 
     def wait_drained(self, deadline_s: float = 90) -> None:
         def state() -> str:
-            logs = "\n\n".join(f"--- {p.name} alive={p.alive()}\n{p.tail(15)}" for p in self.processes)
-            return f"lag {self.lag()}, committed {self.committed()}\n{logs}"
+            return f"lag {self.lag()}, committed {self.committed()}\n{self.logs(15)}"
 
         wait_until(lambda: self.lag() == 0, deadline_s, state)
+
+    def logs(self, lines: int) -> str:
+        """The ends of all processes' logs, and whether each is alive."""
+        return "\n\n".join(f"--- {p.name} alive={p.alive()}\n{p.tail(lines)}" for p in self.processes)
 
 
 @contextmanager
 def running(system: System) -> Iterator[System]:
     system.folder.mkdir(parents=True, exist_ok=True)
     system.create_topics()
+    RUNNING.append(system)
     try:
         yield system
     finally:
+        RUNNING.remove(system)
         system.stop()
+
+
+RUNNING: list[System] = []
+"""Those whose logs are shown beside a test that fails."""
 
 
 def eventually(condition: Callable[[], bool], deadline_s: float, describe: Callable[[], str]) -> None:

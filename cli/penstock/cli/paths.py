@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -68,18 +69,34 @@ def require_space(folder: Path, need_bytes: int, what: str) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that was free a moment ago, and that no outgoing connection takes.
+    """A TCP port that is free, that no outgoing connection takes, and that no other process gets from this function.
 
     A port that the system chooses by itself lies among those that it gives to outgoing connections: one of them can
-    take it before the server binds it, or while a broker on it restarts. Those are left to them.
+    take it before the server binds it, or while a broker on it restarts. Those are left to them. Two processes that
+    choose at the same time would find the same port free until one has bound it: a file lock, held until this process
+    ends, reserves it.
     """
-    for port in random.sample(range(*SERVERS_PORTS), 50):
+    for port in random.SystemRandom().sample(range(*SERVERS_PORTS), 50):
         with suppress(OSError), socket.socket() as sock:
             sock.bind((host, port))
-            return port
+            if _reserve(port):
+                return port
     with socket.socket() as sock:
         sock.bind((host, 0))
         return int(sock.getsockname()[1])
+
+
+def _reserve(port: int) -> bool:
+    """False when another process of this user, or this one, has reserved the port."""
+    folder = Path(tempfile.gettempdir()) / f"penstock-ports-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    lock = os.open(folder / str(port), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return False
+    return True
 
 
 def port_in_use(port: int, host: str = "127.0.0.1") -> bool:

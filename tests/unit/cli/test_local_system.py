@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
-from penstock.cli import local_system
+from penstock.cli import local_system, paths
 from penstock.cli.chosen_models import chat_model, remote_model
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.local_system import LocalSystem, Options, card
@@ -251,3 +254,21 @@ def test_a_free_port_is_free() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", port := free_port()))
     assert port < 32_768, "a broker that starts again would find it taken by an outgoing connection"
+
+
+def test_two_processes_never_get_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both found it free before either had bound it, and one's clients asked the other's server."""
+    monkeypatch.setattr(paths, "SERVERS_PORTS", (31_000, 31_100))
+    command = (
+        "from penstock.cli import paths; paths.SERVERS_PORTS = (31_000, 31_100);"
+        " print(*(paths.free_port() for _ in range(20)), flush=True); input()"
+    )
+    other = subprocess.Popen([sys.executable, "-c", command], stdin=PIPE, stdout=PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        theirs = {int(port) for port in other.stdout.readline().split()}
+        ours = [free_port() for _ in range(20)]
+    finally:
+        other.communicate("\n", timeout=20)
+    assert len(theirs) == 20
+    assert len({*ours, *theirs}) == 40
