@@ -108,11 +108,11 @@ class Inside:
 
     def granted(self) -> int:
         """As the flow counts them."""
-        return self._flow.starter.on_lanes
+        return self._flow.grants.held
 
     def alone(self) -> Work | None:
         """The request that keeps all others waiting because it must run by itself."""
-        return self._flow.starter.alone
+        return self._flow.claim.holder
 
     def replicas_of(self, model: str) -> Collection[Replica]:
         lane = self._flow.lanes.get(model)
@@ -167,7 +167,7 @@ class Inside:
         return None if kept is None else kept[0]
 
     def memory_is_free(self, replica: Replica, work: Work, now: float) -> bool:
-        return self._flow.starter.memory.is_free(replica, work, now)
+        return self._flow.run_memory.is_free(replica, work, now)
 
     def grants(self) -> list[Grant]:
         return self._flow.ledger.grants()
@@ -253,8 +253,8 @@ class Inside:
         flow.step, flow.placing.fill_or_load, flow.placing.plan = stepped, filled, planned
 
     def _wrap_grants(self) -> None:
-        starter, scheduler = self._flow.starter, self._flow.scheduler
-        grant, start = starter._grant, scheduler.start
+        grants, scheduler = self._flow.grants, self._flow.scheduler
+        grant, start = grants.grant, scheduler.start
 
         def granted(lane: Lane, work: Work, replica: Replica, now: float) -> None:
             for look in self._before_grant:
@@ -269,5 +269,5 @@ class Inside:
                     look(work)
             start(work, now, tokens)
 
-        starter._grant = granted
+        grants.grant = granted
         scheduler.start = started

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.processors.core import starting
+from penstock.processors.core.admission import MANY, Admission
 from penstock.processors.core.commit import donemap, gate
 from penstock.processors.core.commit.gate import Arrival, CommitGate
 from penstock.processors.core.commit.span import Span
@@ -294,7 +295,14 @@ def global_intake_cap() -> list[Patch]:
 @plant
 def grant_before_fit() -> list[Patch]:
     """Slots and tokens are given out before it is known whether they are free."""
-    return [(starting._Room, "fits", lambda self, need: True)]
+
+    def make(on: Any) -> Any:
+        def careless(self: Admission, replica: Replica, work: Work, slots: int, tokens: int, now: float) -> Any:
+            return on(self, replica, work, 1, MANY, now)
+
+        return careless
+
+    return [_wrap(Admission, "on", make)]
 
 
 @plant

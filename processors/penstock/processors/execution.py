@@ -385,7 +385,7 @@ class Execution:
             context=request.context,
             stream=request.stream,
             extra=request.extra,
-            timeout_s=self._flow.starter.time_limit_s(work),
+            timeout_s=self._flow.grants.time_limit_s(work),
             request_id=work.request_id,
         )
 

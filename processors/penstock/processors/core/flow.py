@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from penstock.processors.core.admission import Admission
 from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.alone import AloneClaim
 from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect
 from penstock.processors.core.fleet.estimates import Estimates
@@ -35,8 +37,10 @@ from penstock.processors.core.fleet.replicas import Replicas
 from penstock.processors.core.fleet.run_memory import RunMemory
 from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.fleet.watch import FleetWatch
+from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.explaining import Explainer
+from penstock.processors.core.queue.fetching import Fetching
 from penstock.processors.core.queue.forecast import Forecast
 from penstock.processors.core.queue.lifetimes import Lifetimes
 from penstock.processors.core.queue.rereads import Rereads
@@ -53,6 +57,7 @@ from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.waits import Waits
 from penstock.processors.core.requests.work import Work, WorkKey
+from penstock.processors.core.rooms import Rooms
 from penstock.processors.core.settings import Catalog, Commands, FlowSettings
 from penstock.processors.core.starting import Starter
 from penstock.schemas.errors import ExecutionTimeout, Expired
@@ -106,8 +111,10 @@ class Flow:
         self.lanes = lanes = Lanes(budget.register)
         self.ledger = ledger = Ledger(devices, longest_reservation_s=settings.longest_reservation_s)
         self.estimates = estimates = estimates or Estimates()
-        run_memory = RunMemory(ledger)
+        self.run_memory = run_memory = RunMemory(ledger)
+        self.claim = claim = AloneClaim()
         memory = DeviceMemory(ledger, estimates, lanes, run_memory, agenda)
+        admission = Admission(scheduler, lanes, run_memory, memory, ledger, claim)
         self.facts = FleetFacts(scheduler, lanes, ledger, memory, run_memory)
         self.explainer = Explainer(scheduler, forecast, self.facts.of)
         lifetimes = Lifetimes(settings.lifetimes)
@@ -115,26 +122,23 @@ class Flow:
         self.statuses = Statuses(emit, settings.status_linger_s, self.explainer, self._waits.ran)
         self._streams = Streams(emit, settings.chunk_linger_s)
         self._steps = Steps(emit)
-        self.starter = Starter(
-            scheduler,
-            budget,
-            self.statuses,
-            emit,
-            registry.transition,
-            lambda: registry.generation,
-            max_execution_s=settings.max_execution_s,
-            affinity_s=settings.affinity_s,
-            memory=run_memory,
+        self.grants = grants = Grants(
+            registry, scheduler, self.statuses, run_memory, claim, emit, settings.max_execution_s
         )
+        fetching = Fetching(registry, scheduler, budget, emit)
+        rooms = Rooms(admission, grants, run_memory, settings.affinity_s)
+        starter = Starter(scheduler, admission, claim, grants, fetching, rooms, self.statuses, run_memory)
         rereads = Rereads(emit, budget.ends_limit)
-        self._holdings = Holdings(registry, gate, scheduler, budget, lanes, memory, self.starter, agenda, emit, rereads)
+        self._holdings = Holdings(
+            registry, gate, scheduler, budget, lanes, memory, grants, run_memory, agenda, emit, rereads
+        )
         self.endings = Endings(registry, self._holdings, lanes, self._streams, emit, deaths)
         self.attempts = Attempts(
             registry,
             scheduler,
             lanes,
             memory,
-            self.starter,
+            grants,
             self.statuses,
             self._streams,
             self._steps,
@@ -152,23 +156,25 @@ class Flow:
             lanes,
             memory,
             self.measurements,
-            self.starter,
+            claim,
             forecast,
             self.attempts,
             self.endings,
             agenda,
             memory_error,
         )
-        heads = Heads(scheduler, lanes, ledger, self.starter, agenda, placement)
-        views = Views(ledger, memory, self.starter, heads)
-        self.lifecycle = Lifecycle(lanes, self.starter, agenda, emit)
+        heads = Heads(scheduler, lanes, ledger, admission, run_memory, agenda, placement)
+        views = Views(ledger, memory, run_memory, heads)
+        self.lifecycle = Lifecycle(lanes, grants, agenda, emit)
         self.placing = Placing(
             registry,
             scheduler,
             lanes,
             ledger,
             memory,
-            self.starter,
+            starter,
+            grants,
+            run_memory,
             self.statuses,
             heads,
             views,
@@ -180,7 +186,7 @@ class Flow:
         )
         self._commanding = Commanding(registry, gate, scheduler, budget, lanes, self.endings, agenda, emit, commands)
         self.orders = Orders(scheduler, lanes, self.lifecycle, agenda)
-        self.watch = FleetWatch(scheduler, lanes, memory, self.starter, heads, views, agenda)
+        self.watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
         self.arrivals = Arrivals(
             registry,
             gate,
@@ -348,7 +354,7 @@ class Flow:
 
     @property
     def running(self) -> int:
-        return self.starter.on_lanes
+        return self.grants.held
 
     def unfinished(self) -> Collection[Work]:
         """Everything that is held: neither done nor dropped."""

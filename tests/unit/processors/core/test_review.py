@@ -80,7 +80,7 @@ def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up
     world.up(inline=True)
     world.finish("first")
     assert work.stage is Stage.FETCHING
-    assert world.flow.starter.alone is work
+    assert world.flow.claim.holder is work
     if end == "cancel":
         world.cancel("alone")
         world.release(ask.Fetch)
@@ -103,7 +103,7 @@ def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_ho
     world.hold_answers = {ask.Prepare}
     world.up("m")
     assert work is not None
-    assert world.flow.starter.alone is work
+    assert world.flow.claim.holder is work
     world.reprioritize("alone", 5)
     world.release(ask.Prepare)
     world.up("other")

@@ -25,7 +25,7 @@ def test_the_run_with_which_a_model_waits_stands_for_all_that_wait_for_it() -> N
     medium = world.submit("medium", model="a", requirements=LARGE)
     world.pass_steps(0.5)
     assert medium is not None
-    (head,) = world.flow.starter.memory.heads.values()
+    (head,) = world.flow.run_memory.heads.values()
     assert head.work is low, "it is the turn of what has waited long"
     assert (head.klass, head.oldest) == ("medium", medium.arrived_at)
     world.finish("b1")

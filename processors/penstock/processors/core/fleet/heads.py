@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from penstock.processors.core.admission import Admission
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.fleet import views as plan
 from penstock.processors.core.fleet.lane import Lane, Lanes, RunWant
 from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
-from penstock.processors.core.fleet.run_memory import Head, head_owner, run_bytes
+from penstock.processors.core.fleet.run_memory import Head, RunMemory, head_owner, run_bytes
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.work import Work
-from penstock.processors.core.starting import Starter
 from penstock.schemas.topics import CLASSES
 
-LOW = CLASSES[-1]
 FRONT = 8
 """Of a class, among which the oldest is looked for."""
 
@@ -33,7 +31,8 @@ class Heads:
     _scheduler: Scheduler[Work]
     _lanes: Lanes
     _ledger: Ledger
-    _starter: Starter
+    _admission: Admission
+    _memory: RunMemory
     _agenda: Agenda
     _settings: plan.PlacementSettings
     reserved_for: set[str] = field(init=False, default_factory=set[str])
@@ -43,7 +42,7 @@ class Heads:
 
     def choose(self, now: float) -> None:
         """By device, the run that is first to get memory."""
-        memory = self._starter.memory
+        memory = self._memory
         before = {head.device: head for head in memory.heads.values()}
         waiting: dict[str, list[Head]] = {}
         for want in self._run_wants(now):
@@ -60,50 +59,37 @@ class Heads:
             head.work.head_since = head.since
         memory.head_left = False
 
-    def misplaced(self) -> Iterator[RunWant]:
+    def misplaced(self, now: float) -> Iterator[RunWant]:
         """Runs that the device on which they wait can never hold beside their replica."""
-        memory = self._starter.memory
         for lane in self._lanes.values():
             for want in list(lane.run_wants.values()):
-                waits = self._waits_for_memory(lane, want.replica, want.work)
-                if waits and not memory.fits_ever(want.replica, want.work):
+                waits = self._waits_for_memory(lane, want.replica, want.work, now)
+                if waits and not self._memory.fits_ever(want.replica, want.work):
                     yield want
 
     def _run_wants(self, now: float) -> Iterator[RunWant]:
         """Runs that could start but for memory: the heads of now, and the first of each model and device."""
         seen: set[Work] = set()
-        for head in list(self._starter.memory.heads.values()):
-            if self._waits_for_memory(self._lanes[head.work.lane], head.replica, head.work):
+        for head in list(self._memory.heads.values()):
+            if self._waits_for_memory(self._lanes[head.work.lane], head.replica, head.work, now):
                 seen.add(head.work)
-                device = self._starter.memory.short_device(head.replica, head.work, now) or head.device
+                device = self._memory.short_device(head.replica, head.work, now) or head.device
                 yield RunWant(head.work, head.replica, device, run_bytes(head.replica, head.work))
         for lane in self._lanes.values():
             for device, want in list(lane.run_wants.items()):
-                if not self._waits_for_memory(lane, want.replica, want.work):
+                if not self._waits_for_memory(lane, want.replica, want.work, now):
                     del lane.run_wants[device]
                 elif want.work not in seen:
                     seen.add(want.work)
                     yield RunWant(want.work, want.replica, device, run_bytes(want.replica, want.work))
 
-    def _waits_for_memory(self, lane: Lane, replica: Replica, work: Work) -> bool:
+    def _waits_for_memory(self, lane: Lane, replica: Replica, work: Work, now: float) -> bool:
         """Whether nothing but memory, and those before it, keeps it from starting on this replica."""
-        if work.stage not in IN_SCHEDULER or replica not in lane.ready or lane.paused:
+        if replica not in lane.ready or run_bytes(replica, work) <= 0:
             return False
-        if work.klass in self._scheduler.paused or not self._scheduler.eligible(work):
-            return False
-        if work.klass == LOW and self._scheduler.holds_back(lane.name):
-            return False
-        if work.run is not None:
-            if work.stage is not Stage.READY or work.run.replica != replica.number:
-                return False
-        elif not replica.inline or work.line is not None or work.stage is not Stage.QUEUED:
-            return False
-        if work.group is None and self._starter.has_suspects(lane):
+        if work.group is None and self._admission.has_suspects(lane):
             return False  # they come first: for its memory a replica would be given up, and they would take its own
-        apart = self._starter.alone
-        if (apart is not None and apart is not work) or run_bytes(replica, work) <= 0:
-            return False
-        return replica.exclusive is None or replica.exclusive is work.group
+        return self._admission.of_queue(lane, work) is None and self._admission.of_replica(replica, work, now) is None
 
     def _as_head(self, want: RunWant, now: float) -> Head:
         work, device = want.work, want.device
@@ -165,7 +151,7 @@ class Heads:
                 at=(head.replica.model, head.replica.number),
                 waits_since=head.since,
             )
-            for head in self._starter.memory.heads.values()
+            for head in self._memory.heads.values()
         ]
 
     def lack_memory(self, lane: Lane) -> bool:

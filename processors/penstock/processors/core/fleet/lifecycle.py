@@ -9,7 +9,7 @@ from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.effects import Effect, Load, Size, Unload
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
-from penstock.processors.core.starting import Starter
+from penstock.processors.core.granting import Grants
 
 
 @dataclass(eq=False)
@@ -17,7 +17,7 @@ class Lifecycle:
     """Steps of a replica's life; when each is taken is decided elsewhere."""
 
     _lanes: Lanes
-    _starter: Starter
+    _grants: Grants
     _agenda: Agenda
     _emit: Callable[[Effect], None]
     evictions: int = field(init=False, default=0)
@@ -44,7 +44,7 @@ class Lifecycle:
         replica.state, replica.reason, replica.ending_for = ReplicaState.DRAINING, reason, for_model
         lane.count_ready()
         for work in list(replica.ahead):
-            self._starter.take_from_its_replica(lane, work)
+            self._grants.take_from_its_replica(lane, work)
         self._agenda.look_at(lane)
 
     def undo_drain(self, model: str, number: int) -> bool:

@@ -16,8 +16,9 @@ from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.placement import decide
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.fleet.replicas import Replicas
-from penstock.processors.core.fleet.run_memory import Head, run_bytes
+from penstock.processors.core.fleet.run_memory import Head, RunMemory, run_bytes
 from penstock.processors.core.fleet.view_maker import Views
+from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.registry import Registry
@@ -40,6 +41,8 @@ class Placing:
     _ledger: Ledger
     _memory: DeviceMemory
     _starter: Starter
+    _grants: Grants
+    _runs: RunMemory
     _statuses: Statuses
     _heads: Heads
     _views: Views
@@ -59,7 +62,7 @@ class Placing:
         if lane.ready:
             lane.asked_for = False
             self._starter.fill(lane, now)
-            if self._starter.memory.head_left:
+            if self._runs.head_left:
                 self._agenda.plan_soon()
             elif lane.run_wants:
                 self._agenda.plan_later(now)
@@ -98,10 +101,10 @@ class Placing:
     def plan(self, now: float) -> None:
         """Ask placement what to do, and do it."""
         self._agenda.planning(now)
-        for want in list(self._heads.misplaced()):
+        for want in list(self._heads.misplaced(now)):
             self._put_elsewhere(want, now)
         self._heads.choose(now)
-        heads = {head.owner: head for head in self._starter.memory.heads.values()}
+        heads = {head.owner: head for head in self._runs.heads.values()}
         self._undo_needless_drains(heads)
         self._cancel_needless_reservations(heads)
         models: list[plan.ModelView] = []
@@ -139,13 +142,13 @@ class Placing:
         lane = self._lanes[work.lane]
         assert replica.device is not None
         # Of what it takes here: only a larger device is better, so that the largest is never taken for too small.
-        need = self._starter.memory.own_bytes(replica) + run_bytes(replica, work)
+        need = self._runs.own_bytes(replica) + run_bytes(replica, work)
         others = [one for one in self._memory.candidate_devices(lane) if one.device != replica.device]
-        if any(self._starter.memory.fits_ever(one, work) for one in lane.ready):
+        if any(self._runs.fits_ever(one, work) for one in lane.ready):
             if work.group is not None and replica.exclusive is work.group:
                 set_apart(work)  # it would be prepared there again, for ever; the others of its group keep the replica
             if work.run is not None:
-                self._starter.take_from_its_replica(lane, work)
+                self._grants.take_from_its_replica(lane, work)
         elif any(need <= one.limit_bytes for one in others):
             lane.too_small.add(replica.device)
             self._lifecycle.drain(lane, replica, "too_small", None)
@@ -153,7 +156,7 @@ class Placing:
             largest = max([*others, *self._here(replica)], key=lambda one: one.limit_bytes)
             error = self._ledger.insufficient(f"{lane.name} with this run", {largest.device: need})
             if work.run is not None:
-                self._starter.take_from_its_replica(lane, work)
+                self._grants.take_from_its_replica(lane, work)
             self._endings.end_waiting(work, "lane_failed", error, now)
         self._agenda.look_at(lane)
 

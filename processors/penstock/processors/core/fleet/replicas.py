@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.alone import AloneClaim
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.core.fleet.measurements import Measurements
@@ -19,10 +20,9 @@ from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.attempts import Attempts
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.registry import Registry
-from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, Stage
+from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.suspects import suspect_all
 from penstock.processors.core.requests.work import Work
-from penstock.processors.core.starting import Starter
 from penstock.schemas.errors import EngineFailed, ModelNotFound, PenstockError
 from penstock.schemas.topics import CLASSES
 
@@ -45,7 +45,7 @@ class Replicas:
     _lanes: Lanes
     _memory: DeviceMemory
     _measurements: Measurements
-    _starter: Starter
+    _claim: AloneClaim
     _forecast: Forecast
     _attempts: Attempts
     _endings: Endings
@@ -194,9 +194,9 @@ class Replicas:
         self._agenda.look_at(lane)
 
     def _unset_alone(self, lane: str) -> None:
-        alone = self._starter.alone
-        if alone is not None and alone.lane == lane and alone.stage not in ON_LANE:
-            self._starter.alone = None
+        holder = self._claim.holder
+        if holder is not None and holder.lane == lane and not self._claim.is_running:
+            self._claim.give_up()
 
     def fail_waiting(self, lane: Lane, now: float) -> bool:
         """End who waited when the load failed, some at a time; whether more may wait."""

@@ -104,15 +104,11 @@ class RunMemory:
         """What it takes without runs. What is measured while some run on it may be theirs."""
         return replica.least_bytes if replica.holders else max(replica.least_bytes, replica.measured_bytes or 0)
 
-    def is_lacking(self, lane: Lane, replica: Replica, work: Work, now: float) -> bool:
-        """Whether it could start but for memory; the first of a device is noted on its lane."""
-        device = self.short_device(replica, work, now)
-        if device is None:
-            return False
-        if device not in self._seen:
+    def lacks(self, lane: Lane, replica: Replica, work: Work, device: str | None) -> None:
+        """It could start but for memory of this device: the first of a walk is noted on its lane."""
+        if device is not None and device not in self._seen:
             self._seen.add(device)
             lane.run_wants[device] = RunWant(work, replica, device, run_bytes(replica, work))
-        return True
 
     def grant(self, replica: Replica, work: Work, now: float) -> Grant | None:
         """Give it what it takes, which is free; None when it takes nothing."""

@@ -10,9 +10,8 @@ from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
-from penstock.processors.core.fleet.run_memory import held_by_runs
+from penstock.processors.core.fleet.run_memory import RunMemory, held_by_runs
 from penstock.processors.core.fleet.views import HOST
-from penstock.processors.core.starting import Starter
 
 LARGEST_OF_HOST = 2
 """Weights on their way to a card are booked with such a part of main memory at most."""
@@ -24,7 +23,7 @@ class Views:
 
     _ledger: Ledger
     _memory: DeviceMemory
-    _starter: Starter
+    _runs: RunMemory
     _heads: Heads
 
     def model(self, lane: Lane, now: float) -> plan.ModelView:
@@ -35,7 +34,7 @@ class Views:
         fits = self.fits_now(lane, booked, now)
         up = sum(one.state in (ReplicaState.READY, ReplicaState.LOADING) for one in lane.replicas.values())
         desired = lane.desired is True or None
-        runs_wait = any(head.replica.model == lane.name for head in self._starter.memory.heads.values())
+        runs_wait = any(head.replica.model == lane.name for head in self._runs.heads.values())
         # A second replica gives way to a run that needs the memory; the model itself does not.
         least = 0 if spec.min_replicas < 2 or not up or runs_wait else min(spec.min_replicas, up + fits)
         return plan.ModelView(

@@ -9,9 +9,9 @@ from penstock.processors.core.fleet.heads import Heads
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.view_maker import Views
+from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.work import Work
-from penstock.processors.core.starting import Starter
 
 WATCH_S = 0.5
 
@@ -23,7 +23,7 @@ class FleetWatch:
     _scheduler: Scheduler[Work]
     _lanes: Lanes
     _memory: DeviceMemory
-    _starter: Starter
+    _grants: Grants
     _heads: Heads
     _views: Views
     _agenda: Agenda
@@ -48,7 +48,7 @@ class FleetWatch:
         return 0.0 if self._idle_since is None else now - self._idle_since
 
     def _watch_idleness(self, now: float) -> None:
-        fits = not self._starter.on_lanes and any(
+        fits = not self._grants.held and any(
             lane.name in self._scheduler.lanes()
             and not (lane.paused or lane.loading or lane.sizing)
             and now >= lane.not_before

@@ -11,6 +11,7 @@ from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.effects import Effect, Retried, ShowPreview
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
+from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.forecast import Forecast
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
@@ -23,7 +24,6 @@ from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.suspects import clear_suspicion
 from penstock.processors.core.requests.work import Run, Work
-from penstock.processors.core.starting import Starter
 from penstock.schemas.errors import Expired, InsufficientCapacity, PenstockError
 
 RETRIES_AT_ONCE = 256
@@ -38,7 +38,7 @@ class Attempts:
     _scheduler: Scheduler[Work]
     _lanes: Lanes
     _memory: DeviceMemory
-    _starter: Starter
+    _grants: Grants
     _statuses: Statuses
     _streams: Streams
     _steps: Steps
@@ -97,7 +97,7 @@ class Attempts:
         """Its turn's input stands in the conversation."""
         run = self._current(work, run_id, Stage.BEGINNING)
         if run is not None:
-            self._starter.run(work, run, "begun", now)
+            self._grants.run(work, run, "begun", now)
 
     def log_moved(self, work: Work, run_id: str, now: float) -> None:
         """Somebody else wrote to the conversation since it was read: its prompt is made anew."""

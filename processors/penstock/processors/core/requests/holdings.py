@@ -10,6 +10,8 @@ from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import CancelRun, Effect
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
+from penstock.processors.core.fleet.run_memory import RunMemory
+from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
@@ -17,7 +19,6 @@ from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.requests.suspects import clear_suspicion
 from penstock.processors.core.requests.work import Work
-from penstock.processors.core.starting import Starter
 
 
 @dataclass(eq=False)
@@ -30,7 +31,8 @@ class Holdings:
     _budget: Budget
     _lanes: Lanes
     _memory: DeviceMemory
-    _starter: Starter
+    _grants: Grants
+    _runs: RunMemory
     _agenda: Agenda
     _emit: Callable[[Effect], None]
     rereads: Rereads
@@ -98,8 +100,8 @@ class Holdings:
     def give_back(self, work: Work) -> None:
         if work.lane:
             lane = self._lanes[work.lane]
-            held_memory = work in self._starter.memory.heads or (work.run is not None and work.run.grant is not None)
-            if self._starter.leave(lane, work):
+            held_memory = work in self._runs.heads or (work.run is not None and work.run.grant is not None)
+            if self._grants.leave(lane, work):
                 self._agenda.look_at(lane)
             if held_memory:
                 self._memory.is_back()

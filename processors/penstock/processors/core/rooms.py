@@ -1,0 +1,100 @@
+"""What is free on a model's replicas while its queue is walked, and on which of them a request is prepared or runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.processors.core.admission import MANY, Admission
+from penstock.processors.core.fleet.lane import Lane
+from penstock.processors.core.fleet.replica import Replica
+from penstock.processors.core.fleet.run_memory import RunMemory
+from penstock.processors.core.granting import Grants
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.work import Work
+
+MOVE_EACH_S = 1.0
+"""So often, at most, what lacks memory on one replica is prepared anew where another has it."""
+
+
+@dataclass(slots=True)
+class Room:
+    """Slots and tokens of a replica that are kept for nobody who stands before."""
+
+    replica: Replica
+    slots: int
+    tokens: int
+
+    @classmethod
+    def of(cls, replica: Replica) -> Room:
+        tokens = replica.free_tokens
+        return cls(replica, replica.free_slots, MANY if tokens is None else tokens)
+
+    def fits(self, work: Work) -> bool:
+        need = 0 if work.run is None else work.run.need_tokens
+        return self.slots > 0 and need <= self.tokens
+
+    def set_aside(self, need: int) -> None:
+        self.slots -= 1
+        self.tokens -= need
+
+    @property
+    def used_up(self) -> bool:
+        """Neither can anything start, nor is anything more to be prepared."""
+        replica = self.replica
+        return self.slots <= 0 and (replica.inline or len(replica.ahead) >= replica.look_ahead)
+
+    @property
+    def emptiness(self) -> int:
+        return self.slots - len(self.replica.ahead)
+
+
+@dataclass(eq=False)
+class Rooms:
+    """Chooses a replica. `affinity_s`: so long a turn waits for the one that has its conversation's beginning."""
+
+    _admission: Admission
+    _grants: Grants
+    _memory: RunMemory
+    _affinity_s: float
+
+    def choose(self, lane: Lane, work: Work, rooms: list[Room], now: float) -> Room | None:
+        """Where it is prepared or runs: the replica that has prepared it, or its conversation's, or the emptiest."""
+        run = work.run
+        if run is not None:
+            return self._of_prepared(lane, work, run.replica, rooms, now)
+        if len(lane.ready) > 1 and work.line is not None:
+            known = lane.with_prefix(work.line)
+            if known is not None:
+                work.held_off_at = now if work.held_off_at is None else work.held_off_at
+                if now - work.held_off_at < self._affinity_s:
+                    return next((room for room in rooms if room.replica is known), None)
+        return rooms[0] if len(rooms) == 1 else self._best(work, rooms, now)
+
+    def _of_prepared(self, lane: Lane, work: Work, number: int, rooms: list[Room], now: float) -> Room | None:
+        """Its own, unless that cannot take it and another can: then it is prepared anew there."""
+        own = next((room for room in rooms if room.replica.number == number), None)
+        if work.stage is not Stage.READY or (own is not None and self._takes(own, work, now)):
+            return own
+        if own is not None and own.fits(work) and work.moved_at is not None and now - work.moved_at < MOVE_EACH_S:
+            return own  # it lacks memory there, and was moved for that a moment ago
+        other = max(
+            (room for room in rooms if self._takes(room, work, now)), key=lambda room: room.emptiness, default=None
+        )
+        if other is None:
+            return own
+        work.moved_at = now
+        self._grants.take_from_its_replica(lane, work)
+        return other
+
+    def _takes(self, room: Room, work: Work, now: float) -> bool:
+        return self._admission.on(room.replica, work, room.slots, room.tokens, now) is None
+
+    def _best(self, work: Work, rooms: list[Room], now: float) -> Room:
+        """The emptiest of those that have the memory for it; else of those where it waits, or that could have it."""
+        free = [room for room in rooms if self._memory.is_free(room.replica, work, now)]
+        head = self._memory.heads.get(work)
+        if not free and head is not None:
+            free = [room for room in rooms if room.replica is head.replica]
+        if not free:
+            free = [room for room in rooms if self._memory.fits_ever(room.replica, work)]
+        return max(free or rooms, key=lambda room: (room.slots > 0, room.emptiness))
