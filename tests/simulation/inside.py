@@ -157,14 +157,22 @@ class Inside:
     # -- memory
 
     def devices_for(self, work: Work) -> list[str]:
-        """Where its run may get memory: the devices of its model's replicas; all while none is loaded."""
-        own = {device for one in self.replicas_of(work.lane) for device in one.devices}
+        """Where its run may get memory: devices of loaded replicas that are kept for nobody else; else all."""
+        own = {
+            device
+            for one in self.replicas_of(work.lane)
+            if one.state is ReplicaState.READY and (one.exclusive is None or one.exclusive is work.group)
+            for device in one.devices
+        }
         return [one.device for one in self._flow.ledger.devices() if not own or one.device in own]
 
     def reserved_for(self, device: str, now: float) -> str | None:
         """For whom room is kept there."""
         kept = self._flow.ledger.reservation(device, now)
-        return None if kept is None else kept[0]
+        if kept is not None:
+            return kept[0]
+        heads = self._flow.run_memory.heads.values()
+        return next((head.owner for head in heads if head.device == device), None)
 
     def memory_is_free(self, replica: Replica, work: Work, now: float) -> bool:
         return self._flow.run_memory.is_free(replica, work, now)

@@ -108,7 +108,6 @@ CHECKS = (
 KNOWN_OPEN: dict[str, str] = {
     "slack": "runs that wait for memory keep low work from starting for ever",
     "add_partitions": "the simulated shell does not ask for new counts, as the worker does",
-    "reasons": "reasons are computed beside the decisions, and parked work behind a suspect keeps others waiting (W2)",
     "answers_of_letters": "who is blamed for the deaths of workers is not looked up in its conversation (W8)",
     "questions": "the simulated turns do not know the command that deletes a conversation, as the worker's do",
 }

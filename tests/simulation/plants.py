@@ -26,7 +26,7 @@ from penstock.processors.core.fleet.replicas import Replicas
 from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.queue import waiting
+from penstock.processors.core.queue.explaining import Explainer
 from penstock.processors.core.queue.lane_queues import LaneQueues
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.arriving import Arrivals
@@ -38,6 +38,7 @@ from penstock.processors.core.requests.states import OVER, Stage
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.fold import ResultFold
+from penstock.schemas.records import WaitingFor
 from simulation import membership, talks
 
 Patch = tuple[Any, str, Any]
@@ -489,29 +490,24 @@ def paused_class_keeps_slack() -> list[Patch]:
 @plant_for("reasons")
 def false_reason() -> list[Patch]:
     """Who waits for those before it is told that its model is being loaded."""
-
-    def make(reason: Callable[..., str]) -> Callable[..., str]:
-        def other(facts: Any) -> str:
-            found = reason(facts)
-            return "model_loading" if found == "class" else found
-
-        return other
-
-    return [(waiting, "_reason", make(waiting._reason))]
+    return [_says("class", "model_loading")]
 
 
 @plant_for("reasons", "pause_class", "pause_model", "standing_orders")
 def false_paused() -> list[Patch]:
     """Who is paused is told to wait for those before it."""
+    return [_says("paused", "class")]
 
-    def make(reason: Callable[..., str]) -> Callable[..., str]:
-        def other(facts: Any) -> str:
-            found = reason(facts)
-            return "class" if found == "paused" else found
+
+def _says(reason: str, false: str) -> Patch:
+    def make(explain: Callable[..., WaitingFor]) -> Callable[..., WaitingFor]:
+        def other(*arguments: Any) -> WaitingFor:
+            waiting = explain(*arguments)
+            return replace(waiting, reason=false) if waiting.reason == reason else waiting
 
         return other
 
-    return [(waiting, "_reason", make(waiting._reason))]
+    return _wrap(Explainer, "explain", make)
 
 
 # -- what stands on a log already

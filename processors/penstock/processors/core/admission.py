@@ -88,7 +88,7 @@ class Admission:
         if not lane.ready:
             return LOADING
         if work.klass == LOW and scheduler.holds_back(lane.name):
-            return SLACK
+            return OTHERS_FIRST if scheduler.urgent_waits(lane.name, LOW) else SLACK
         return None
 
     def of_replica(self, replica: Replica, work: Work, now: float) -> Refusal | None:

@@ -78,6 +78,8 @@ class Starter:
                 return self._alone(lane, able, claim.holder, now)
             claim.give_up()  # it has left the queue, or could not start now, or others have waited long for it
         rooms: list[Room] = []
+        if len(able) > 1:
+            self._move_suspects(able, now)
         for replica in able:
             if replica.exclusive is None:
                 rooms.append(Room.of(replica))
@@ -96,11 +98,11 @@ class Starter:
         for walked, work in enumerate(self._scheduler.candidates(lane.name, now)):
             if walked >= WALK:
                 return None
-            seen[work.klass] += 1
             if work.alone or work.group is not None:
                 if walked == 0 and not _has_its_replica(lane, work) and self._may_go_apart(lane, work, now):
                     return self._apart(lane, rooms, work, now)
                 continue
+            seen[work.klass] += 1
             one_room = work.run is None and len(lane.ready) == 1
             room = rooms[0] if one_room else self._rooms.choose(lane, work, rooms, now)
             if room is None:
@@ -179,6 +181,18 @@ class Starter:
             if self._step(lane, work, room, now, may_prepare=True) is None and not others:
                 return work
         return None
+
+    def _move_suspects(self, able: list[Replica], now: float) -> None:
+        """They need not wait for those who run on the replica that is kept for them while another is empty."""
+        for replica in able:
+            group = replica.exclusive
+            if group is None or all(holder.group is group for holder in replica.holders):
+                continue
+            for other in able:
+                empty = other.exclusive is None and not other.holders
+                if empty and all(self._memory.is_free(other, work, now) for work in group.members):
+                    replica.exclusive, other.exclusive = None, group
+                    break
 
     # -- one candidate
 

@@ -1,51 +1,30 @@
-"""Why a waiting request waits and when it will start, from what the flow knows of its lane. Reads, changes nothing."""
+"""What a request is said to wait for, and when it starts: admission's refusal in the words of the records."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 
+from penstock.processors.core.admission import Admission, Refusal
+from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.forecast import Ahead, Forecast
 from penstock.processors.core.queue.scheduler import CLASSES, Scheduler
-from penstock.processors.core.queue.waiting import WaitingFacts, waiting_for
 from penstock.processors.core.requests.work import Work
-from penstock.schemas.records import WaitingFor
+from penstock.schemas.records import TIMELESS_REASONS, WaitingFor
 
 NEAR_FRONT = 1_024
 """So many of those who wait are looked at for a report."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneFacts:
-    """The lane of a request at this moment, all its engines together. Bytes: what it or its model needs, what is free.
-
-    `loading_since`: when the load that runs now began; None when none does.
-    """
-
-    ready: bool
-    slots: int = 0
-    busy: int = 0
-    paused: bool = False
-    """The model, or the class of the request."""
-    memory_short: bool = False
-    loading_since: float | None = None
-    need_bytes: int | None = None
-    free_bytes: int | None = None
+UNKNOWN_START = TIMELESS_REASONS | {"conversation"}
+"""What stands before a turn may be of another model, and wait for anything."""
 
 
 class Explainer:
-    """`lane_facts` is the flow's."""
+    """Reads, changes nothing."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler[Work],
-        forecast: Forecast,
-        lane_facts: Callable[[Work], LaneFacts],
-    ) -> None:
+    def __init__(self, scheduler: Scheduler[Work], lanes: Lanes, admission: Admission, forecast: Forecast) -> None:
         self._scheduler = scheduler
+        self._lanes = lanes
+        self._admission = admission
         self._forecast = forecast
-        self._lane_facts = lane_facts
         self._wall_ahead_ms = 0.0
 
     def clock(self, now: float, wall_ms: int) -> None:
@@ -58,42 +37,62 @@ class Explainer:
 
     def explain(self, work: Work, now: float, ahead: tuple[int, int] | None = None) -> WaitingFor:
         """`ahead`: (requests, tokens) that start before it on its lane; None: all of its class and those above it,
-        but no more than stood before it when it came or was last told.
+        but no more than stood before it when it came or was last reported.
         """
-        lane, scheduler = self._lane_facts(work), self._scheduler
-        rank = CLASSES.index(work.klass)
-        before = max(0, sum(scheduler.depth(work.lane, klass) for klass in CLASSES[: rank + 1]) - 1)
-        if work.position is not None:
-            before = min(before, work.position)
-        above = scheduler.urgent_waits(work.lane, work.klass)
-        turn_of_other = not above and scheduler.next_tenant(work.lane, work.klass) not in (work.tenant, None)
-        facts = WaitingFacts(
+        refusal = self._admission.admit(work, now)
+        reason = "class" if refusal is None else refusal.reason
+        if reason == "class" and self._is_turn_of_other_tenant(work):
+            reason = "tenant_share"
+        starts_in_s = None
+        if reason not in UNKNOWN_START and not self._first_waits_unknown(work, now):
+            starts_in_s = self._starts_in_s(work, refusal, ahead or (self._before(work), None), now)
+        return WaitingFor(
+            reason=reason,
             position=work.position,
-            paused=lane.paused,
-            line_is_held=not scheduler.eligible(work),
-            memory_short=lane.memory_short,
-            model_ready=lane.ready,
-            held_by_slack=not above and rank == len(CLASSES) - 1 and scheduler.holds_back(work.lane),
-            others_tenant_next=turn_of_other,
-            need_bytes=lane.need_bytes,
-            free_bytes=lane.free_bytes,
-            starts_in_s=self._starts_in_s(work, lane, ahead or (before, None), now),
+            need_bytes=None if refusal is None else refusal.need_bytes,
+            free_bytes=None if refusal is None else self._admission.free_bytes(refusal),
+            estimated_start_at=None if starts_in_s is None else self.wall_ms(now) + round(1000 * starts_in_s),
         )
-        return waiting_for(facts, self.wall_ms(now))
 
-    def _starts_in_s(self, work: Work, lane: LaneFacts, ahead: tuple[int, int | None], now: float) -> float | None:
+    def _is_turn_of_other_tenant(self, work: Work) -> bool:
+        """Whether of its class and model another tenant's request is next, and nothing more urgent."""
+        scheduler = self._scheduler
+        if scheduler.urgent_waits(work.lane, work.klass):
+            return False
+        return scheduler.next_tenant(work.lane, work.klass) not in (work.tenant, None)
+
+    def _first_waits_unknown(self, work: Work, now: float) -> bool:
+        """Whether the first that stands before it waits for something of which nobody knows when it ends."""
+        first = self._scheduler.first(work.lane)
+        if first is None or first is work:
+            return False
+        refusal = self._admission.admit(first, now)
+        return refusal is not None and refusal.reason in TIMELESS_REASONS
+
+    def _before(self, work: Work) -> int:
+        rank = CLASSES.index(work.klass)
+        before = max(0, sum(self._scheduler.depth(work.lane, klass) for klass in CLASSES[: rank + 1]) - 1)
+        return before if work.position is None else min(before, work.position)
+
+    def _starts_in_s(
+        self, work: Work, refusal: Refusal | None, ahead: tuple[int, int | None], now: float
+    ) -> float | None:
+        lane = self._lanes[work.lane]
         loading_for_s = None
         if not lane.ready:
-            loading_for_s = 0.0 if lane.loading_since is None else now - lane.loading_since
-        return self._forecast.start_in_s(
-            work.lane,
-            Ahead(requests=ahead[0], cost=ahead[1], slots=lane.slots, busy=lane.busy, loading_for_s=loading_for_s),
+            loading_for_s = now - lane.load_span[0] if lane.loading else 0.0
+        slots, busy = sum(one.slots for one in lane.ready), sum(len(one.holders) for one in lane.ready)
+        starts_in_s = self._forecast.start_in_s(
+            work.lane, Ahead(requests=ahead[0], cost=ahead[1], slots=slots, busy=busy, loading_for_s=loading_for_s)
         )
+        if starts_in_s is None or refusal is None or refusal.until is None:
+            return starts_in_s
+        return max(starts_in_s, refusal.until - now)
 
     def reasons(self) -> dict[str, int]:
-        """How many of those near the front wait for what, as they were last told."""
-        told = (work.told_waiting for work in self._scheduler.front(NEAR_FRONT))
-        return dict(Counter(waiting[0] for waiting in told if waiting is not None))
+        """How many of those near the front wait for what, as was last published of them."""
+        published = (work.told_waiting for work in self._scheduler.front(NEAR_FRONT))
+        return dict(Counter(waiting[0] for waiting in published if waiting is not None))
 
     def to_clock(self, at_ms: int | None) -> float | None:
         """A time on the wall as one of the flow's clock."""

@@ -301,6 +301,12 @@ class Scheduler(Generic[ItemT]):
         known = self._lanes.get(lane)
         return [] if known is None else [queued.item for queued in islice(known.queues[klass], count)]
 
+    def first(self, lane: str) -> ItemT | None:
+        """The first eligible item of a lane, by class."""
+        known = self._lanes.get(lane)
+        strict = None if known is None else known.strict(self.paused)
+        return None if known is None or strict is None else next(iter(known.queues[strict])).item
+
     def front(self, count: int) -> list[ItemT]:
         """The first eligible items of all lanes by class; lanes are merged by arrival, each keeps its order."""
         items: list[ItemT] = []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,8 +11,6 @@ from hypothesis import strategies as st
 from penstock.processors.core.queue.forecast import Ahead, Forecast
 from penstock.processors.core.queue.lifetimes import ENOUGH, Lifetimes, LifetimeSettings
 from penstock.processors.core.queue.quantiles import DecayingHistogram
-from penstock.processors.core.queue.waiting import WaitingFacts, waiting_for
-from penstock.schemas.records import WAITING_REASONS
 
 # -- quantiles
 
@@ -137,35 +133,3 @@ def test_errors_are_told() -> None:
     found.started(None, 5.0)
     found.started(4.0, 5.0)
     assert errors == [("run", 1.0), ("start", 1.0)]
-
-
-# -- reasons
-
-CALM = WaitingFacts(position=3, need_bytes=7, free_bytes=5, starts_in_s=2.0)
-CAUSES = {  # in the order in which they are told
-    "paused": {"paused": True},
-    "conversation": {"line_is_held": True},
-    "memory": {"memory_short": True},
-    "model_loading": {"model_ready": False},
-    "slack": {"held_by_slack": True},
-    "tenant_share": {"others_tenant_next": True},
-    "class": {},
-}
-
-
-@pytest.mark.parametrize(("first", "second"), itertools.combinations(CAUSES, 2))
-def test_of_two_causes_the_one_that_must_end_first_is_told(first: str, second: str) -> None:
-    assert waiting_for(replace(CALM, **CAUSES[first], **CAUSES[second]), 1_000).reason == first
-
-
-def test_all_reasons_are_those_of_the_records() -> None:
-    assert set(CAUSES) == set(WAITING_REASONS) - {"no_worker"}, "only a gateway sees that no worker lives"
-
-
-def test_bytes_are_told_of_memory_alone_and_no_time_of_what_nobody_knows() -> None:
-    memory = waiting_for(replace(CALM, memory_short=True), 1_000)
-    assert (memory.need_bytes, memory.free_bytes, memory.estimated_start_at) == (7, 5, None)
-    plain = waiting_for(CALM, 1_000)
-    assert (plain.position, plain.need_bytes, plain.free_bytes, plain.estimated_start_at) == (3, None, None, 3_000)
-    assert waiting_for(replace(CALM, paused=True), 1_000).estimated_start_at is None
-    assert waiting_for(replace(CALM, starts_in_s=None), 1_000).estimated_start_at is None

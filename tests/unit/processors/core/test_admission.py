@@ -1,0 +1,130 @@
+"""The one decision of what may start, asked on whole flows: of two causes the one that must end first is the reason."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from flow_driver import HIGH, LOW, MEDIUM, World
+from penstock.processors.core.admission import Reason
+from penstock.processors.core.queue.slack import SlackSettings
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.suspects import set_apart
+from penstock.schemas.records import WAITING_REASONS, WaitingFor
+
+
+def reason(world: World, request_id: str) -> str:
+    return waiting(world, request_id).reason
+
+
+def waiting(world: World, request_id: str) -> WaitingFor:
+    work = next(work for work in world.flow.works.values() if work.request_id == request_id)
+    return world.flow.waiting_for(work, world.now)
+
+
+def test_what_was_short_once_is_not_said_any_more() -> None:
+    """The reason of a moment ago was repeated until it started: now a slot is missing, whatever the cache holds."""
+    world = World()
+    world.need = lambda work: 10 if work.request_id == "small" else 60
+    world.up(slots=2, tokens=100)
+    for name in ("runs", "waits"):
+        world.submit(name)
+    assert reason(world, "waits") == "memory"
+    world.submit("small")
+    assert set(world.running) == {"runs", "small"}
+    assert reason(world, "waits") == "class"
+
+
+@pytest.mark.parametrize("order", ["model", "class"])
+def test_an_order_comes_before_all_other_causes(order: str) -> None:
+    world = World()
+    world.up(slots=1, inline=True)
+    world.submit("runs", LOW, line="c")
+    world.submit("turn", LOW, line="c")
+    assert reason(world, "turn") == "conversation"
+    if order == "model":
+        world.flow.orders.pause("model", "m", True)
+    else:
+        world.flow.orders.pause("class", "low", True)
+    assert reason(world, "turn") == "paused"
+    assert waiting(world, "turn").estimated_start_at is None
+
+
+def test_low_work_waits_for_slack_only_while_nothing_urgent_waits() -> None:
+    world = World(slack=SlackSettings(half_life_s=1.0))
+    world.up(slots=8, inline=True)
+    for number in range(9):
+        world.submit(f"high{number}", HIGH)
+    for number in range(2):
+        world.submit(f"low{number}", LOW)
+    world.pass_time(30)
+    assert reason(world, "low1") == "class", "a more urgent request waits before it"
+    for number in range(5):
+        world.finish(f"high{number}")
+    assert reason(world, "low1") == "slack", "slots are free, and are kept for what is more urgent"
+
+
+def test_no_start_is_promised_behind_one_of_which_nobody_knows_when_it_starts() -> None:
+    """What stood behind a request that waited for memory was told a time."""
+    world = World()
+    world.need = lambda work: 60
+    world.up(slots=2, tokens=100)
+    world.submit("measured")
+    world.pass_time(2)
+    world.finish("measured")
+    for number in range(8):
+        world.submit(f"r{number}")
+    world.pass_time(1)
+    assert set(world.running) == {"r0"}
+    assert (reason(world, "r1"), waiting(world, "r1").estimated_start_at) == ("memory", None)
+    assert (reason(world, "r7"), waiting(world, "r7").estimated_start_at) == ("class", None)
+
+
+def test_parked_work_behind_a_suspect_is_read_and_keeps_no_slot_unread() -> None:
+    """The suspect's bytes fill the share of its class: what is parked behind it was never read, and kept its room."""
+    world = World(aging_s=1.0, aged_share=2, intake_bytes=1_200)
+    world.up(slots=2, inline=True)
+    world.flow.replicas.up("m", 1, 2, None, world.now, inline=True)
+    for number in range(4):
+        world.submit(f"high{number}", HIGH, size=10)
+    suspect = world.submit("suspect", LOW, size=150)
+    parked = world.submit("parked", LOW, size=150)
+    assert suspect is not None
+    assert parked is not None
+    assert parked.stage is Stage.PARKED
+    set_apart(suspect)
+    world.submit("medium", MEDIUM, size=10)
+    world.pass_time(2)
+    on_first = [work.request_id for work in world.flow.lane("m").replicas[0].holders]
+    on_second = [work.request_id for work in world.flow.lane("m").replicas[1].holders]
+    world.finish(on_second[0])
+    world.finish(on_first[0])
+    assert "suspect" not in world.running, "another request runs on the replica that is kept for it"
+    assert {"parked", "medium"} & set(world.running), "the other replica has a slot for somebody"
+
+
+def test_suspects_go_to_a_replica_that_has_become_empty() -> None:
+    """They waited for what ran on the replica that was kept for them, beside an empty one."""
+    world = World()
+    world.up(slots=2, inline=True)
+    world.flow.replicas.up("m", 1, 2, None, world.now, inline=True)
+    for number in range(4):
+        world.submit(f"r{number}", HIGH)
+    suspect = world.submit("suspect")
+    assert suspect is not None
+    set_apart(suspect)
+    kept, other = world.flow.lane("m").replicas.values()
+    world.finish(next(iter(kept.holders)).request_id)
+    world.pass_time(0.1)
+    assert (kept.exclusive, other.exclusive) == (suspect.group, None)
+    for work in list(other.holders):
+        world.finish(work.request_id)
+    assert "suspect" in world.running
+    assert list(other.holders) == [suspect]
+    world.submit("beside")
+    assert list(kept.holders)[1:] == [world.running["beside"]], "nobody is kept from the former one any more"
+
+
+def test_all_reasons_are_those_of_the_records() -> None:
+    assert set(get_args(Reason)) == set(WAITING_REASONS)
