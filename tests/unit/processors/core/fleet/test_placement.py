@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
-from penstock.processors.core.fleet.placement import PLANS, PLANS_KEPT, decide
+from penstock.processors.core.fleet.placement import decide
+from penstock.processors.core.fleet.space import PLANS, PLANS_KEPT
 from penstock.processors.core.fleet.views import (
     Demand,
     Drain,
