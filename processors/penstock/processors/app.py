@@ -240,7 +240,7 @@ class WorkerApp:
             updated_at=now_ms(),
             pool=self.settings.worker.pool,
             assigned=sorted(f"{topic}/{partition}" for topic, partition in parts.membership.partitions),
-            queued={str(klass): depth for klass, depth in parts.flow.scheduler.depths().items()},
+            queued={str(klass): depth for klass, depth in parts.flow.scheduler.census.depths().items()},
             running=parts.flow.running,
             models=parts.serving.model_states(),
             devices=parts.serving.device_states(),
@@ -305,8 +305,8 @@ class WorkerApp:
         metrics.inflight.set(parts.flow.gate.inflight)
         metrics.running.set(parts.flow.running)
         metrics.rebalances.set(parts.membership.rebalances)
-        ages = parts.flow.scheduler.oldest_age(time.monotonic())
-        for klass, depth in parts.flow.scheduler.depths().items():
+        ages = parts.flow.scheduler.census.oldest_age(time.monotonic())
+        for klass, depth in parts.flow.scheduler.census.depths().items():
             metrics.depth.labels(klass).set(depth)
             metrics.oldest.labels(klass).set(ages.get(klass, 0.0))
         lanes = parts.flow.lanes.values()

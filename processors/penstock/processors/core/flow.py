@@ -285,7 +285,7 @@ class Flow:
         if not self.taking:
             return
         self.attempts.retry_due(now)
-        for work in self.scheduler.expired(now, EXPIRED_AT_ONCE):
+        for work in self.scheduler.census.expired(now, EXPIRED_AT_ONCE):
             self._waits.measure(work, now)
             self.endings.end_waiting(work, "expire", Expired("its deadline passed while it waited"), now)
         self.watch.tick(now)

@@ -113,7 +113,7 @@ class Penstock:
 
     def act(self) -> None:
         now = self._world.now
-        for job in self._scheduler.expired(now):
+        for job in self._scheduler.census.expired(now):
             self._scheduler.remove(job)
             job.expired = True
         self._start()

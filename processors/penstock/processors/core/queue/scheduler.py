@@ -13,9 +13,10 @@ from heapq import merge
 from itertools import islice
 from typing import Generic
 
-from penstock.processors.core.queue.lane_queues import CLASSES, ByTime, Item, ItemT, LaneQueues, QueuedItem
-from penstock.processors.core.queue.lines import Line
+from penstock.processors.core.queue.census import Census
+from penstock.processors.core.queue.lane_queues import CLASSES, Item, ItemT, LaneQueues, QueuedItem
 from penstock.processors.core.queue.slack import EngineSlack, Slack, SlackSettings
+from penstock.processors.core.queue.turns import Turns
 
 __all__ = ["CLASSES", "Item", "Scheduler"]
 
@@ -43,11 +44,8 @@ class Scheduler(Generic[ItemT]):
         self._aged_share = aged_share
         self._queued_items: dict[int, QueuedItem[ItemT]] = {}  # by ticket
         self._lanes: dict[str, LaneQueues[ItemT]] = {}
-        self._lines: dict[str, Line[QueuedItem[ItemT]]] = {}
-        self._depths = dict.fromkeys(CLASSES, 0)
-        self._by_arrival: dict[str, ByTime[ItemT]] = {klass: ByTime(self._queued_items) for klass in CLASSES}
-        self._by_deadline: ByTime[ItemT] = ByTime(self._queued_items)
-        self._with_deadline = 0
+        self._turns: Turns[ItemT] = Turns(self._queued_items, self._lanes)
+        self.census: Census[ItemT] = Census(self._queued_items)
         self._tickets = 0
         self._changes = 0
         self.paused: frozenset[str] = frozenset()
@@ -86,30 +84,18 @@ class Scheduler(Generic[ItemT]):
         lane = self._lanes.get(item.lane)
         if lane is None:
             lane = self._lanes[item.lane] = LaneQueues(self._queued_items, self.slack.of(item.lane))
-        self._count(queued, lane, item)
+        self.census.count(queued)
+        lane.depths[queued.klass] += 1
+        if queued.klass in lane.arrivals:
+            lane.arrivals[queued.klass].add(item.arrived_at, queued, lane.depths[queued.klass])
         if item.line is None:
             lane.admit(queued, refund=refund)
             return
-        line = self._lines.get(item.line)
-        if line is None:
-            line = self._lines[item.line] = Line(self._queued_items)
         if returned:
-            line.held, line.returned = True, queued
+            self._turns.put_back(item.line, queued)
             lane.admit(queued, refund=refund)
         else:
-            line.add(queued)
-            self._update_front(line, queued.klass)
-
-    def _count(self, queued: QueuedItem[ItemT], lane: LaneQueues[ItemT], item: ItemT) -> None:
-        klass = queued.klass
-        self._depths[klass] += 1
-        lane.depths[klass] += 1
-        self._by_arrival[klass].add(item.arrived_at, queued, self._depths[klass])
-        if klass in lane.arrivals:
-            lane.arrivals[klass].add(item.arrived_at, queued, lane.depths[klass])
-        if item.deadline is not None:
-            self._with_deadline += 1
-            self._by_deadline.add(item.deadline, queued, self._with_deadline)
+            self._turns.add(item.line, queued)
 
     def remove(self, item: ItemT) -> bool:
         """Take an item out that will not start; False when it is not queued. One that held its line lets go of it."""
@@ -125,41 +111,13 @@ class Scheduler(Generic[ItemT]):
     def _leave(self, queued: QueuedItem[ItemT]) -> None:
         """The item is not queued any more; its lane has let it go already."""
         self._changes += 1
-        item, klass = queued.item, queued.klass
+        item = queued.item
         del self._queued_items[queued.ticket]
         item.ticket = 0
-        self._depths[klass] -= 1
-        self._lanes[item.lane].depths[klass] -= 1
-        if item.deadline is not None:
-            self._with_deadline -= 1
-        if item.line is None:
-            return
-        line = self._lines[item.line]
-        if queued.returned:
-            line.returned = None
-            return
-        line.left(klass)
-        if line.fronts.get(klass) is queued:
-            del line.fronts[klass]
-        self._update_front(line, klass)
-        self._forget_line(item.line)
-
-    def _update_front(self, line: Line[QueuedItem[ItemT]], klass: str) -> None:
-        """Of each class the first turn is eligible, none while the line is held."""
-        before, now = line.fronts.get(klass), line.front(klass)
-        if before is now:
-            return
-        if now is not None:
-            line.fronts[klass] = now
-            self._lanes[now.item.lane].admit(now)
-        else:
-            del line.fronts[klass]
-        if before is not None:
-            self._lanes[before.item.lane].withdraw(before)
-
-    def _forget_line(self, name: str) -> None:
-        if not self._lines[name]:
-            del self._lines[name]
+        self.census.left(queued)
+        self._lanes[item.lane].depths[queued.klass] -= 1
+        if item.line is not None:
+            self._turns.left(item.line, queued)
 
     def reprioritize(self, item: ItemT, klass: str, priority: int) -> bool:
         """Move an item to another class or priority, in the place of its arrival there; False when it is not queued."""
@@ -167,8 +125,6 @@ class Scheduler(Generic[ItemT]):
         if queued is None:
             return False
         returned = queued.returned
-        if returned and item.line is not None:
-            self._lines[item.line].returned = None
         lane = self._lanes[item.lane]
         lane.withdraw(queued)
         self._leave(queued)
@@ -224,11 +180,7 @@ class Scheduler(Generic[ItemT]):
         assert queued.entry is not None
         lane.take(queued, queued.entry)
         if item.line is not None:
-            line = self._lines[item.line]
-            line.held = True
-            for klass in list(line.fronts):
-                if line.fronts[klass] is not queued:
-                    self._update_front(line, klass)
+            self._turns.is_out(item.line, queued)
         self._leave(queued)
 
     def _is_turn_of_aged(self, lane: LaneQueues[ItemT]) -> bool:
@@ -236,19 +188,8 @@ class Scheduler(Generic[ItemT]):
 
     def release_line(self, name: str) -> None:
         """The started item of a line has ended: the next ones become eligible."""
-        line = self._lines.get(name)
-        if line is None or not line.held:
-            return
-        self._changes += 1
-        line.held = False
-        if (queued := line.returned) is not None:  # it waits like the others from now on
-            line.returned = None
-            queued.returned = False
-            self._lanes[queued.item.lane].withdraw(queued)
-            line.add(queued)
-        for klass in list(line.classes()):
-            self._update_front(line, klass)
-        self._forget_line(name)
+        if self._turns.release(name):
+            self._changes += 1
 
     # -- reading
 
@@ -327,10 +268,6 @@ class Scheduler(Generic[ItemT]):
         first = self.ahead(lane, klass, 1)
         return first[0].tenant if first else None
 
-    def expired(self, now: float, at_most: int = 1 << 30) -> list[ItemT]:
-        """The first queued items whose deadline has passed; they stay until `remove`."""
-        return [queued.item for queued in self._by_deadline.up_to(now, at_most)]
-
     def eligible(self, item: ItemT) -> bool:
         """Whether it is queued and no other turn of its conversation stands before it."""
         queued = self._queued_of(item)
@@ -340,32 +277,7 @@ class Scheduler(Generic[ItemT]):
         """Lanes that have eligible items."""
         return [name for name, lane in self._lanes.items() if lane.strict(self.paused) is not None]
 
-    def open_lines(self) -> int:
-        """Lines that have an item queued or started."""
-        return len(self._lines)
-
-    def kept(self) -> int:
-        """Entries of all times, those of items that have left too: how much is kept for what is not queued."""
-        times = (*self._by_arrival.values(), self._by_deadline)
-        return sum(map(len, times)) + sum(len(one) for lane in self._lanes.values() for one in lane.arrivals.values())
-
-    def depths(self) -> dict[str, int]:
-        """Queued items by class, those behind their line included."""
-        return dict(self._depths)
-
     def depth(self, lane: str, klass: str) -> int:
         """Queued items of a class on a lane, those behind their line included."""
         known = self._lanes.get(lane)
         return 0 if known is None else known.depths[klass]
-
-    def up_to(self, klass: str) -> int:
-        """How many items are queued in a class and those above it: where a newcomer of the class stands."""
-        depths = self._depths
-        if klass == "high":
-            return depths["high"]
-        return depths["high"] + depths["medium"] if klass == "medium" else len(self._queued_items)
-
-    def oldest_age(self, now: float) -> dict[str, float]:
-        """Seconds that the longest waiting item of each class has waited; 0 for an empty one."""
-        first = {klass: times.first() for klass, times in self._by_arrival.items()}
-        return {klass: 0.0 if arrived_at is None else now - arrived_at for klass, arrived_at in first.items()}

@@ -227,7 +227,7 @@ class Arrivals:
             work.body = None
             lane.parked[work.klass] += 1
             self._registry.transition(work, "arrive", Stage.PARKED)
-        work.position = self._scheduler.up_to(work.klass)
+        work.position = self._scheduler.census.up_to(work.klass)
         self._scheduler.add(work)
         self._statuses.say(work, "queued", now)
         self._agenda.look_at(lane)
