@@ -2,7 +2,7 @@
 
 Who starts requests asks `on` for each candidate and replica; who makes room asks `of_queue` and `of_replica`; who says
 what a request waits for asks `admit`. Nothing of it is kept: a refusal holds for the moment of the question, so a
-reason that is stated is never older than its statement (`docs/decisions/0043`).
+reason that is stated is never older than its statement (`docs/decisions/0044`).
 """
 
 from __future__ import annotations
