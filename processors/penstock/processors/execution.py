@@ -6,11 +6,11 @@ import dataclasses
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.common.clock import now_ms
 from penstock.processors.background import BackgroundTasks
-from penstock.processors.conversations.messages import answer_message
+from penstock.processors.conversations.messages import Shown, answer_message
 from penstock.processors.conversations.turns import LostOwnership, Turns
 from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, ShowPreview, Start
 from penstock.processors.core.flow import Flow
@@ -44,6 +44,14 @@ _AS_FIELDS = frozenset({"text_generation", "embedding"})
 """Tasks whose payload a run's spec has as fields of its own."""
 _NONE = frozenset[str]()
 _PARAMS = frozenset({"max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "dimensions", *NEUTRAL})
+
+
+class _Preparation(NamedTuple):
+    """What was made of a request before its run: for its engine, and for its conversation."""
+
+    spec: RunSpec
+    prepared: Prepared
+    shown: Shown | None = None
 
 
 class _Sink:
@@ -133,13 +141,13 @@ class Execution:
             engine = self._engine(work.lane, run.replica)
             if engine is None or not _goes_on(work, run):
                 return  # the replica is down: the flow has been told
-            run.spec, run.shown = self._spec(work, run, images), images.shown
-            prepared = await engine.prepare(run.spec)
+            spec = self._spec(work, run, images)
+            prepared = await engine.prepare(spec)
             self._flow.attempts.prepared(
                 work,
                 run_id,
                 prepared.need_tokens,
-                prepared,
+                _Preparation(spec, prepared, images.shown),
                 self._clock(),
                 None if turn is None else turn.mark,
                 memory_bytes=prepared.memory_bytes,
@@ -165,11 +173,11 @@ class Execution:
             return
         try:
             request = work.request
-            run.topic_id = await self._turns.begin(
-                request, work.epoch, now_ms(), lambda: _begins(work, run), run.mark, run.shown
+            topic_id = await self._turns.begin(
+                request, work.epoch, now_ms(), lambda: _begins(work, run), run.mark, run.prepared.shown
             )
-            if run.topic_id is not None:
-                self._flow.attempts.begun(work, run_id, self._clock())
+            if topic_id is not None:
+                self._flow.attempts.begun(work, run_id, self._clock(), topic_id)
             else:
                 self._flow.attempts.log_moved(work, run_id, self._clock())
         except LostOwnership:
@@ -192,10 +200,11 @@ class Execution:
             engine = self._engine(work.lane, run.replica)
             if engine is None:
                 raise EngineGone(f"{work.lane} has no engine")
-            if run.prepared is None:
-                run.spec = self._spec(work, run, Gathered())
-                run.prepared = _at_once(engine.prepare(run.spec))
-            engine.run(run.spec, run.prepared, _Sink(self, work, run.run_id))
+            ready: _Preparation | None = run.prepared
+            if ready is None:
+                spec = self._spec(work, run, Gathered())
+                ready = _Preparation(spec, _at_once(engine.prepare(spec)))
+            engine.run(ready.spec, ready.prepared, _Sink(self, work, run.run_id))
         except EngineGone:
             self._flow.attempts.not_started(work, run.run_id, self._clock())
         except PenstockError as error:

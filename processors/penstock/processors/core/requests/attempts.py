@@ -93,10 +93,11 @@ class Attempts:
             return
         self.attempt_failed(work, "refused", error, now, again=again)
 
-    def begun(self, work: Work, run_id: str, now: float) -> None:
-        """Its turn's input stands in the conversation."""
+    def begun(self, work: Work, run_id: str, now: float, topic_id: str | None = None) -> None:
+        """Its turn's input stands in the conversation, on the topic with this id."""
         run = self._current(work, run_id, Stage.BEGINNING)
         if run is not None:
+            run.topic_id = topic_id
             self._grants.run(work, run, "begun", now)
 
     def log_moved(self, work: Work, run_id: str, now: float) -> None:

@@ -40,13 +40,11 @@ class Run:
     """Memory of the ledger that it holds while it runs, beyond what its replica holds."""
     need_tokens: int = 0
     prepared: Any = None
-    spec: Any = None
+    """What its shell made of it as it was prepared, for the shell."""
     mark: Any = None
     """What the conversation's log looked like when it was read."""
     topic_id: str | None = None
     """Kafka's id of the conversation's topic that holds its input."""
-    shown: Any = None
-    """The images that its own messages of the conversation show."""
     preparing_since: float = 0.0
     """When it began to be prepared."""
     granted_at: float | None = None
