@@ -126,11 +126,14 @@ class World:
         payload: dict[str, Any] | None = None,
         task: str = "text_generation",
         requirements: Requirements | None = None,
+        offset: int | None = None,
         settle: bool = True,
     ) -> Work | None:
+        """`offset`: of a record that is delivered again; None for a new one."""
         tp = (topic or klass, 0)
-        offset = self.offsets.get(tp, 0)
-        self.offsets[tp] = offset + 1
+        if offset is None:
+            offset = self.offsets.get(tp, 0)
+            self.offsets[tp] = offset + 1
         request = InferenceRequest(
             request_id=request_id,
             tenant=tenant,

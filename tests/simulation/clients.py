@@ -27,6 +27,7 @@ class Clients:
         self._hunger = cluster.world.stream("clients' hunger")
         self._others = cluster.world.stream("another producer")
         self._extra = cluster.world.stream("clients of the extra model")
+        self._strays = cluster.world.stream("clients of an unknown pool")
         self._heavy = cluster.world.stream("clients' weight").random() < 0.25
         """All prompts are long: much is parked, and what ends is read again."""
         self._requests: dict[tuple[str, str], InferenceRequest] = {}
@@ -114,6 +115,7 @@ class Clients:
             tenant=f"t{rng.randrange(plan.tenants)}",
             priority=priority,
             model=self._model(rng),
+            pool="nowhere" if plan.has("unknown_pool") and self._strays.random() < 0.1 else None,
             conversation_id=line,
             stream=plan.has("stream") and not embedding and rng.random() < 0.6,
             created_at=self._cluster.world.wall_ms,

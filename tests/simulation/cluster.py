@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from penstock.processors.core.pools import Pools
 from penstock.processors.core.requests.states import IN_SCHEDULER, Transition
 from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.processors.kafka.intake import Intake
@@ -84,7 +85,7 @@ class Cluster:
         self.orders = Orders(self)
         self.store = Store()
         self.registry_away_until = 0.0
-        self.talks = Talks(checks_questions="questions" in plan.checks)
+        self.talks = Talks()
         self.truth = Truth(self)
         self.readers = Readers(self)
         self.checks = Checks(self)
@@ -114,16 +115,16 @@ class Cluster:
 
     def new_intake(self) -> Intake:
         """Of a worker that starts now: it knows the partitions that there are."""
-        return Intake(CODEC, NAMES, dict(self.log.counts))
+        return Intake(CODEC, NAMES, dict(self.log.counts), Pools())
 
     def readable(self, value: bytes | None) -> bool:
         """Whether a record can be read without the registry, which may be away: a part of all needs it."""
         return self.world.now >= self.registry_away_until or crc32(value or b"") % 3 != 0
 
-    def add_partitions(self) -> None:
-        """An operator doubles the partitions of all topics; the group's members hear of it and join again."""
+    def add_partitions(self, more: int) -> None:
+        """An operator adds so many to all topics; the group's members hear of it and join again."""
         for topic in self.topics:
-            self.log.add_partitions(topic, 2 * self.log.counts[topic])
+            self.log.add_partitions(topic, self.log.counts[topic] + more)
         self.intake = self.new_intake()
         self.coordinator.partitions_added()
 

@@ -160,10 +160,23 @@ class Grants:
         if not old or apart or aged_share:
             self._passed_over[lane.name] = 0
             return
+        if self._unfit(work, waiting, rivals, now) >= self._inside.aged_tried:
+            return  # so many are tried in a turn of the aged, and these may stand before it
         self._passed_over[lane.name] += 1
         # The oldest may be parked or just being prepared while as many as there are slots start at once.
         if self._passed_over[lane.name] > 2 * (self._settings.aged_share + sum(one.slots for one in lane.ready)):
             raise Violation(f"aging: {self._passed_over[lane.name]} starts in a row passed over {old[0]}")
+
+    def _unfit(self, work: Work, waiting: list[Work], rivals: list[Work], now: float) -> int:
+        """The aged that cannot start now."""
+        return sum(
+            other.stage in IN_SCHEDULER
+            and other not in rivals
+            and now - other.arrived_at > self._settings.aging_s
+            and RANK[other.klass] > RANK[work.klass]
+            and self._inside.eligible(other)
+            for other in waiting
+        )
 
 
 def _under_way(work: Work) -> bool:

@@ -14,6 +14,7 @@ from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.fleet.ledger import Grant
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.queue import scheduler
 from penstock.processors.core.requests import registry
 from penstock.processors.core.requests.states import Transition
 from penstock.processors.core.requests.work import Work
@@ -40,6 +41,9 @@ def desired_models(entries: Sequence[ModelEntry], target: OrderTarget) -> Callab
 
 class Inside:
     """The parts of one flow, to be read; and callbacks where a check must look before or after something happens."""
+
+    aged_tried = scheduler.AGED_TRIED
+    """So many aged requests are tried before what is more urgent."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
@@ -261,8 +265,8 @@ class Inside:
         flow.step, flow.placing.fill_or_load, flow.placing.plan = stepped, filled, planned
 
     def _wrap_grants(self) -> None:
-        grants, scheduler = self._flow.grants, self._flow.scheduler
-        grant, start = grants.grant, scheduler.start
+        grants, queue = self._flow.grants, self._flow.scheduler
+        grant, start = grants.grant, queue.start
 
         def granted(lane: Lane, work: Work, replica: Replica, now: float) -> None:
             for look in self._before_grant:
@@ -278,4 +282,4 @@ class Inside:
             start(work, now, tokens)
 
         grants.grant = granted
-        scheduler.start = started
+        queue.start = started

@@ -121,6 +121,8 @@ class Checks:
 
     def _answer(self, effect: ask.Terminal) -> None:
         """An answer that stood in the conversation when its worker looked last is the outcome."""
+        if effect.status == "completed" and "questions" in self._cluster.plan.checks:
+            self._cluster.talks.completes(effect.work)
         check = "answers_of_letters" if effect.status == "dead_lettered" else "answers"
         if check not in self._cluster.plan.checks or effect.work in self._cluster.truth.unkept:
             return
@@ -246,6 +248,11 @@ class Checks:
                 raise Violation(f"lost: the poison at {tp} {offset} has no dead letter")
         for life in cluster.lives():
             self._holds_nothing(life)
+        self._questions()
+
+    def _questions(self) -> None:
+        if "questions" in self._cluster.plan.checks:
+            self._cluster.talks.at_end()
 
     def at_rest(self) -> None:
         """Orders stand: what they forbid says so, all else has its outcome, and nothing runs."""
@@ -261,6 +268,7 @@ class Checks:
         for subject in cluster.truth.subjects:
             if subject not in left and not all(self._is_held(record) for record in cluster.truth.subjects[subject]):
                 self._has_outcome(subject)
+        self._questions()
 
     def _is_held(self, record: Accepted) -> bool:
         """Whether no worker was given the record, because its partition is held."""

@@ -7,7 +7,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from penstock.schemas.desired import CLASS, MODEL
-from penstock.schemas.topics import CLASSES
+from penstock.schemas.records import ControlCommand
+from penstock.schemas.topics import CLASSES, conversation_key
 from simulation.plan import EXTRA, LaneSpec
 
 if TYPE_CHECKING:
@@ -94,14 +95,23 @@ class Operators:
     # -- conversations and topics
 
     def _delete_conversation(self, rng: Random) -> None:
-        lines = sorted(self._cluster.talks.topics)
-        if lines:
-            line = rng.choice(lines)
-            self._world.note(f"the conversation {line} is deleted")
-            self._cluster.talks.delete(line)
+        """The command first, then the topic goes: as a gateway does it, with its pauses."""
+        plan = self._cluster.plan
+        tenant, conversation_id = f"t{rng.randrange(plan.tenants)}", f"c{rng.randrange(plan.lines)}"
+        command = ControlCommand(
+            kind="delete_conversation",
+            request_id="",
+            tenant=tenant,
+            created_at=self._world.wall_ms,
+            conversation_id=conversation_id,
+        )
+        self._cluster.command(command)
+        line = conversation_key(tenant, conversation_id)
+        delay = rng.choice([0.0, rng.uniform(0.0, 0.05), rng.uniform(0.0, 1.0)])
+        self._world.at(delay, None, f"the topic of {line} is deleted", self._cluster.talks.delete, line)
 
     def _add_partitions(self, rng: Random) -> None:
-        self._cluster.add_partitions()
+        self._cluster.add_partitions(rng.choice([1, self._cluster.plan.partitions]))
 
     def _retention(self, rng: Random) -> None:
         """Records vanish while their requests wait, in a worker or in front of it."""

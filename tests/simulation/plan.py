@@ -97,6 +97,7 @@ OPERATORS = (
     "foreign_metadata",  # the metadata of a commit is no map of its offset
     "other_partitioner",  # a producer sends its duplicates to any partition
     "slack",  # slots are left free of low work
+    "unknown_pool",  # a producer names a pool that there is not
 )
 CHECKS = (
     "reasons",  # what a waiting request says it waits for is true, and it starts when that is over
@@ -107,9 +108,6 @@ CHECKS = (
 )
 KNOWN_OPEN: dict[str, str] = {
     "slack": "runs that wait for memory keep low work from starting for ever",
-    "add_partitions": "the simulated shell does not ask for new counts, as the worker does",
-    "answers_of_letters": "who is blamed for the deaths of workers is not looked up in its conversation (W8)",
-    "questions": "the simulated turns do not know the command that deletes a conversation, as the worker's do",
 }
 """What is left out unless it is asked for by name, and why: a defect that is not mended yet."""
 

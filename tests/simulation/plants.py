@@ -31,11 +31,13 @@ from penstock.processors.core.queue.lane_queues import LaneQueues
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.arriving import Arrivals
 from penstock.processors.core.requests.attempts import Attempts
+from penstock.processors.core.requests.commanding import Commanding
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import OVER, Stage
 from penstock.processors.core.requests.work import Work
+from penstock.processors.kafka.intake import Intake
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import WaitingFor
@@ -450,12 +452,37 @@ def vanished_without_outcome() -> list[Patch]:
 
 @plant_for("delete_conversation", "questions")
 def answered_after_deletion() -> list[Patch]:
-    """A turn writes its answer into whatever conversation has its id when it ends (W7)."""
+    """The worker does not follow the deletion of a conversation, and writes to any topic of its name (W7)."""
 
-    def topic_id(self: talks.Talks, line: str) -> str | None:
-        return line if line in self.topics else None
+    def make(append: Callable[..., bool]) -> Callable[..., bool]:
+        def anyhow(self: talks.Talks, line: str, *args: Any) -> bool:
+            self.open(line)
+            return append(self, line, *args)
 
-    return [(talks.Talks, "topic_id", topic_id)]
+        return anyhow
+
+    return [
+        (talks.Talks, "topic_id", lambda self, line: line),
+        _wrap(talks.Talks, "append", make),
+        (Commanding, "_cancel_turns", lambda self, command, now: None),
+        (Arrivals, "_conversation_was_deleted", lambda self, read: False),
+    ]
+
+
+@plant_for("add_partitions")
+def counts_of_the_start() -> list[Patch]:
+    """A worker never learns of new partitions, and moves records that were moved already (W10)."""
+
+    def make(belongs_on: Callable[..., int | None]) -> Callable[..., int | None]:
+        def anyway(self: Intake, line: str, place: Any, *, moved: bool) -> int | None:
+            return belongs_on(self, line, place, moved=False)
+
+        return anyway
+
+    return [
+        (Intake, "learn_partitions", lambda self, counts, asked_at_ms: None),
+        _wrap(Intake, "_belongs_on", make),
+    ]
 
 
 @plant_for("blame")
@@ -521,6 +548,22 @@ def ended_without_look_up() -> list[Patch]:
         self.settle(work, event, now, error=error)
 
     return [(Endings, "end_unrun", end_unrun)]
+
+
+@plant_for("answers_of_letters")
+def lettered_without_look_up() -> list[Patch]:
+    """As `ended_without_look_up`, of turns that get a dead letter."""
+
+    def letter_unrun(self: Endings, work: Work, event: str, error: Any) -> None:
+        self.letter(work, event, error)
+
+    return [(Endings, "letter_unrun", letter_unrun)]
+
+
+@plant_for("add_partitions")
+def taken_again_as_moved() -> list[Patch]:
+    """A record that is held, and delivered again after partitions were added, is moved as if it were new."""
+    return [(CommitGate, "took", lambda self, tp, offset, request_id: False)]
 
 
 @plant

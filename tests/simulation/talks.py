@@ -20,15 +20,20 @@ if TYPE_CHECKING:
     from simulation.workers import Life
 
 
+AGAIN_S = 0.05
+"""After an append to a topic that was deleted meanwhile."""
+
+
 class Talks:
     """All conversation topics."""
 
-    def __init__(self, *, checks_questions: bool) -> None:
-        self.checks_questions = checks_questions
+    def __init__(self) -> None:
         self.topics: dict[str, list[tuple[bytes, ConversationMessage | None]]] = {}
         self._deleted: Counter[str] = Counter()
         self._answered: dict[tuple[str, str], float] = {}
-        """When the first answer of a request was appended."""
+        """When the first answer of a request was appended, as far as it stands."""
+        self._after_question: set[tuple[str, str]] = set()
+        """Requests of which an answer was appended to a topic that holds the question, or held it before an erasure."""
         self._erased: set[tuple[str, str]] = set()
         self.looked: dict[Work, float] = {}
         """When a worker last looked for the answer of a request, and heard what stands."""
@@ -44,8 +49,14 @@ class Talks:
         """Another one when the conversation was deleted and made anew; None when there is none."""
         return None if line not in self.topics else f"{line}/{self._deleted[line]}"
 
+    def open(self, line: str) -> None:
+        """Make the topic if there is none."""
+        self.topics.setdefault(line, [])
+
     def delete(self, line: str) -> None:
-        del self.topics[line]
+        """The topic goes, if there is one; its name may be used again at once."""
+        if self.topics.pop(line, None) is None:
+            return
         self._deleted[line] += 1
         for known in [known for known in self._answered if known[0] == line]:
             del self._answered[known]
@@ -59,30 +70,61 @@ class Talks:
             return None
         return standing.content
 
-    def append(self, line: str, messages: list[ConversationMessage], now: float) -> None:
+    def append(self, line: str, messages: list[ConversationMessage], now: float) -> bool:
+        """Append to the topic that has the name now; False when none has."""
+        topic = self.topics.get(line)
+        if topic is None:
+            return False
         for message in messages:
             known = (line, message.request_id or "")
             if message.direction == "out":
                 self._answered.setdefault(known, now)
-                asked = self.log(line).inputs(known[1]) or known in self._erased
-                if self.checks_questions and not asked:
-                    raise Violation(f"question: {known[1]} is answered in {line}, where its question is not")
-        topic = self.topics.setdefault(line, [])
+                if self._stands_asked(line, known[1]):
+                    self._after_question.add(known)
         topic.extend((conversation_message_key(message).encode(), message) for message in messages)
+        return True
 
     def erase(self, line: str, request_id: str) -> None:
         self._erased.add((line, request_id))
+        self.take_back(line, request_id)
+
+    def take_back(self, line: str, request_id: str) -> None:
+        """Write tombstones for all messages of a request."""
         self._answered.pop((line, request_id), None)
         for key in self.log(line).keys_of(request_id):
             self.topics[line].append((key, None))
 
+    # -- checks
+
+    def completes(self, work: Work) -> None:
+        """A turn's outcome is an answer that was written where its question stood."""
+        if (work.line or "", work.request_id) not in self._after_question:
+            raise Violation(f"question: {work} is completed, and its answer was never written behind its question")
+
+    def at_end(self) -> None:
+        """Each answer stands where its question does."""
+        for line in self.topics:
+            for message in self.log(line).through(None):
+                request_id = message.request_id or ""
+                if message.direction == "out" and not self._stands_asked(line, request_id):
+                    raise Violation(f"question: {request_id} is answered in {line}, where its question is not")
+
+    def _stands_asked(self, line: str, request_id: str) -> bool:
+        return bool(self.log(line).inputs(request_id)) or (line, request_id) in self._erased
+
 
 class Turns:
-    """One worker's turns. Nothing is written for a work that is not its own any more."""
+    """One worker's turns. Nothing is written for a work that is not its own any more.
+
+    What a turn writes belongs into the topic with one id. The topic is looked up after each append, and what came
+    into another one is taken back.
+    """
 
     def __init__(self, life: Life, talks: Talks) -> None:
         self._life = life
         self._talks = talks
+        self._writable: set[str] = set()
+        """Ids of topics that this worker saw before it carried out all commands."""
 
     def _ask(self, work: Work, label: str, at_broker: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """`then` hears what was found; the checks know from then on that the worker has looked."""
@@ -112,8 +154,53 @@ class Turns:
 
         self._ask(work, "reads the turn", look, told)
 
-    def begin(self, work: Work, run: Run, then: Callable[[bool], None]) -> None:
-        """Append the input; `then` is told whether the history is still the one that was read."""
+    def begin(self, work: Work, run: Run, then: Callable[[str | None], None]) -> None:
+        """Append the input; `then` is told the topic's id, or None when the history is not the one that was read."""
+
+        def attempt() -> None:
+            if _begins(work, run):
+                self._ask(work, "begins the turn", lambda: self._is_current(work, run.mark.topic_id), seen)
+
+        def seen(current: bool) -> None:
+            if _begins(work, run):
+                if current:
+                    self._make_writable(
+                        work, run, lambda topic_id: self._write_input(work, run, topic_id, then, attempt)
+                    )
+                else:
+                    then(None)
+
+        attempt()
+
+    def _make_writable(self, work: Work, run: Run, then: Callable[[str], None]) -> None:
+        """A deletion is commanded before the topic goes: a worker sees a topic, or none, then reads the commands."""
+        line = work.line or ""
+
+        def look() -> None:
+            self._ask(work, "looks for its topic", lambda: self._talks.topic_id(line), found)
+
+        def found(topic_id: str | None) -> None:
+            if not _begins(work, run):
+                return
+            if topic_id is not None and topic_id in self._writable:
+                then(topic_id)
+            else:
+                self._life.network.ask(
+                    "control", "reads commands to the end", lambda: None, lambda _: caught_up(topic_id)
+                )
+
+        def caught_up(topic_id: str | None) -> None:
+            if not _begins(work, run):
+                return
+            if topic_id is not None:
+                self._writable.add(topic_id)
+            self._ask(work, "opens its topic", lambda: self._talks.open(line), lambda _: look())
+
+        look()
+
+    def _write_input(
+        self, work: Work, run: Run, topic_id: str, then: Callable[[str | None], None], again: Callable[[], None]
+    ) -> None:
         line, request_id, mark = work.line or "", work.request_id, run.mark
 
         def look() -> list[ConversationMessage] | None:
@@ -123,25 +210,69 @@ class Turns:
             own = log.inputs(request_id)
             return [one for one in input_messages(work.request, work.epoch, 0) if one.index not in own]
 
-        def append(missing: list[ConversationMessage]) -> bool:
-            self._talks.append(line, missing, self._life.world.now)
-            return self._talks.log(line).agrees(mark, request_id)
-
         def told(missing: list[ConversationMessage] | None) -> None:
-            if not _goes_on(work, run):
+            if not _begins(work, run):
                 return
             if missing is None:
-                then(False)
+                then(None)
+            elif not missing:
+                then(topic_id)
             else:
-                self._ask(
-                    work, "writes its input", lambda: append(missing), lambda same: _goes_on(work, run) and then(same)
-                )
+                self._append(work, topic_id, missing, lambda: _begins(work, run), appended, again)
 
-        self._ask(work, "begins the turn", look, told)
+        def appended(log: ConversationLog) -> None:
+            then(topic_id if log.agrees(mark, request_id) else None)
 
-    def finish(self, work: Work, text: str, then: Callable[[str], None]) -> None:
-        """Append the answer unless one stands; `then` is told the one that counts."""
+        self._ask(work, "reads before its input", look, told)
+
+    def _append(
+        self,
+        work: Work,
+        topic_id: str,
+        messages: list[ConversationMessage],
+        mine: Callable[[], bool],
+        then: Callable[[ConversationLog], None],
+        again: Callable[[], None],
+    ) -> None:
+        """`then` is told the log as it was behind the append; `again` follows when the topic was deleted."""
+        line = work.line or ""
+
+        def append() -> ConversationLog | None:
+            written = self._talks.append(line, messages, self._life.world.now)
+            return self._talks.log(line) if written else None
+
+        def written(log: ConversationLog | None) -> None:
+            if not mine():
+                return
+            if log is None:
+                self._later(work, again)
+            else:
+                self._ask(work, "looks at its topic", look, lambda same: looked(log, same))
+
+        def look() -> bool:
+            same = self._talks.topic_id(line) == topic_id
+            if not same:
+                self._talks.take_back(line, work.request_id)
+            return same
+
+        def looked(log: ConversationLog, same: bool) -> None:
+            if not mine():
+                return
+            if same:
+                then(log)
+            else:
+                self._later(work, again)
+
+        self._ask(work, f"writes {messages[0].direction}", append, written)
+
+    def _later(self, work: Work, again: Callable[[], None]) -> None:
+        life = self._life
+        life.world.at(AGAIN_S, life, f"{life.name} tries again to write for {work.request_id}", again)
+
+    def finish(self, work: Work, text: str, then: Callable[[str], None], deleted: Callable[[], None]) -> None:
+        """Append the answer unless one stands; `then` is told the one that counts. `deleted`: its topic is gone."""
         line, request_id = work.line or "", work.request_id
+        topic_id = "" if work.run is None else work.run.topic_id or ""
         answer = answer_message(
             work.request,
             text,
@@ -153,22 +284,33 @@ class Turns:
             now_ms=0,
         )
 
-        def append() -> str:
-            self._talks.append(line, [answer], self._life.world.now)
-            winner = self._talks.log(line).answer(request_id)
-            return text if winner is None else winner.content
+        def attempt() -> None:
+            if keeps():
+                self._ask(work, "finishes the turn", look, told)
 
-        def told(standing: str | None) -> None:
-            if work.stage is not Stage.KEEPING:
+        def keeps() -> bool:
+            return work.stage is Stage.KEEPING
+
+        def look() -> tuple[bool, str | None]:
+            current = self._is_current(work, topic_id)
+            return current, self._standing(line, request_id) if current else None
+
+        def told(found: tuple[bool, str | None]) -> None:
+            current, standing = found
+            if not keeps():
                 return
-            if standing is not None:
+            if not current:
+                deleted()
+            elif standing is not None:
                 then(standing)
             else:
-                self._ask(
-                    work, "writes its answer", append, lambda winner: work.stage is Stage.KEEPING and then(winner)
-                )
+                self._append(work, topic_id, [answer], keeps, appended, attempt)
 
-        self._ask(work, "finishes the turn", lambda: self._standing(line, request_id), told)
+        def appended(log: ConversationLog) -> None:
+            winner = log.answer(request_id)
+            then(text if winner is None else winner.content)
+
+        attempt()
 
     def answer(self, work: Work, then: Callable[[str | None], None]) -> None:
         line, request_id = work.line or "", work.request_id
@@ -179,6 +321,14 @@ class Turns:
 
         self._ask(work, "looks for an answer", lambda: self._standing(line, request_id), told)
 
+    def _is_current(self, work: Work, topic_id: str | None) -> bool:
+        """Whether the topic is the one that the turn has seen. What of the turn came into another is taken back."""
+        line = work.line or ""
+        if topic_id is None or self._talks.topic_id(line) == topic_id:
+            return True
+        self._talks.take_back(line, work.request_id)
+        return False
+
     def _standing(self, line: str, request_id: str) -> str | None:
         answer = self._talks.log(line).answer(request_id)
         return None if answer is None else answer.content
@@ -186,3 +336,7 @@ class Turns:
 
 def _goes_on(work: Work, run: Run) -> bool:
     return work.run is run and work.stage not in OVER
+
+
+def _begins(work: Work, run: Run) -> bool:
+    return work.run is run and work.stage is Stage.BEGINNING

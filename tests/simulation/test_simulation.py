@@ -25,6 +25,7 @@ QUICK_WITH_NEEDS = {
     "journal_blames_finished": "blame",
     "false_reason": "reason",
     "ended_without_look_up": "answer",
+    "answered_after_deletion": "question",
     "kept_without_reopen": "open",
     "checksum_ignored": "commit_before_outcome",
 }

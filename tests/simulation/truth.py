@@ -30,8 +30,7 @@ class Accepted:
     tp: TP
     stored: Stored
     subject: Subject | None
-    elsewhere: bool
-    """It belongs on another partition."""
+    first_place: tuple[str, int, int]
 
 
 class Truth:
@@ -41,7 +40,8 @@ class Truth:
         self._cluster = cluster
         self.records: dict[tuple[TP, int], Accepted] = {}
         self.subjects: dict[Subject, list[Accepted]] = {}
-        self.moved: set[tuple[str, int, int]] = set()
+        self._copies: dict[tuple[str, int, int], list[tuple[str, int, int]]] = {}
+        """By a request's first place, all places of its record, in the order of appending: it may be moved on."""
         self.letters: dict[tuple[str, int, int], list[DeadLetter]] = defaultdict(list)
         self.runs: dict[Subject, dict[tuple[int, int], list[EngineRun]]] = {}
         self.lost: set[Subject] = set()
@@ -68,14 +68,11 @@ class Truth:
                 subject = (read.tenant or "default", read.request_id)
         else:
             subject = (read.request.tenant, read.request.request_id)
-        elsewhere = not isinstance(read, Poison) and read.belongs_on is not None
-        record = Accepted(tp, stored, subject, elsewhere)
+        record = Accepted(tp, stored, subject, (read.origin.topic, read.origin.partition, read.origin.offset))
         self.records[(tp, stored.offset)] = record
         if subject is not None:
             self.subjects.setdefault(subject, []).append(record)
-        origin = read.origin
-        if (origin.topic, origin.partition, origin.offset) != (*tp, stored.offset):
-            self.moved.add((origin.topic, origin.partition, origin.offset))
+        self._copies.setdefault(record.first_place, []).append((*tp, stored.offset))
 
     def lose(self, record: Accepted) -> None:
         """Retention takes the record."""
@@ -110,7 +107,7 @@ class Truth:
         if record.subject is None:
             return any(letter.original == record.stored.value for letter in self.letters[place])
         readers = self._cluster.readers
-        if readers.ended(record.subject) or (record.elsewhere and place in self.moved):
+        if readers.ended(record.subject) or self._copies[record.first_place][-1] != place:
             return True
         # Its outcome is there, but readers follow another record of it, which is still to be worked on, or gone.
         return record.subject in readers.told_ends and (

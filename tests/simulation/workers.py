@@ -19,7 +19,14 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.work import Body, Work, WorkKey
 from penstock.processors.kafka.control import ControlBook
 from penstock.processors.models.catalog import ModelConfig
-from penstock.schemas.errors import BadAvro, EngineFailed, InternalError, InvalidRequest, PenstockError
+from penstock.schemas.errors import (
+    BadAvro,
+    EngineFailed,
+    InternalError,
+    InvalidRequest,
+    PenstockError,
+    conversation_deleted,
+)
 from penstock.schemas.records import ControlCommand
 from simulation import events, livelock
 from simulation.catalog import Catalog
@@ -39,6 +46,8 @@ if TYPE_CHECKING:
 POSITIONS_EACH = 16
 """Ticks between two tellings of positions."""
 REGISTRY_WAIT_S = 0.1
+PARTITIONS_EACH_S = 1.0
+"""A real worker asks each ten seconds; faults happen for eight here."""
 
 
 def _no_orders(news: Sequence[DesiredRecord]) -> None:
@@ -122,7 +131,19 @@ class Life(Actor):
     def joins(self) -> None:
         """It has read what it must know."""
         self.timer("observe", self._rng.uniform(0.0, 0.1), self._observe)
+        if self.cluster.plan.has("add_partitions"):
+            self._ask_for_partitions()
         self.membership.join()
+
+    def _ask_for_partitions(self) -> None:
+        """Partitions can be added while it runs: it asks now and then how many there are."""
+        asked_at_ms = self.world.wall_ms
+
+        def told(counts: dict[str, int]) -> None:
+            self._intake.learn_partitions(counts, asked_at_ms)
+            self.timer("partitions", PARTITIONS_EACH_S, self._ask_for_partitions)
+
+        self.network.ask("metadata", "asks for partitions", lambda: dict(self.cluster.log.counts), told)
 
     # -- what operators want, as the product's own reading of orders tells it
 
@@ -322,8 +343,9 @@ class Life(Actor):
             self.refused(work, run_id, InternalError("the conversation cannot be written"), False)
             return
 
-        def told(agreed: bool) -> None:
-            if agreed:
+        def told(topic_id: str | None) -> None:
+            if topic_id is not None:
+                run.topic_id = topic_id
                 self.flow.attempts.begun(work, run_id, self.world.now)
             else:
                 self.flow.attempts.log_moved(work, run_id, self.world.now)
@@ -363,19 +385,19 @@ class Life(Actor):
 
         def kept(text: str) -> None:
             if self.cluster.happens("keep_failed", self._rng, 0.15):
-                self._keep_failed(work, "it cannot be kept")
+                self._keep_failed(work, InternalError("it cannot be kept"))
             else:
                 told = output if text == output.text else Output(text)
                 self.flow.endings.kept(work, told, None, self.world.now, another=told is not output)
 
         if effect.in_conversation:
-            self.turns.finish(work, output.text, kept)
+            self.turns.finish(work, output.text, kept, lambda: self._keep_failed(work, conversation_deleted()))
         else:
             self._store(work, lambda: kept(output.text))
 
-    def _keep_failed(self, work: Work, why: str) -> None:
+    def _keep_failed(self, work: Work, error: PenstockError) -> None:
         self.cluster.truth.unkept.add(work)
-        self.flow.endings.keep_failed(work, InternalError(why), self.world.now)
+        self.flow.endings.keep_failed(work, error, self.world.now)
 
     def _store(self, work: Work, kept: Callable[[], None]) -> None:
         """A store that hangs answers when it is back; one that fails says so."""
@@ -387,7 +409,7 @@ class Life(Actor):
             elif store.hangs:
                 self.world.on(store.away_until, self, f"{self.name} hears of the store", answered, None)
             else:
-                self._keep_failed(work, "the store is away")
+                self._keep_failed(work, InternalError("the store is away"))
 
         self.network.ask("artifacts", f"keeps {work.request_id}", lambda: work.request_id, answered)
 
@@ -543,8 +565,8 @@ class Life(Actor):
 
     def _republish(self, effect: ask.Republish) -> None:
         work = effect.work
-        if self.cluster.happens("unmovable", self._rng, 0.3):
-            # Poison, or a pool that is not there: its caller hears which.
+        if self.cluster.happens("unmovable", self._rng, 0.3) or effect.pool is not None:
+            # It cannot be written again, or a pool is not there: its caller hears which.
             poison = work.key[2] % 2 == 0
             error = BadAvro("it cannot be written again") if poison else InvalidRequest("no pool")
             self.flow.endings.cannot_move(work, error, self.world.now)

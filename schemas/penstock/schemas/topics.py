@@ -33,6 +33,11 @@ def conversation_key(tenant: str, conversation_id: str) -> str:
     return conversation_id if tenant == DEFAULT_TENANT else f"{tenant}.{conversation_id}"
 
 
+def conversation_of(tenant: str, key: str) -> str:
+    """The id of the tenant's conversation with this key."""
+    return key if tenant == DEFAULT_TENANT else key.removeprefix(f"{tenant}.")
+
+
 def request_key(request: InferenceRequest) -> bytes:
     """The record key: a turn's conversation, so that its turns share a partition, else the request id."""
     if request.conversation_id is not None and topic_of(request.task) != "embedding":

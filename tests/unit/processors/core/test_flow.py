@@ -760,3 +760,83 @@ def test_what_a_server_turned_away_goes_behind_what_is_more_urgent_and_spends_no
     world.flow.replicas.limits("m", 0, 2, world.now)
     world.settle()
     assert sorted(world.running) == ["high", "low"]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_record_that_is_delivered_again_after_partitions_were_added_is_still_the_one_that_was_taken(
+    finished: bool,
+) -> None:
+    """Found by the simulator: it was moved as if it were new, and its repeat counted as done without an outcome."""
+    world = World()
+    world.up(inline=True)
+    world.hold_answers = {ask.Terminal}
+    world.submit("r", HIGH, line="c")
+    world.submit("r", LOW, line="c")
+    if finished:
+        world.finish("r")
+        world.release(ask.Terminal)
+    world.submit("r", HIGH, line="c", belongs_on=3, offset=0)
+    assert [effect for effect in world.seen if isinstance(effect, ask.Republish)] == []
+    if not finished:
+        assert world.committed(LOW) == 0
+        world.finish("r")
+        world.release(ask.Terminal)
+    assert (world.committed(HIGH), world.committed(LOW)) == (1, 1)
+
+
+STANDS = Finished(run_id="", output={"text": "it stands"}, finish_reason="stop")
+
+
+def test_a_turn_that_two_workers_died_of_ends_with_the_answer_that_stands_in_its_conversation() -> None:
+    """The last of them had appended the answer, and died before it published the outcome."""
+    world = World()
+    world.flow.arrivals._deaths = lambda key, request_id: 2
+    world.up()
+    world.hold_answers = {ask.LookUp}
+    turns = [world.submit(name, line=name, max_attempts=2) for name in ("answered", "silent")]
+    for turn in turns:
+        assert turn is not None
+        assert turn.stage is Stage.LOOKING
+        answer = STANDS if turn.request_id == "answered" else None
+        world.flow.endings.looked_up(turn, answer, world.now, large=False)
+    world.settle()
+    assert sorted(world.ended) == [("answered", "completed"), ("silent", "dead_lettered")]
+    assert world.letters == ["silent"]
+    world.submit("plain", max_attempts=2)
+    assert world.letters == ["silent", "plain"]
+
+
+def test_a_parked_turn_whose_record_is_gone_ends_with_the_answer_that_stands_in_its_conversation() -> None:
+    world = World(intake_bytes=10_000)
+    for number in range(200):
+        world.submit(f"r{number}", line="c" if number == 199 else None)
+    (parked,) = [work for work in world.flow.works.values() if work.line == "c"]
+    assert parked.stage is Stage.PARKED
+    world.hold_answers = {ask.Fetch, ask.LookUp}
+    world.cancel("r199")
+    world.flow.arrivals.gone(parked.key, world.now)
+    assert parked.stage is Stage.LOOKING
+    assert parked.request.conversation_id == "c", "its bytes are not here, and it is looked up all the same"
+    world.flow.endings.looked_up(parked, STANDS, world.now, large=False)
+    world.settle()
+    assert (world.status_of("r199"), world.letters) == ("completed", [])
+
+
+@pytest.mark.parametrize("error", [BadAvro("it cannot be written again"), InvalidRequest("no pool")])
+@pytest.mark.parametrize("stands", [False, True])
+def test_a_turn_that_cannot_be_moved_ends_with_the_answer_that_stands_in_its_conversation(
+    error: BadAvro | InvalidRequest, stands: bool
+) -> None:
+    """Found by the simulator: another record of it had been answered where its conversation is."""
+    world = World()
+    world.up()
+    world.hold_answers = {ask.Republish, ask.LookUp}
+    turn = world.submit("r", line="c", belongs_on=3)
+    assert turn is not None
+    world.flow.endings.cannot_move(turn, error, world.now)
+    assert turn.stage is Stage.LOOKING
+    world.flow.endings.looked_up(turn, STANDS if stands else None, world.now, large=False)
+    world.settle()
+    failed = "failed" if isinstance(error, InvalidRequest) else "dead_lettered"
+    assert world.status_of("r") == ("completed" if stands else failed)
+    assert world.letters == (["r"] if failed == "dead_lettered" and not stands else [])

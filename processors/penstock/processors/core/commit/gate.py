@@ -164,6 +164,16 @@ class CommitGate:
         partition.proposed = None
         self._changed.add(tp)
 
+    def took(self, tp: TP, offset: int, request_id: str) -> bool:
+        """Whether this very record was taken here under this name: it is held, or its outcome is durable."""
+        partition = self._partitions.get(tp)
+        if partition is None:
+            return False
+        entry = partition.entries.get(offset)
+        if entry is not None:
+            return entry.request_id == request_id
+        return partition.span.finished(offset, mark_of(request_id))
+
     def arrive(self, tp: TP, offset: int, request_id: str) -> Arrival:
         """A delivered record. `request_id` must name the request within all tenants."""
         partition = self._partitions.get(tp)

@@ -78,7 +78,7 @@ class Arrivals:
     ) -> Work | None:
         """A record of a delivered range. Returns the work when it is new."""
         key = (*tp, offset)
-        arrival = self._gate.arrive(tp, offset, _gate_id(read, key))
+        arrival = self._gate.arrive(tp, offset, self._gate_id(read, key))
         if arrival is Arrival.DUPLICATE:
             self._twin(read)
         if arrival is not Arrival.NEW:
@@ -101,7 +101,7 @@ class Arrivals:
             # Also of what is not served any more: an earlier worker may have answered it.
             self._endings.end_unrun(work, "arrive_ended", error, now)
         elif isinstance(error, EngineFailed):  # what two workers died of is not tried again
-            self._endings.letter(work, "arrive_poison", error)
+            self._endings.letter_unrun(work, "arrive_poison", error)
         else:
             self._endings.settle(work, "arrive_ended", now, error=error)
         return work
@@ -255,13 +255,15 @@ class Arrivals:
             return
         self._holdings.unqueue(work)
         reason = work.end_with or InternalError("its record was deleted from the topic before its turn came")
-        self._endings.letter(work, "gone", reason)
+        self._endings.letter_unrun(work, "gone", reason)
 
+    def _gate_id(self, read: Taken | Poison, key: WorkKey) -> str:
+        """What names the work in the gate: the same request at a second offset is held back, except on its way home.
 
-def _gate_id(read: Taken | Poison, key: WorkKey) -> str:
-    """What names the work in the gate: the same request at a second offset is held back, except on its way home."""
-    if isinstance(read, Poison):
-        return f"poison {key}"
-    if read.belongs_on is not None or read.pool is not None:
-        return f"moved {key}"
-    return f"{read.request.tenant}/{read.request.request_id}"
+        A record that was taken here belongs here, though partitions were added since.
+        """
+        if isinstance(read, Poison):
+            return f"poison {key}"
+        name = f"{read.request.tenant}/{read.request.request_id}"
+        moves = read.belongs_on is not None or read.pool is not None
+        return f"moved {key}" if moves and not self._gate.took(key[:2], key[2], name) else name

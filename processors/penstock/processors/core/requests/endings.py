@@ -33,6 +33,8 @@ class Endings:
             return
         if finished is not None:
             self.completed(work, "looked_up", finished, now, append=False, large=large)
+        elif work.error is not None:
+            self.letter(work, "looked_up", work.error)
         else:
             self.settle(work, "looked_up", now, error=work.end_with)
 
@@ -62,9 +64,9 @@ class Endings:
         if work.stage is not Stage.MOVING:
             return
         if isinstance(error, InvalidRequest):
-            self.settle(work, "unmovable", now, error=error)
+            self.end_unrun(work, "unmovable", error, now)
         else:
-            self.letter(work, "unmovable", error)
+            self.letter_unrun(work, "unmovable", error)
 
     def lettered(self, work: Work, now: float) -> None:
         """The broker has its dead letter."""
@@ -134,6 +136,15 @@ class Endings:
             self.settle(work, event, now, error=error)
         else:
             work.end_with = error
+            self._registry.transition(work, event, Stage.LOOKING)
+            self._emit(LookUp(work))
+
+    def letter_unrun(self, work: Work, event: str, error: PenstockError) -> None:
+        """As `end_unrun`, with a dead letter where no answer stands."""
+        if work.line is None:
+            self.letter(work, event, error)
+        else:
+            work.error = error
             self._registry.transition(work, event, Stage.LOOKING)
             self._emit(LookUp(work))
 

@@ -53,7 +53,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.NEW: {
         "arrive": (_S.QUEUED, _S.PARKED),
         "arrive_ended": (_S.SETTLING, _S.LOOKING),  # invalid, cancelled or expired before it was taken
-        "arrive_poison": (_S.LETTERING,),
+        "arrive_poison": (_S.LETTERING, _S.LOOKING),
         "arrive_elsewhere": (_S.MOVING,),
     },
     _S.QUEUED: {
@@ -68,7 +68,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     },
     _S.FETCHING: {
         "fetched": (_S.QUEUED,),
-        "gone": (_S.LETTERING,),  # its record was deleted, or another stands in its place
+        "gone": (_S.LETTERING, _S.LOOKING),  # its record was deleted, or another stands in its place
         "fetched_to_end": (_S.SETTLING, _S.LOOKING),  # it was cancelled, or expired, as a fact
         "drop": (_S.DROPPED,),
     },
@@ -112,12 +112,12 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "drop": (_S.DROPPED,),
     },
     _S.KEEPING: {"kept": (_S.SETTLING,), "drop": (_S.DROPPED,)},
-    _S.LOOKING: {"looked_up": (_S.SETTLING, _S.KEEPING), "drop": (_S.DROPPED,)},
+    _S.LOOKING: {"looked_up": (_S.SETTLING, _S.KEEPING, _S.LETTERING), "drop": (_S.DROPPED,)},
     _S.LETTERING: {"lettered": (_S.SETTLING, _S.DONE), "drop": (_S.DROPPED,)},
     _S.SETTLING: {"delivered": (_S.DONE,), "drop": (_S.DROPPED,)},
     _S.MOVING: {
         "moved": (_S.DONE,),
-        "unmovable": (_S.LETTERING, _S.SETTLING),  # it cannot be written again, or there is no such pool
+        "unmovable": (_S.LETTERING, _S.SETTLING, _S.LOOKING),  # it cannot be written again, or there is no such pool
         "drop": (_S.DROPPED,),
     },
     _S.DONE: {},

@@ -13,6 +13,7 @@ from penstock.processors.core.requests.states import Stage
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
 from penstock.schemas.records import InferenceRequest, Origin, Timings
+from penstock.schemas.topics import conversation_of
 
 WorkKey = tuple[str, int, int]
 """(topic, partition, offset) of the record that this worker holds."""
@@ -212,7 +213,7 @@ class Work:
         self.outcome: Any = None
         """What is on its way to the broker as its outcome."""
         self.error: PenstockError | None = None
-        """Of a dead letter: the reason, for the terminal event that follows it."""
+        """Of a dead letter: the reason, for the letter and for the terminal event that follows it."""
 
     @property
     def tp(self) -> tuple[str, int]:
@@ -233,6 +234,7 @@ class Work:
             tenant=self.tenant,
             task=self.task,
             priority=self.priority,
+            conversation_id=None if self.line is None else conversation_of(self.tenant, self.line),
             created_at=self.first_place.append_time_ms,
         )
 
