@@ -160,7 +160,7 @@ class Flow:
             memory_error,
         )
         heads = Heads(scheduler, lanes, ledger, self.starter, agenda, placement)
-        views = Views(ledger, memory, self.starter, heads)
+        views = Views(ledger, memory, self.starter, heads, forecast)
         self.lifecycle = Lifecycle(lanes, self.starter, agenda, emit)
         self.placing = Placing(
             registry,
