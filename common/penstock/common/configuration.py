@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from penstock.common.settings import KafkaSettings
@@ -15,9 +16,21 @@ ENV_CONFIG = "PENSTOCK_CONFIG"
 
 
 class Section(BaseModel):
-    """A section of one process's own; an unknown key is an error, so that a typing slip does not pass unseen."""
+    """A section of one process's own; an unknown key is an error, so that a typing slip does not pass unseen.
+
+    `successors`: by the name of a setting that is gone, what to write in its place.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    successors: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_successors(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            for name in cls.successors.keys() & cast("dict[str, Any]", value).keys():
+                raise ValueError(f"{name} is not a setting any more: {cls.successors[name]}")
+        return cast("Any", value)
 
 
 class SharedSection(BaseModel):

@@ -163,10 +163,6 @@ class PartitionReader:
         self._add(begin)
         self._thread.start()
 
-    def add_topics(self, topics: Sequence[str], timeout_s: float = 10.0) -> None:
-        """Read these as well, from the same `start`. What is read already goes on."""
-        self.add_partitions(self._begin(topics, timeout_s))
-
     def add_partitions(self, begin: Mapping[TP, int]) -> None:
         """Read these as well, each from its offset, unless they are read already."""
         self.call(lambda: self._add({tp: offset for tp, offset in begin.items() if tp not in self._positions}))
@@ -204,13 +200,6 @@ class PartitionReader:
         """The offset after the last record that `on_batch` has finished with, for each partition."""
         with self._lock:
             return dict(self._positions)
-
-    def watermarks(self, timeout_s: float = 10.0) -> dict[TP, tuple[int, int]]:
-        """(first, end) offsets that the broker has now, for each partition."""
-        partitions = list(self.positions())
-        first = admin.begin_offsets(self._settings, partitions, timeout_s)
-        end = admin.end_offsets(self._settings, partitions, timeout_s)
-        return {tp: (first[tp], end[tp]) for tp in partitions}
 
     def lag(self, timeout_s: float = 10.0) -> dict[TP, int]:
         """How many offsets each partition's end is ahead of `positions`."""

@@ -99,7 +99,6 @@ class Connecting:
                 on_request=run_times.on_request,
                 on_status=self._context.metrics.on_status,
                 codec=codecs.prompt,
-                blocking=codecs.blocking,
                 recent_bytes=conf.recent_bytes,
                 counts_since_ms=self._since_ms,
                 tenants=self._context.allowances.tenants,

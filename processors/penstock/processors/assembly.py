@@ -42,8 +42,9 @@ from penstock.processors.models.serving import Serving
 from penstock.processors.outputs import Outputs
 from penstock.processors.settings import WorkerSettings
 from penstock.processors.worker import Rooms, Worker
-from penstock.schemas.codec import Codec, default_codec
+from penstock.schemas.codec import Codec
 from penstock.schemas.records import ControlCommand
+from penstock.schemas.registry import registry_codecs
 from penstock.schemas.topics import CLASSES
 
 DELIVERY_TIMEOUT_S = 86_400.0
@@ -100,7 +101,8 @@ def assemble(
     """Make and join the parts of a worker of these request topics. Raises RegistryUnavailable, UnknownDevice."""
     conf, kafka = settings.worker, settings.kafka_settings()
     names, clock = kafka.names, time.monotonic
-    codec, faults = make_codec(settings), Faults.from_env()
+    codecs = registry_codecs(settings.schema_registry.url, write=settings.schema_registry.write)
+    codec, faults = codecs.blocking, Faults.from_env()
     # A broker that is away is waited for: records leave in order when it is back, so that a stream has no gap.
     transport = Transport(kafka, delivery_timeout_s=DELIVERY_TIMEOUT_S)
     asynchronous = AsyncTransport(transport, loop)
@@ -182,7 +184,7 @@ def assemble(
         opens=serving.opens,
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
-    intake = Intake(make_codec(settings, background=True), names, partitions, pools(settings))
+    intake = Intake(codecs.prompt, names, partitions, pools(settings))
     worker.connect(
         Rooms(
             flow=flow,
@@ -268,15 +270,6 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
 def pools(settings: WorkerSettings) -> Pools:
     """Which models other pools serve, as the configuration tells it: one file may describe all pools."""
     return Pools.of(settings.worker.pool, ((model.pool, (model.id, *model.aliases)) for model in settings.models))
-
-
-def make_codec(settings: WorkerSettings, *, background: bool = False) -> Codec:
-    """The package's codec, with the registry beside it when one is configured. Raises RegistryUnavailable."""
-    if settings.schema_registry.url is None:
-        return default_codec()
-    from penstock.schemas.registry import registry_codec
-
-    return registry_codec(settings.schema_registry.url, write=settings.schema_registry.write, background=background)
 
 
 def _turns(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from penstock.common.clock import now_ms
@@ -126,7 +128,8 @@ class Execution:
         run = work.run
         if run is None or run.run_id != run_id:  # another run has begun meanwhile, with a task of its own
             return
-        try:
+        refused = partial(self._refused, work, run_id, again=True)
+        with self._reports("run.prepare", "the run was prepared", work, refused):
             turn = None
             if work.line is not None:
                 turn = await self._turns.read(work.request, lambda: _goes_on(work, run))
@@ -152,16 +155,6 @@ class Execution:
                 None if turn is None else turn.mark,
                 memory_bytes=prepared.memory_bytes,
             )
-        except (LostOwnership, EngineGone):
-            return
-        except PenstockError as error:
-            self._flow.attempts.refused(work, run_id, error, self._clock(), again=True)
-        except Exception as error:
-            logger.exception("run.prepare_failed request=%s", work.request_id)
-            failure = InternalError(f"{type(error).__name__} while the run was prepared")
-            self._flow.attempts.refused(work, run_id, failure, self._clock(), again=True)
-        finally:
-            self._changed()
 
     def begin(self, effect: Begin) -> None:
         """Append the input of a turn that was granted."""
@@ -171,7 +164,8 @@ class Execution:
         run = work.run
         if run is None or run.run_id != run_id:  # another run has begun meanwhile, with a task of its own
             return
-        try:
+        refused = partial(self._refused, work, run_id, again=False)
+        with self._reports("turn.begin", "the turn began", work, refused):
             request = work.request
             topic_id = await self._turns.begin(
                 request, work.epoch, now_ms(), lambda: _begins(work, run), run.mark, run.prepared.shown
@@ -180,16 +174,24 @@ class Execution:
                 self._flow.attempts.begun(work, run_id, self._clock(), topic_id)
             else:
                 self._flow.attempts.log_moved(work, run_id, self._clock())
-        except LostOwnership:
-            return
+
+    @contextmanager
+    def _reports(self, event: str, what: str, work: Work, failed: Callable[[PenstockError], None]) -> Generator[None]:
+        """Report an error of the block through `failed`, unless the run was taken away or its engine is gone."""
+        try:
+            yield
+        except (LostOwnership, EngineGone):
+            pass
         except PenstockError as error:
-            self._flow.attempts.refused(work, run_id, error, self._clock(), again=False)
+            failed(error)
         except Exception as error:
-            logger.exception("turn.begin_failed request=%s", work.request_id)
-            failure = InternalError(f"{type(error).__name__} while the turn began")
-            self._flow.attempts.refused(work, run_id, failure, self._clock(), again=False)
+            logger.exception("%s_failed request=%s", event, work.request_id)
+            failed(InternalError(f"{type(error).__name__} while {what}"))
         finally:
             self._changed()
+
+    def _refused(self, work: Work, run_id: str, error: PenstockError, *, again: bool) -> None:
+        self._flow.attempts.refused(work, run_id, error, self._clock(), again=again)
 
     def start(self, effect: Start) -> None:
         """Begin the run. An engine that prepares inline does so here, before it runs."""
@@ -226,7 +228,11 @@ class Execution:
 
     async def _keep(self, effect: Keep) -> None:
         work, finished = effect.work, effect.finished
-        try:
+
+        def failed(error: PenstockError) -> None:
+            self._flow.endings.keep_failed(work, error, self._clock())
+
+        with self._reports("run.keep", "the output was kept", work, failed):
             references: list[ArtifactRef] = []
             if has_images(finished.output):
                 output, references = await self._outputs.keep_images(work, finished.output)
@@ -237,16 +243,6 @@ class Execution:
             large = size_of(finished.output) > INLINE_BYTES
             artifact = await self._outputs.keep(work, finished.output) if large else None
             self._flow.endings.kept(work, finished, artifact, self._clock(), another=finished is not made)
-        except LostOwnership:
-            return
-        except PenstockError as error:
-            self._flow.endings.keep_failed(work, error, self._clock())
-        except Exception as error:
-            logger.exception("run.keep_failed request=%s", work.request_id)
-            failure = InternalError(f"{type(error).__name__} while the output was kept")
-            self._flow.endings.keep_failed(work, failure, self._clock())
-        finally:
-            self._changed()
 
     async def _append_answer(self, work: Work, finished: Finished, references: Sequence[ArtifactRef]) -> Finished:
         """Append the answer. The one that counts in the log, this or an earlier one, is the outcome."""

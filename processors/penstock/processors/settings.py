@@ -23,6 +23,8 @@ from penstock.processors.hardware.entries import DeviceSection, check_entries
 
 
 class WorkerSection(Section):
+    successors = {"inflight_cap": "set intake_bytes"}  # noqa: RUF012
+
     worker_id: str | None = None
     """The worker's name on `inference.worker` and in results; null: host name and process id."""
     group_id: str = "penstock-worker"
@@ -42,8 +44,6 @@ class WorkerSection(Section):
     """Memory for requests that wait: half for bytes (an eighth of it all for those that end while they are parked, the
     rest with a share for each class of each model), half for the facts of those whose bytes are read again when their
     turn is near."""
-    inflight_cap: int | None = None
-    """Not used any more; older configurations may still have it. See intake_bytes."""
     commit_span: int = Field(default=50_000, ge=16)
     """Offsets between the oldest unfinished record of a partition and the newest taken: so far the worker sees."""
     aging_s: float = Field(default=20.0, gt=0)
@@ -110,20 +110,14 @@ class SchedulerSection(Section):
 
 
 class ConversationsSection(Section):
+    successors = {"cached": "set cached_bytes", "read_deadline_s": "remove it; a turn waits for Kafka"}  # noqa: RUF012
+
     max_topics: int = Field(default=10_000, ge=1)
     """Conversations that there may be in all; a request that would begin one more fails."""
     threads: int = Field(default=4, ge=1)
     """Conversations that are read or written at once."""
     cached_bytes: int = Field(default=64 << 20, ge=0)
     """Bytes of memory for conversations that this worker keeps, so that a turn reads only the unseen tail."""
-    cached: int | None = None
-    """Not used any more; older configurations may still have it. See cached_bytes."""
-    read_deadline_s: float | None = None
-    """Not used any more; older configurations may still have it: Kafka is waited for."""
-
-
-ModelSection = ModelEntry
-"""One `[[models]]` table."""
 
 
 class MemorySection(Section):

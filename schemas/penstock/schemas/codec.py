@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from penstock.schemas.compiled import (
     HEADER_SIZE,
@@ -65,19 +65,17 @@ def released_schema(schema_id: int) -> tuple[str, int, str] | None:
     return None
 
 
-class SchemaResolver(Protocol):
-    """Finds schemas that the package does not carry, e.g. in a registry."""
-
-    def schema_for(self, schema_id: int) -> str:
-        """The schema's text. Raises UnknownSchema, or RegistryUnavailable when nobody could be asked."""
-        ...
-
-
 class Codec:
-    """Encodes with the package's ids (or `writer_ids`), decodes those and what `resolver` finds."""
+    """Encodes with the package's ids (or `writer_ids`), decodes those and the ones that `find_schema` knows.
 
-    def __init__(self, resolver: SchemaResolver | None = None, writer_ids: Mapping[str, int] | None = None) -> None:
-        self._resolver = resolver
+    `find_schema` returns the text of a schema that the package does not carry. It raises UnknownSchema, or
+    RegistryUnavailable when nobody could be asked.
+    """
+
+    def __init__(
+        self, find_schema: Callable[[int], str] | None = None, writer_ids: Mapping[str, int] | None = None
+    ) -> None:
+        self._find_schema = find_schema
         self._writer_ids = {name: (writer_ids or {}).get(name, ids[-1]) for name, ids in SCHEMA_IDS.items()}
         self._encoders: dict[type[Record], Encoder] = {}
         # By the five bytes before the body: magic and schema id.
@@ -169,8 +167,8 @@ class Codec:
         released = released_schema(schema_id)
         if released is not None:
             text = released[2]
-        elif self._resolver is not None:
-            text = self._resolver.schema_for(schema_id)
+        elif self._find_schema is not None:
+            text = self._find_schema(schema_id)
         else:
             raise UnknownSchema(f"schema id {schema_id} (0x{schema_id:08X}) is not one of ours")
         if (refusal := self._refusals.get(schema_id)) is not None:

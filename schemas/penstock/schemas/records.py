@@ -40,29 +40,6 @@ class Status(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-class ResultKind(StrEnum):
-    CHUNK = "chunk"
-    PREVIEW = "preview"
-    TERMINAL = "terminal"
-    UNKNOWN = "UNKNOWN"
-
-
-class ControlKind(StrEnum):
-    CANCEL = "cancel"
-    REPRIORITIZE = "reprioritize"
-    ERASE = "erase"
-    DELETE_CONVERSATION = "delete_conversation"
-    END_LOST = "end_lost"
-    UNKNOWN = "UNKNOWN"
-
-
-class Direction(StrEnum):
-    IN = "in"
-    OUT = "out"
-    SUMMARY = "summary"
-    UNKNOWN = "UNKNOWN"
-
-
 PAYLOAD_FIELDS: tuple[str, ...] = tuple(task.value for task in Task if task is not Task.UNKNOWN)
 
 STATUS_RANKS: dict[str, int] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -108,92 +109,61 @@ def _unknown(schema_id: int) -> UnknownSchema:
 
 
 class RegistryResolver:
-    """Finds schemas in a registry, each asked for once. An id never changes its schema, so the answer is kept."""
+    """Finds schemas in a registry, and keeps them: an id never changes its schema.
 
-    def __init__(self, client: RegistryClient, *, unknown: UnknownIds | None = None) -> None:
-        self._client = client
-        self._known: dict[int, str] = {}
-        self._unknown = unknown if unknown is not None else UnknownIds()
-        self._lock = threading.Lock()
-
-    def remembered(self, schema_id: int) -> str | None:
-        """The schema without asking anybody; None when the registry has to be asked. Raises UnknownSchema."""
-        with self._lock:
-            known = self._known.get(schema_id)
-        if known is None and self._unknown.age(schema_id) is not None:
-            raise _unknown(schema_id)
-        return known
-
-    def schema_for(self, schema_id: int) -> str:
-        """Raises UnknownSchema, RegistryUnavailable."""
-        if (known := self.remembered(schema_id)) is not None:
-            return known
-        try:
-            text = self._client.get_schema(schema_id)
-        except UnknownSchema:
-            self._unknown.add(schema_id)
-            raise
-        with self._lock:
-            self._known[schema_id] = text
-        return text
-
-
-class RememberedResolver:
-    """What a resolver has found already, for an event loop: it asks nobody.
-
-    Of an id that has to be asked for it says RegistryUnavailable; the caller lets a thread ask, and comes again.
+    `ask` waits for the registry; `ask_aside` never does. An id that the registry does not have is unknown for some
+    seconds without another question.
     """
 
-    def __init__(self, resolver: RegistryResolver) -> None:
-        self._resolver = resolver
-
-    def schema_for(self, schema_id: int) -> str:
-        """Raises UnknownSchema, RegistryUnavailable."""
-        if (known := self._resolver.remembered(schema_id)) is not None:
-            return known
-        raise RegistryUnavailable(f"schema id {schema_id} is being asked for", retry_after_s=0.1)
-
-
-class BackgroundResolver:
-    """The same for an event loop, which must not wait for a registry: what is not known yet is fetched in a thread.
-
-    Until it is there `schema_for` raises RegistryUnavailable; ask again. An id that the registry does not have is
-    unknown for some seconds without another question. If it keeps coming, it is asked for again before that time is
-    over, so that its records stall nobody.
-    """
-
-    def __init__(self, resolver: RegistryResolver, *, retry_s: float = 1.0, unknown: UnknownIds | None = None) -> None:
+    def __init__(self, client: RegistryClient, *, retry_s: float = 1.0, unknown: UnknownIds | None = None) -> None:
         self.unknown = unknown if unknown is not None else UnknownIds()
-        self._resolver = resolver
+        self._client = client
         self._retry_s = retry_s
         self._known: dict[int, str] = {}
         self._asking: set[int] = set()
         self._failure: str | None = None
 
-    def schema_for(self, schema_id: int) -> str:
-        """Raises UnknownSchema, RegistryUnavailable (also while it is being asked for)."""
-        known = self._known.get(schema_id)
-        if known is not None:
+    def ask(self, schema_id: int) -> str:
+        """The schema, for a thread. Raises UnknownSchema, RegistryUnavailable."""
+        if (known := self._known.get(schema_id)) is not None:
+            return known
+        if self.unknown.age(schema_id) is not None:
+            raise _unknown(schema_id)
+        return self._fetch(schema_id)
+
+    def ask_aside(self, schema_id: int) -> str:
+        """The schema, for an event loop: if it is not known yet, a thread fetches it.
+
+        An unknown id that keeps coming is fetched again before it is forgotten, so that its records stall nobody.
+        Raises UnknownSchema, and RegistryUnavailable until the thread has an answer.
+        """
+        if (known := self._known.get(schema_id)) is not None:
             return known
         age = self.unknown.age(schema_id)
         if age is None or age > self.unknown.seconds / 2:
-            self._ask_aside(schema_id)
+            self._fetch_aside(schema_id)
         if age is not None:
             raise _unknown(schema_id)
         raise RegistryUnavailable(self._failure or f"schema id {schema_id} is being asked for", retry_after_s=0.1)
 
-    def _ask_aside(self, schema_id: int) -> None:
-        if schema_id not in self._asking and len(self._asking) < MAX_ASKING:
-            self._asking.add(schema_id)
-            threading.Thread(target=self._ask, args=(schema_id,), name="registry", daemon=True).start()
-
-    def _ask(self, schema_id: int) -> None:
+    def _fetch(self, schema_id: int) -> str:
         try:
-            self._known[schema_id] = self._resolver.schema_for(schema_id)
-            self.unknown.discard(schema_id)
-            self._failure = None
+            text = self._known[schema_id] = self._client.get_schema(schema_id)
         except UnknownSchema:
             self.unknown.add(schema_id)
+            raise
+        self.unknown.discard(schema_id)
+        return text
+
+    def _fetch_aside(self, schema_id: int) -> None:
+        if schema_id not in self._asking and len(self._asking) < MAX_ASKING:
+            self._asking.add(schema_id)
+            threading.Thread(target=self._fetch_on_thread, args=(schema_id,), name="registry", daemon=True).start()
+
+    def _fetch_on_thread(self, schema_id: int) -> None:
+        try:
+            with contextlib.suppress(UnknownSchema):
+                self._fetch(schema_id)
             self._failure = None
         except Exception as error:
             self._failure = str(error)
@@ -206,8 +176,8 @@ class BackgroundResolver:
 class Codecs:
     """Two codecs of one installation, with one memory of schemas between them.
 
-    `blocking` asks the registry when it meets an id that it does not know: for threads. `prompt` never asks: it raises
-    RegistryUnavailable until `blocking` has met the id.
+    `blocking` waits for the registry when it meets an id that it does not know: for threads. `prompt` never waits: it
+    raises RegistryUnavailable until the schema is there.
     """
 
     blocking: Codec
@@ -224,22 +194,12 @@ def registry_codecs(url: str | None, *, write: bool = False) -> Codecs:
         return Codecs(default_codec(), default_codec())
     client = RegistryClient(url)
     resolver, ids = RegistryResolver(client), _registered_ids(client, write=write)
-    return Codecs(Codec(resolver, writer_ids=ids), Codec(RememberedResolver(resolver), writer_ids=ids))
-
-
-def registry_codec(url: str | None, *, write: bool = False, background: bool = False) -> Codec:
-    """As `registry_codecs`, the one that may block. With `background`: for a loop, as `BackgroundResolver` tells."""
-    if url is None or not background:
-        return registry_codecs(url, write=write).blocking
-    client = RegistryClient(url)
-    ids = _registered_ids(client, write=write)
-    # The other one remembers by itself what is unknown.
-    return Codec(BackgroundResolver(RegistryResolver(client, unknown=UnknownIds(seconds=0))), writer_ids=ids)
+    return Codecs(Codec(resolver.ask, writer_ids=ids), Codec(resolver.ask_aside, writer_ids=ids))
 
 
 def reading_codec(url: str | None) -> Codec:
     """A codec that only reads, for tools: it registers nothing, and asks the registry when an id of it comes."""
-    return default_codec() if url is None else Codec(RegistryResolver(RegistryClient(url)))
+    return default_codec() if url is None else Codec(RegistryResolver(RegistryClient(url)).ask)
 
 
 def _registered_ids(client: RegistryClient, *, write: bool) -> dict[str, int] | None:

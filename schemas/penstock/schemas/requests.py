@@ -31,7 +31,6 @@ __all__ = [
     "DEFAULT_LIMITS",
     "Limits",
     "content_hash",
-    "is_plain",
     "parse_request",
     "parse_request_bytes",
     "prepare_validation",

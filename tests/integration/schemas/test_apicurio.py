@@ -17,7 +17,7 @@ from penstock.cli.paths import free_port
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, schema_text
 from penstock.schemas.errors import RegistryUnavailable, UnknownSchema
 from penstock.schemas.records import InferenceRequest
-from penstock.schemas.registry import RegistryClient, RegistryResolver, registry_codec
+from penstock.schemas.registry import RegistryClient, RegistryResolver, registry_codecs
 from support import wait_until
 
 REQUEST = InferenceRequest(
@@ -70,11 +70,11 @@ def test_all_records_are_registered_and_a_repeat_gives_the_same_ids(registry: st
 
 
 def test_the_registrys_ids_are_written_and_read(registry: str) -> None:
-    writer = registry_codec(registry, write=True)
+    writer = registry_codecs(registry, write=True).blocking
     data = writer.encode(REQUEST)
     schema_id = int.from_bytes(data[1:5], "big")
     assert schema_id < 0x504E0000
-    reader = registry_codec(registry)
+    reader = registry_codecs(registry).blocking
     assert reader.decode(data, InferenceRequest) == writer.decode(data, InferenceRequest)
     assert reader.decode(data, InferenceRequest).text_generation["prompt"] == "hello"  # type: ignore[index]
     # What carries our own ids needs no registry, and is read beside.
@@ -88,16 +88,16 @@ def test_stock_serializers_and_ours_understand_each_other(registry: str) -> None
     context = SerializationContext("inference.request.medium", MessageField.VALUE)
     stock = AvroSerializer(client, schema_text("InferenceRequest"), conf={"auto.register.schemas": True})
     values = {**REQUEST.to_dict(), "stream": True}
-    ours = registry_codec(registry).decode(stock(values, context), InferenceRequest)
+    ours = registry_codecs(registry).blocking.decode(stock(values, context), InferenceRequest)
     assert ours.stream is True
-    read = AvroDeserializer(client)(registry_codec(registry, write=True).encode(REQUEST), context)
+    read = AvroDeserializer(client)(registry_codecs(registry, write=True).blocking.encode(REQUEST), context)
     assert read["request_id"] == "r1"
 
 
 def test_an_unknown_id_is_poison_and_an_unreachable_registry_is_not(registry: str) -> None:
     strange = b"\x00\x00\x0f\x42\x40abc"
     with pytest.raises(UnknownSchema):
-        registry_codec(registry).decode(strange, InferenceRequest)
-    nobody = Codec(RegistryResolver(RegistryClient(f"http://127.0.0.1:{free_port()}", timeout_s=2)))
+        registry_codecs(registry).blocking.decode(strange, InferenceRequest)
+    nobody = Codec(RegistryResolver(RegistryClient(f"http://127.0.0.1:{free_port()}", timeout_s=2)).ask)
     with pytest.raises(RegistryUnavailable):
         nobody.decode(strange, InferenceRequest)

@@ -41,7 +41,7 @@ from penstock.schemas.records import (
     StatusEvent,
     WorkerState,
 )
-from penstock.schemas.registry import RegistryResolver, RememberedResolver
+from penstock.schemas.registry import RegistryResolver
 from penstock.schemas.requests import content_hash, request_to_json
 from penstock.schemas.topics import CLASSES, HEADER_ORIGIN, TopicNames
 from support import wait_until
@@ -122,8 +122,8 @@ class Gateway:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.registry = Registry()
-        resolver = RegistryResolver(self.registry)  # pyright: ignore[reportArgumentType]
-        self.codec, self.prompt = Codec(resolver), Codec(RememberedResolver(resolver))
+        resolver = RegistryResolver(self.registry, retry_s=0.01)  # pyright: ignore[reportArgumentType]
+        self.codec, self.prompt = Codec(resolver.ask), Codec(resolver.ask_aside)
         self.recent_bytes = 1 << 20
         self.counts_since_ms = 0
         self.on_outcome: Callable[[ResultEvent], None] = lambda _: None
@@ -143,7 +143,6 @@ class Gateway:
             on_outcome=self.note_outcome,
             on_status=lambda event: self.statuses.append(event.status),
             codec=self.prompt,
-            blocking=self.codec,
             recent_bytes=self.recent_bytes,
             counts_since_ms=self.counts_since_ms,
         )
@@ -151,6 +150,16 @@ class Gateway:
     def note_outcome(self, event: ResultEvent) -> None:
         self.outcomes.append(event.request_id)
         self.on_outcome(event)
+
+    def applies(self, batch: list[RawMessage]) -> bool:
+        """Whether no record of a batch waits for the registry. Those before the first that waits leave the batch."""
+        try:
+            self.view.apply(batch)
+        except RegistryUnavailable:
+            offsets = self.view.offsets()
+            batch[:] = [m for m in batch if m.offset >= offsets.get((m.topic, m.partition), 0)]
+            return False
+        return True
 
     def message(self, tp: TP, value: Record | bytes | None, **values: Any) -> RawMessage:
         offset = self.next.get(tp, 0)
@@ -160,13 +169,7 @@ class Gateway:
 
     def read(self, tp: TP, *values: Record | bytes | None, **more: Any) -> None:
         batch = [self.message(tp, value, **more) for value in values]
-        while batch:
-            try:
-                self.view.apply(batch)
-                return
-            except RegistryUnavailable:  # as the follower does it
-                batch = [message for message in batch if message.offset >= self.view.offsets().get(tp, 0)]
-                assert self.view.look_up(batch[0])
+        wait_until(lambda: self.applies(batch), 10, "the schema was fetched")
 
     def listen(self, *subjects: tuple[str, ...]) -> Client:
         client = self.hub.connect(lambda: None)
@@ -583,10 +586,10 @@ def test_a_registry_that_is_away_holds_the_view_where_it_is(gateway: Gateway) ->
         gateway.view.apply(batch)
     assert gateway.view.offsets() == {RESULTS: 1}
     assert not gateway.found().done
-    assert not gateway.view.look_up(batch[1])
+    del batch[0]
+    assert not gateway.applies(batch)
     gateway.registry.down = False
-    assert gateway.view.look_up(batch[1])
-    gateway.view.apply(batch[1:])
+    wait_until(lambda: gateway.applies(batch), 10, "the schema was fetched")
     assert gateway.found().done
     assert gateway.found(("default", "s")).done
     assert gateway.view.offsets() == {RESULTS: 3}
@@ -599,13 +602,8 @@ def test_a_registry_is_never_asked_on_the_loop(gateway: Gateway) -> None:
         foreign = gateway.message(RESULTS, b"\x00" + schema_id.to_bytes(4, "big") + ours[5:])
         with pytest.raises(RegistryUnavailable):
             gateway.view.apply([foreign])
-        assert gateway.registry.asked == set()
-        thread = threading.Thread(target=gateway.view.look_up, args=(foreign,), name="aside")
-        thread.start()
-        thread.join(10)
-        gateway.view.apply([foreign])
-        assert gateway.registry.asked == {"aside"}
-        gateway.registry.asked.clear()
+        wait_until(lambda: gateway.applies([foreign]), 10, "the registry has answered")  # noqa: B023
+        assert gateway.registry.asked == {"registry"}
     assert gateway.found().done
 
 
@@ -621,8 +619,7 @@ def test_what_a_registrys_id_brought_is_read_again_without_it(gateway: Gateway) 
 
 def test_what_is_no_record_at_all_does_not_wait_for_the_registry(gateway: Gateway) -> None:
     gateway.registry.down = True
-    assert gateway.view.look_up(gateway.message(RESULTS, b"poison"))
-    assert gateway.view.look_up(gateway.message(RESULTS, None))
+    assert gateway.applies([gateway.message(RESULTS, b"poison"), gateway.message(RESULTS, None)])
 
 
 def test_models_and_workers_come_and_go(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

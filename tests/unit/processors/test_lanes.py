@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flow_driver import World
+from penstock.common.model_entry import ModelEntry
 from penstock.processors.background import on_faults
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import CannotLoad
@@ -19,7 +20,7 @@ from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.serving import Serving
 from penstock.processors.models.sizing import ModelSize
-from penstock.processors.settings import ModelSection, WorkerSettings
+from penstock.processors.settings import WorkerSettings
 from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import ModelInfo, Record
 from penstock.schemas.topics import TopicNames
@@ -38,7 +39,7 @@ class Shell(World):
         self.published: list[Record] = []
         self.forgotten: list[str] = []
         self.said: list[ask.Status] = []
-        models = [ModelSection(id=name, source=name, engine="text") for name in ("m", "other")]
+        models = [ModelEntry(id=name, source=name, engine="text") for name in ("m", "other")]
         self.serving = Serving(
             WorkerSettings(models=models),
             publish=self.publish,
@@ -274,7 +275,7 @@ async def test_the_most_that_an_engine_held_is_held_against_what_was_booked(shel
 
 async def test_models_come_and_go(shell: Shell) -> None:
     await shell.serving.observe()
-    new = ModelConfig.of(ModelSection(id="new", source="new", engine="text", tasks=["text_generation"]))
+    new = ModelConfig.of(ModelEntry(id="new", source="new", engine="text", tasks=["text_generation"]))
     shell.lanes.configure([*shell.serving.catalog, new])
     await shell.until_ready("new")
     shell.lanes.configure([new])
@@ -288,8 +289,8 @@ async def test_models_come_and_go(shell: Shell) -> None:
 
 async def test_what_its_entry_says_of_its_memory_is_told_before_it_is_loaded(shell: Shell) -> None:
     """A dry run of a model that nobody had asked for yet knew no need, and none that was too large."""
-    told = ModelSection(id="told", source="told", engine="text", vram_bytes=7, preload=False)
-    unknown = ModelSection(id="unknown", source="unknown", engine="text", preload=False)
+    told = ModelEntry(id="told", source="told", engine="text", vram_bytes=7, preload=False)
+    unknown = ModelEntry(id="unknown", source="unknown", engine="text", preload=False)
     await shell.serving.observe()
     shell.lanes.configure([ModelConfig.of(told), ModelConfig.of(unknown)])
     infos = {one.model: one for one in shell.published if isinstance(one, ModelInfo)}

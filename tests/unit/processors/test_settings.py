@@ -15,7 +15,7 @@ FILE = """
 bootstrap_servers = "a:1"
 security = {"sasl.username" = "u"}
 [worker]
-inflight_cap = 100
+intake_bytes = 8388608
 [gateway]
 port = 1
 [[models]]
@@ -40,19 +40,27 @@ def test_file_then_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert settings.kafka.bootstrap_servers == "b:2"
     assert settings.kafka.security == {"sasl.username": "u"}
     assert settings.worker.pool == "gpu"
-    assert settings.worker.inflight_cap == 100
+    assert settings.worker.intake_bytes == 8 << 20
     assert settings.models[0].options == {"tokens": 3}
     assert settings.kafka_settings().bootstrap_servers == "b:2"
 
 
-def test_settings_of_an_older_release_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    old = FILE + "[conversations]\ncached = 3\nread_deadline_s = 2.5\n"
-    settings = load(monkeypatch, tmp_path, old.replace("[[models]]", "[[models]]", 1))
-    assert settings.worker.intake_bytes == 256 << 20
-    assert settings.conversations.cached_bytes == 64 << 20
+@pytest.mark.parametrize(
+    ("text", "successor"),
+    [
+        ("[worker]\ninflight_cap = 100\n", "set intake_bytes"),
+        ("[conversations]\ncached = 3\n", "set cached_bytes"),
+        ("[conversations]\nread_deadline_s = 2.5\n", "remove it"),
+    ],
+)
+def test_a_setting_that_is_gone_names_its_successor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, successor: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"not a setting any more: {successor}"):
+        load(monkeypatch, tmp_path, text)
 
 
-@pytest.mark.parametrize("text", ["[worker]\ninflight_capp = 1\n", "[worker]\nchunk_linger_ms = 51\n"])
+@pytest.mark.parametrize("text", ["[worker]\nintake_bytess = 1\n", "[worker]\nchunk_linger_ms = 51\n"])
 def test_slips_and_bounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     with pytest.raises(ValidationError):
         load(monkeypatch, tmp_path, text)

@@ -104,7 +104,7 @@ class Newer:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def schema_for(self, schema_id: int) -> str:
+    def __call__(self, schema_id: int) -> str:
         return self.text
 
 

@@ -12,13 +12,10 @@ from penstock.schemas.codec import SCHEMA_IDS, Codec, schema_text
 from penstock.schemas.errors import Conflict, RegistryUnavailable, UnknownSchema
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.registry import (
-    BackgroundResolver,
     RegistryClient,
     RegistryResolver,
-    RememberedResolver,
     UnknownIds,
     reading_codec,
-    registry_codec,
     registry_codecs,
 )
 from support import wait_until
@@ -80,7 +77,7 @@ def test_registered_once_and_read(registry: Registry, client: RegistryClient) ->
 def test_the_codec_reads_and_writes_a_registrys_ids(registry: Registry, client: RegistryClient) -> None:
     number = client.register("s", schema_text("ControlCommand"))
     writer = Codec(writer_ids={"ControlCommand": number})
-    reader = Codec(RegistryResolver(client))
+    reader = Codec(RegistryResolver(client).ask)
     encoded = writer.encode(COMMAND)
     assert encoded[:5] == b"\0" + number.to_bytes(4, "big")
     before = registry.asked
@@ -92,14 +89,14 @@ def test_the_codec_reads_and_writes_a_registrys_ids(registry: Registry, client: 
 def test_our_own_ids_need_no_registry(registry: Registry, client: RegistryClient) -> None:
     encoded = Codec().encode(COMMAND)
     assert int.from_bytes(encoded[1:5], "big") == SCHEMA_IDS["ControlCommand"][-1]
-    assert Codec(RegistryResolver(client)).decode(encoded, ControlCommand) == COMMAND
+    assert Codec(RegistryResolver(client).ask).decode(encoded, ControlCommand) == COMMAND
     assert registry.asked == 0
 
 
 def test_the_resolver_asks_once(registry: Registry, client: RegistryClient) -> None:
     registry.schemas[5] = '"string"'
     resolver = RegistryResolver(client)
-    assert [resolver.schema_for(5) for _ in range(3)] == ['"string"'] * 3
+    assert [resolver.ask(5) for _ in range(3)] == ['"string"'] * 3
     assert registry.asked == 1
 
 
@@ -118,11 +115,11 @@ def test_an_unknown_id_is_asked_for_again_after_a_while(registry: Registry, clie
     resolver = RegistryResolver(client, unknown=UnknownIds(seconds=3, clock=clock))
     for _ in range(20):
         with pytest.raises(UnknownSchema):
-            resolver.schema_for(5)
+            resolver.ask(5)
     assert registry.asked == 1
     registry.schemas[5] = '"string"'
     clock.now += 3.1
-    assert resolver.schema_for(5) == '"string"'
+    assert resolver.ask(5) == '"string"'
 
 
 def test_unknown_ids_take_bounded_memory() -> None:
@@ -156,20 +153,20 @@ def test_nobody_to_ask_is_not_poison(
 ) -> None:
     registry.failing = failing
     with pytest.raises(RegistryUnavailable) as caught:
-        Codec(RegistryResolver(client)).decode(b"\0\0\0\0\x05abc", ControlCommand)
+        Codec(RegistryResolver(client).ask).decode(b"\0\0\0\0\x05abc", ControlCommand)
     assert caught.value.retryable
     with pytest.raises(RegistryUnavailable):
         client.register("s", "{}")
     registry.failing = None
     registry.schemas[5] = schema_text("ControlCommand")
-    assert RegistryResolver(client).schema_for(5) == registry.schemas[5]
+    assert RegistryResolver(client).ask(5) == registry.schemas[5]
 
 
 @pytest.mark.parametrize("text", ["not json", '{"type": "no-such-type"}', "{}", '"string"', '{"type": "map"}'])
 def test_a_schema_that_is_none_of_ours_is_unknown(registry: Registry, client: RegistryClient, text: str) -> None:
     registry.schemas[5] = text
     with pytest.raises(UnknownSchema):
-        Codec(RegistryResolver(client)).decode(b"\0\0\0\0\x05abc", ControlCommand)
+        Codec(RegistryResolver(client).ask).decode(b"\0\0\0\0\x05abc", ControlCommand)
 
 
 @pytest.mark.parametrize("status", [409, 422])
@@ -179,13 +176,13 @@ def test_an_incompatible_schema_is_a_conflict(registry: Registry, client: Regist
         client.register("s", "{}")
 
 
-def answered(resolver: BackgroundResolver, schema_id: int) -> str:
+def answered(resolver: RegistryResolver, schema_id: int) -> str:
     """What the resolver says when it has an answer; until then it must say so without waiting."""
     found: list[str] = []
 
     def there() -> bool:
         try:
-            found.append(resolver.schema_for(schema_id))
+            found.append(resolver.ask_aside(schema_id))
         except RegistryUnavailable:
             return False
         return True
@@ -194,27 +191,27 @@ def answered(resolver: BackgroundResolver, schema_id: int) -> str:
     return found[0]
 
 
-def test_the_background_resolver_never_waits(registry: Registry, client: RegistryClient) -> None:
+def test_an_event_loop_never_waits(registry: Registry, client: RegistryClient) -> None:
     registry.schemas[5] = '"string"'
     release = threading.Event()
     registry.hold = release
-    resolver = BackgroundResolver(RegistryResolver(client), retry_s=0.01)
+    resolver = RegistryResolver(client, retry_s=0.01)
     for _ in range(3):
         with pytest.raises(RegistryUnavailable):
-            resolver.schema_for(5)
+            resolver.ask_aside(5)
     release.set()
     assert answered(resolver, 5) == '"string"'
     assert registry.asked == 1
 
 
-def test_the_background_resolver_asks_until_the_registry_is_back(registry: Registry, client: RegistryClient) -> None:
+def test_a_thread_asks_until_the_registry_is_back(registry: Registry, client: RegistryClient) -> None:
     registry.schemas[5] = '"string"'
     registry.failing = httpx.ConnectError("refused")
-    resolver = BackgroundResolver(RegistryResolver(client), retry_s=0.01)
+    resolver = RegistryResolver(client, retry_s=0.01)
 
     def refused() -> bool:
         with pytest.raises(RegistryUnavailable) as caught:
-            resolver.schema_for(5)
+            resolver.ask_aside(5)
         return "refused" in str(caught.value)
 
     wait_until(refused, 10, "the reason is told")
@@ -222,17 +219,15 @@ def test_the_background_resolver_asks_until_the_registry_is_back(registry: Regis
     assert answered(resolver, 5) == '"string"'
 
 
-def test_the_background_resolver_says_unknown_once_it_knows(registry: Registry, client: RegistryClient) -> None:
+def test_an_unknown_id_is_asked_for_once(registry: Registry, client: RegistryClient) -> None:
     """Defect 10: every record of an unknown id was asked for anew, and stalled all intake meanwhile."""
     clock = Clock()
-    resolver = BackgroundResolver(
-        RegistryResolver(client, unknown=UnknownIds(seconds=0)), unknown=UnknownIds(clock=clock)
-    )
+    resolver = RegistryResolver(client, unknown=UnknownIds(clock=clock))
     with pytest.raises(UnknownSchema):
         answered(resolver, 5)
     for _ in range(1_000):
         with pytest.raises(UnknownSchema):
-            resolver.schema_for(5)
+            resolver.ask_aside(5)
     assert registry.asked == 1
     registry.schemas[5] = '"string"'
     clock.now += 10
@@ -241,19 +236,17 @@ def test_the_background_resolver_says_unknown_once_it_knows(registry: Registry, 
 
 def test_an_unknown_id_that_keeps_coming_is_asked_for_aside(registry: Registry, client: RegistryClient) -> None:
     clock = Clock()
-    resolver = BackgroundResolver(
-        RegistryResolver(client, unknown=UnknownIds(seconds=0)), unknown=UnknownIds(seconds=3, clock=clock)
-    )
+    resolver = RegistryResolver(client, unknown=UnknownIds(seconds=3, clock=clock))
     with pytest.raises(UnknownSchema):
         answered(resolver, 5)
     registry.schemas[5] = '"string"'
     clock.now += 2
     with pytest.raises(UnknownSchema):  # still remembered, and asked for meanwhile
-        resolver.schema_for(5)
+        resolver.ask_aside(5)
 
     def there() -> bool:
         try:
-            return resolver.schema_for(5) == '"string"'
+            return resolver.ask_aside(5) == '"string"'
         except UnknownSchema:
             return False
 
@@ -261,28 +254,21 @@ def test_an_unknown_id_that_keeps_coming_is_asked_for_aside(registry: Registry, 
 
 
 def test_many_unknown_ids_keep_no_memory(registry: Registry, client: RegistryClient) -> None:
-    resolver = BackgroundResolver(RegistryResolver(client), unknown=UnknownIds(at_most=5))
+    resolver = RegistryResolver(client, unknown=UnknownIds(at_most=5))
     for schema_id in range(1_000, 1_020):
         with pytest.raises(UnknownSchema):
             answered(resolver, schema_id)
     assert len(resolver.unknown) == 5
 
 
-def test_a_loop_is_told_what_a_thread_has_found(registry: Registry, client: RegistryClient) -> None:
-    """It asks nobody: neither for what is unknown yet, nor for what the registry does not have."""
+def test_both_ways_of_asking_share_what_they_know(registry: Registry, client: RegistryClient) -> None:
     number = client.register("s", schema_text("ControlCommand"))
     resolver = RegistryResolver(client)
-    prompt, blocking = Codec(RememberedResolver(resolver)), Codec(resolver)
+    prompt, blocking = Codec(resolver.ask_aside), Codec(resolver.ask)
     encoded = Codec(writer_ids={"ControlCommand": number}).encode(COMMAND)
-    before = registry.asked
-    with pytest.raises(RegistryUnavailable):
-        prompt.decode(encoded, ControlCommand)
-    assert registry.asked == before
-    blocking.decode(encoded, ControlCommand)
-    assert prompt.decode(encoded, ControlCommand) == COMMAND
     missing = b"\0" + (999).to_bytes(4, "big") + encoded[5:]
-    with pytest.raises(RegistryUnavailable):
-        prompt.decode(missing, ControlCommand)
+    before = registry.asked
+    assert blocking.decode(encoded, ControlCommand) == prompt.decode(encoded, ControlCommand) == COMMAND
     for codec in (blocking, prompt, blocking):
         with pytest.raises(UnknownSchema):
             codec.decode(missing, ControlCommand)
@@ -291,4 +277,4 @@ def test_a_loop_is_told_what_a_thread_has_found(registry: Registry, client: Regi
 
 def test_codecs_without_a_registry_are_the_package_s_own() -> None:
     codecs = registry_codecs(None, write=True)
-    assert codecs.blocking is codecs.prompt is reading_codec(None) is registry_codec(None)
+    assert codecs.blocking is codecs.prompt is reading_codec(None)

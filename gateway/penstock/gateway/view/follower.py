@@ -30,6 +30,7 @@ FLUSH_S, CATCHING_UP_FLUSH_S = 0.2, 2.0
 CROWDED = 50_000
 """While so many requests are live and outcomes are behind, a view that catches up reads outcomes alone."""
 CATCH_UP_S = 2.0
+REGISTRY_RETRY_S = 0.1
 DISCOVERY_S = 1.0
 """How old the list of topics may be when a request is not found: it may be of a pool that is newer."""
 
@@ -147,15 +148,17 @@ class Follower:
                 await asyncio.sleep(0)
 
     async def _fold(self, batch: Sequence[RawMessage]) -> None:
+        waits = False
         while True:
             try:
                 self._view.apply(batch)
             except RegistryUnavailable as error:
-                logger.warning("follower.waits_for_registry error=%s", error)
+                if not waits:
+                    logger.warning("follower.waits_for_registry error=%s", error)
+                waits = True
                 offsets = self._view.offsets()
                 batch = [m for m in batch if m.offset >= offsets.get((m.topic, m.partition), 0)]
-                while not await asyncio.to_thread(self._view.look_up, batch[0]):
-                    await asyncio.sleep(1)
+                await asyncio.sleep(REGISTRY_RETRY_S)
             else:
                 return
             finally:

@@ -49,14 +49,10 @@ class LargeOutput:
 
 
 class OutcomeReader:
-    """Decodes result events; of large ones only what the fold and lists need.
+    """Decodes result events; of large ones only what the fold and lists need."""
 
-    `codec` is used at once; `blocking`, which may ask a registry, when somebody wants a large output.
-    """
-
-    def __init__(self, codec: Codec, blocking: Codec | None = None) -> None:
+    def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._blocking = blocking or codec
         self._lean = codec.decoder(ResultEvent, without=LEFT_OUT)
 
     def __call__(self, record: bytes) -> tuple[ResultEvent, LargeOutput | None]:
@@ -65,7 +61,7 @@ class OutcomeReader:
             return self._codec.decode(record, ResultEvent), None
         event = self._lean(record)
         has_output = event.status == "completed" and event.output_artifact is None
-        return event, LargeOutput(record, self._blocking) if has_output else None
+        return event, LargeOutput(record, self._codec) if has_output else None
 
 
 def held_bytes(event: ResultEvent, large: LargeOutput | None, record_bytes: int) -> int:

@@ -40,7 +40,7 @@ RECENT_BYTES = 64 * 2**20
 class View:
     """Folds raw messages; `on_request`, `on_outcome` and `on_status` are called once per piece of news.
 
-    `codec` never waits: it raises RegistryUnavailable, and `blocking`, for threads, then asks for the schema.
+    `codec` never waits: it raises RegistryUnavailable while a schema is being asked for.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class View:
         on_request: Callable[[InferenceRequest], None] = lambda _: None,
         on_status: Callable[[StatusEvent], None] = lambda _: None,
         codec: Codec | None = None,
-        blocking: Codec | None = None,
         recent_bytes: int = RECENT_BYTES,
         counts_since_ms: int = 0,
         tenants: Tenants | None = None,
@@ -70,9 +69,8 @@ class View:
         self._tell_request = on_request
         self._on_status = on_status
         self._codec = codec or default_codec()
-        self._blocking = blocking or self._codec
         self.fleet = Fleet(self._codec)
-        self._read_outcome = OutcomeReader(self._codec, self._blocking)
+        self._read_outcome = OutcomeReader(self._codec)
         self._status_head = self._codec.head(StatusEvent, "request_id", "tenant", "done")
         self._handlers: dict[str, Callable[[RawMessage], None]] = {
             names.result: self._result,
@@ -143,7 +141,7 @@ class View:
     def apply(self, messages: Sequence[RawMessage]) -> None:
         """Fold a batch of raw messages, in the order of each partition.
 
-        Raises RegistryUnavailable at a record whose schema nobody has asked for: `offsets` says how far it came.
+        Raises RegistryUnavailable at a record whose schema is not known yet: `offsets` says how far it came.
         """
         self._now_ms = now_ms()
         handlers, positions = self._handlers, self._positions
@@ -164,16 +162,6 @@ class View:
                 # One record must not end the view of all others; at a restart it would come again.
                 logger.exception("view.failed topic=%s offset=%d", message.topic, message.offset)
             positions.passed(tp, message.offset)
-
-    def look_up(self, message: RawMessage) -> bool:
-        """Ask for the schema of a record that stopped `apply`, for a thread: whether folding can go on."""
-        try:
-            self._blocking.decode_any(message.value or b"")
-        except RegistryUnavailable:
-            return False
-        except PenstockError:
-            return True
-        return True
 
     def _request(self, message: RawMessage) -> None:
         request = read_request(message, self._codec)

@@ -164,7 +164,7 @@ class Flow:
             memory_error,
         )
         heads = Heads(scheduler, lanes, ledger, admission, run_memory, agenda, placement)
-        views = Views(ledger, memory, run_memory, heads)
+        views = Views(ledger, memory, run_memory, heads, forecast)
         self.lifecycle = Lifecycle(lanes, grants, agenda, emit)
         self.placing = Placing(
             registry,

@@ -98,17 +98,6 @@ def _chars_of(message: Message) -> int:
     return MESSAGE_CHARS + (len(content) if isinstance(content, str) else 0)
 
 
-def split_turns(history: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
-    """(system messages, turns oldest first) of a history."""
-    begins = _turn_begins(history)
-    ends = [*begins[1:], len(history)] if begins else []
-    turns = [
-        [message for message in history[begin:end] if message["role"] != "system"]
-        for begin, end in zip(begins, ends, strict=True)
-    ]
-    return [message for message in history if message["role"] == "system"], turns
-
-
 def recent_history(history: Sequence[Message], *, chars: int) -> tuple[list[Message], int]:
     """(the newest system message and the newest turns within so many characters, how many turns were left out).
 

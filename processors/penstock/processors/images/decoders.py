@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+import itertools
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
@@ -12,14 +13,12 @@ from typing import Any, BinaryIO, TypeVar
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.images.decoded import CHANNELS, DecodedImage
 from penstock.processors.images.encoded import EncodedImage
-from penstock.processors.images.guarded import BASE_BYTES, BYTES_OF_PIXEL, Ended, GuardedProcess
+from penstock.processors.images.guarded import BASE_BYTES, BYTES_OF_PIXEL, Ended, GuardedPool, Refusal, Stopped
 from penstock.processors.images.wire import answered, image_size, read_body
-from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, TooLarge
+from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 from penstock.schemas.image_formats import sniff
-from penstock.schemas.texts import shortened
 
 _PROGRAM = "penstock.processors.images.decoder"
-_TEXT_CHARS = 500
 
 T = TypeVar("T")
 
@@ -40,37 +39,8 @@ class DecodeLimits:
         return self.memory_bytes or BASE_BYTES + BYTES_OF_PIXEL * self.max_pixels
 
 
-class Refusal(Exception):
-    """A guarded process has said why there is no image: `code` is one of its CODE_*, or of an error's.
-
-    `place`: which of several images is at fault; `param`: which operation.
-    """
-
-    def __init__(self, about: Mapping[str, Any]) -> None:
-        self.code = str(about["code"])
-        self.message = _text(about.get("message")) or ""
-        self.place = _text(about.get("place"))
-        self.param = _text(about.get("param"))
-        super().__init__(self.message)
-
-    def told(self, param: str, format_name: str) -> PenstockError:
-        """For who sent the image."""
-        match self.code:
-            case "too_large":
-                return TooLarge(f"{param} {self.message}", param=param)
-            case "memory":
-                return InvalidRequest(f"{param}: decoding this {format_name} image takes too much memory", param=param)
-            case _:
-                return InvalidRequest(f"{param} {self.message}", param=param)
-
-
-def _text(value: Any) -> str | None:
-    """What a guarded process has written, as a short text that fits into any record; None for what is no text."""
-    return shortened(value.encode(errors="replace").decode(), _TEXT_CHARS) if isinstance(value, str) else None
-
-
 def ended_on(error: Ended, param: str, format_name: str) -> PenstockError:
-    """What is told of an image on which its process has ended."""
+    """The error for an image on which its process has ended."""
     if error.not_started is not None:
         return InternalError(f"no image decoder could be started: {error.not_started}")
     if error.late:
@@ -82,11 +52,10 @@ class Decoders:
     """At most `processes` images are decoded at a time; the others wait. Used on one event loop."""
 
     def __init__(self, limits: DecodeLimits | None = None, *, processes: int = 2) -> None:
-        self.limits = limits or DecodeLimits()
+        self.limits = limits = limits or DecodeLimits()
         self._free = asyncio.Semaphore(processes)
-        self._idle: list[GuardedProcess] = []
-        self._all: set[GuardedProcess] = set()
-        self._closed = False
+        self._numbers = itertools.count()
+        self._pool = GuardedPool(_PROGRAM, (limits.address_space, limits.max_pixels, limits.max_side, limits.cpu_s))
         self.deaths = 0
         """Decoders that ended while they had an image."""
 
@@ -104,43 +73,35 @@ class Decoders:
 
     def pids(self) -> set[int]:
         """The processes that run now."""
-        return {pid for decoder in self._all if (pid := decoder.pid) is not None}
+        return self._pool.pids()
 
     @property
     def busy(self) -> int:
         """How many decode now."""
-        return len(self._all) - len(self._idle)
+        return len(self._pool.at_work())
 
     def close(self) -> None:
         """End them all."""
-        self._closed = True
-        for decoder in self._all:
-            decoder.end()
-        self._all.clear()
-        self._idle.clear()
+        self._pool.close()
 
     async def _asked(
         self, data: bytes, param: str, *, only_look: bool, answer: Callable[[bytes, str, BinaryIO], T]
     ) -> T:
         format_name = self._format_of(data, param)
         job = {"format": format_name, "size": len(data), "only_look": only_look}
+        read = partial(answer, data, format_name)
         async with self._free:
-            decoder = self._take()
-            reusable = False
             try:
-                read = partial(answer, data, format_name)
-                found = await in_daemon_thread(decoder.ask, job, [data], self.limits.cpu_s, read)
-                reusable = True
-            except Refusal as error:  # the image's fault: the decoder goes on
-                reusable = error.code != "memory"
-                raise error.told(param, format_name) from None
+                # A caller who is cancelled leaves a process at work: the pool ends it.
+                with self._pool.process(f"{next(self._numbers)}") as process:
+                    return await in_daemon_thread(process.ask, job, [data], self.limits.cpu_s, read)
+            except Refusal as error:
+                raise error.error(param, format_name) from None
+            except Stopped:
+                raise InternalError("the worker stops: no image is decoded any more") from None
             except Ended as error:
                 self.deaths += error.not_started is None
                 raise ended_on(error, param, format_name) from None
-            finally:
-                # A caller who is cancelled leaves a decoder at work: it is ended.
-                self._put_back(decoder, reusable=reusable)
-        return found
 
     def _decoded(self, data: bytes, format_name: str, answers: BinaryIO) -> DecodedImage:
         width, height, mode = self._size(answers)
@@ -169,27 +130,3 @@ class Decoders:
         if format_name not in self.limits.formats:
             raise InvalidRequest(f"{param} is a {format_name} image; accepted are {accepted}", param=param)
         return format_name
-
-    def _take(self) -> GuardedProcess:
-        if self._closed:
-            raise InternalError("the worker stops: no image is decoded any more")
-        while self._idle:
-            decoder = self._idle.pop()
-            if decoder.alive:
-                break
-            self._end(decoder)  # somebody ended it while it waited: no image is at fault
-        else:
-            limits = self.limits
-            decoder = GuardedProcess(_PROGRAM, (limits.address_space, limits.max_pixels, limits.max_side, limits.cpu_s))
-        self._all.add(decoder)
-        return decoder
-
-    def _put_back(self, decoder: GuardedProcess, *, reusable: bool) -> None:
-        if reusable and not decoder.worn and not self._closed:
-            self._idle.append(decoder)
-        else:
-            self._end(decoder)
-
-    def _end(self, decoder: GuardedProcess) -> None:
-        decoder.end()
-        self._all.discard(decoder)

@@ -1,4 +1,4 @@
-"""A process that opens hostile images: one job at a time, ended when it is late or does not speak as it should.
+"""Processes that open hostile images: one job at a time each, ended when late or when the answer breaks the protocol.
 
 What runs in it is one of the programs beside this file (`decoder`, `processor`), which limit themselves by the kernel's
 means. It gets nothing of this process's environment.
@@ -14,10 +14,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar, cast
 
 from penstock.processors.images.wire import write
+from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge
+from penstock.schemas.texts import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,9 @@ RENEWED_AFTER = 500
 _START_S = 60.0
 _WALL_FACTOR = 4
 """On a busy machine a process gets its processor time late: so many times that long it may take by the clock."""
+_TEXT_CHARS = 500
+_OUT_OF_MEMORY = frozenset({"memory", "work_memory"})
+"""Codes of a refusal after which a process ends by itself."""
 _PIPE_BYTES = 1 << 20
 """As much as the kernel gives to everybody."""
 
@@ -38,6 +43,10 @@ BYTES_OF_PIXEL = 24
 """What decoding may hold for each pixel: coefficients of a progressive JPEG, the frame, that turned and converted."""
 
 
+class Stopped(Exception):
+    """The job was given up."""
+
+
 class Ended(Exception):
     """It is no more. `late`: it took too long; `not_started`: why it never was, for people, else None."""
 
@@ -45,6 +54,35 @@ class Ended(Exception):
         super().__init__(not_started or ("late" if late else "died"))
         self.late = late
         self.not_started = not_started
+
+
+class Refusal(Exception):
+    """A guarded process has answered why there is no image: `code` is one of its CODE_*, or an error's.
+
+    `place`: which of several images is at fault; `param`: which operation.
+    """
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self.code = str(about["code"])
+        self.message = _text(about.get("message")) or ""
+        self.place = _text(about.get("place"))
+        self.param = _text(about.get("param"))
+        super().__init__(self.message)
+
+    def error(self, param: str, format_name: str) -> PenstockError:
+        """The error for the sender of the image."""
+        match self.code:
+            case "too_large":
+                return TooLarge(f"{param} {self.message}", param=param)
+            case "memory":
+                return InvalidRequest(f"{param}: decoding this {format_name} image takes too much memory", param=param)
+            case _:
+                return InvalidRequest(f"{param} {self.message}", param=param)
+
+
+def _text(value: Any) -> str | None:
+    """What a guarded process has written, as a short text that fits into any record; None for what is no text."""
+    return shortened(value.encode(errors="replace").decode(), _TEXT_CHARS) if isinstance(value, str) else None
 
 
 class GuardedProcess:
@@ -134,6 +172,98 @@ class GuardedProcess:
             )
         except OSError as error:
             raise Ended(not_started=type(error).__name__) from error
+
+
+class GuardedPool:
+    """Processes of one program, for any thread: each has one job at a time, and is replaced when it ends."""
+
+    def __init__(self, program: str, numbers: Sequence[int]) -> None:
+        self._program, self._numbers = program, numbers
+        self._lock = threading.Lock()
+        self._idle: list[GuardedProcess] = []
+        self._at_work: dict[str, GuardedProcess] = {}
+        self._closed = False
+
+    def start(self, count: int) -> None:
+        """Start so many processes, so that the first jobs need not wait. Raises Ended."""
+        for _ in range(count):
+            process = GuardedProcess(self._program, self._numbers)
+            process.started()
+            self._idle.append(process)
+
+    @contextlib.contextmanager
+    def process(self, key: str) -> Generator[GuardedProcess]:
+        """A process for one job, which `key` names for `stop`.
+
+        It is used again unless the block is left by an exception other than a Refusal. Raises Ended when the pool is
+        closed, and Stopped in place of Ended when `stop` or `close` has ended the job.
+        """
+        process = self._take(key)
+        reusable = False
+        try:
+            yield process
+            reusable = True
+        except Refusal as error:  # the image's fault: the process goes on
+            reusable = error.code not in _OUT_OF_MEMORY
+            raise
+        except Ended:
+            if self._at_work.get(key) is not process:
+                raise Stopped from None
+            raise
+        finally:
+            self._put_back(key, process, reusable=reusable)
+
+    def stop(self, key: str) -> None:
+        """End the process that has this job, if one has."""
+        with self._lock:
+            process = self._at_work.pop(key, None)
+        if process is not None:
+            process.end()
+
+    def at_work(self) -> set[str]:
+        """The keys of the jobs that a process has."""
+        with self._lock:
+            return set(self._at_work)
+
+    def pids(self) -> set[int]:
+        """The processes that run now."""
+        with self._lock:
+            processes = [*self._idle, *self._at_work.values()]
+        return {pid for process in processes if (pid := process.pid) is not None}
+
+    def close(self) -> None:
+        """End all processes, and start no more."""
+        with self._lock:
+            self._closed = True
+            processes = [*self._idle, *self._at_work.values()]
+            self._idle.clear()
+            self._at_work.clear()
+        for process in processes:
+            process.end()
+
+    def _take(self, key: str) -> GuardedProcess:
+        with self._lock:
+            if self._closed:
+                raise Ended(not_started="the worker stops")
+            while self._idle:
+                process = self._idle.pop()
+                if process.alive:
+                    break
+                process.end()  # somebody ended it while it waited: no image is at fault
+            else:
+                process = GuardedProcess(self._program, self._numbers)
+            self._at_work[key] = process
+            return process
+
+    def _put_back(self, key: str, process: GuardedProcess, *, reusable: bool) -> None:
+        with self._lock:
+            if at_work := self._at_work.get(key) is process:
+                del self._at_work[key]
+            kept = at_work and reusable and not process.worn
+            if kept:
+                self._idle.append(process)
+        if not kept:
+            process.end()
 
 
 def _widen(process: subprocess.Popen[bytes]) -> None:

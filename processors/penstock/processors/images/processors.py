@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from penstock.processors.images.decoders import Refusal, ended_on
+from penstock.processors.images.decoders import ended_on
 from penstock.processors.images.encoded import EncodedImage
-from penstock.processors.images.guarded import BASE_BYTES, BYTES_OF_PIXEL, Ended, GuardedProcess
+from penstock.processors.images.guarded import BASE_BYTES, BYTES_OF_PIXEL, Ended, GuardedPool, Refusal
 from penstock.processors.images.operations import Encoded
 from penstock.processors.images.planning import MAX_PIXELS
 from penstock.processors.images.wire import answered, image_size, read_body
@@ -25,10 +25,6 @@ _FILE_BYTES_OF_PIXEL = 5
 _FILE_BYTES = 1 << 20
 WORK_CPU_S = 120
 """Seconds of processor time for the operations of a request, once its images are decoded."""
-
-
-class Stopped(Exception):
-    """The request was given up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,106 +43,35 @@ class ImageProcessors:
     def __init__(self, *, max_pixels: int = MAX_PIXELS, work_cpu_s: int = WORK_CPU_S) -> None:
         self._max_pixels = max_pixels
         self._work_cpu_s = work_cpu_s
-        self._lock = threading.Lock()
-        self._idle: list[GuardedProcess] = []
-        self._at_work: dict[str, GuardedProcess] = {}
+        self.pool = GuardedPool(
+            _PROGRAM, (BASE_BYTES + (BYTES_OF_PIXEL + _WORK_BYTES_OF_PIXEL) * max_pixels, max_pixels)
+        )
 
     def start(self, count: int) -> None:
-        """So many processes now, so that the first requests need not wait. Raises EngineFailed."""
-        for _ in range(count):
-            process = self._new()
-            try:
-                process.started()
-            except Ended as error:
-                raise EngineFailed(f"no process for images could be started: {error.not_started}") from error
-            self._idle.append(process)
+        """As `GuardedPool.start`. Raises EngineFailed."""
+        try:
+            self.pool.start(count)
+        except Ended as error:
+            raise EngineFailed(f"no process for images could be started: {error.not_started}") from error
 
     def process(self, key: str, job: ImageJob) -> Encoded:
-        """The file that comes of it. Blocks. `key` names it for `stop`.
+        """The file that comes of it. Blocks. `key` names it for `pool.stop`.
 
         Raises InvalidRequest and TooLarge for what is wrong with an image or an operation, EngineFailed when the work
         failed though its images were whole, Stopped.
         """
-        process = self._take(key)
         opened = threading.Event()
-        reusable = False
+        bodies = [image.data for image in job.images.values()]
         cpu_s = self._work_cpu_s + sum(image.decode_cpu_s for image in job.images.values())
         try:
-            made = process.ask(
-                self._told(job),
-                [image.data for image in job.images.values()],
-                cpu_s,
-                lambda answers: self._made(answers, opened),
-            )
-            reusable = True
+            with self.pool.process(key) as process:
+                return process.ask(self._header(job), bodies, cpu_s, lambda answers: self._made(answers, opened))
         except Refusal as error:
-            reusable = error.code not in ("memory", "work_memory")
             raise _error_of(error, job) from None
         except Ended as error:
-            if not self._still(key, process):
-                raise Stopped from None
             raise _error_of_end(error, job, opened=opened.is_set()) from error
-        finally:
-            self._put_back(key, process, reusable=reusable)
-        return made
 
-    def stop(self, key: str) -> None:
-        """Give it up, if it is at work: the process ends."""
-        with self._lock:
-            process = self._at_work.pop(key, None)
-        if process is not None:
-            process.end()
-
-    def at_work(self) -> set[str]:
-        """By their keys, the jobs that a process has."""
-        with self._lock:
-            return set(self._at_work)
-
-    def pids(self) -> set[int]:
-        """The processes that run now."""
-        with self._lock:
-            processes = [*self._idle, *self._at_work.values()]
-        return {pid for process in processes if (pid := process.pid) is not None}
-
-    def close(self) -> None:
-        with self._lock:
-            processes = [*self._idle, *self._at_work.values()]
-            self._idle.clear()
-            self._at_work.clear()
-        for process in processes:
-            process.end()
-
-    def _new(self) -> GuardedProcess:
-        memory_bytes = BASE_BYTES + (BYTES_OF_PIXEL + _WORK_BYTES_OF_PIXEL) * self._max_pixels
-        return GuardedProcess(_PROGRAM, (memory_bytes, self._max_pixels))
-
-    def _take(self, key: str) -> GuardedProcess:
-        with self._lock:
-            while self._idle:
-                process = self._idle.pop()
-                if process.alive:
-                    break
-                process.end()  # somebody ended it while it waited: no image is at fault
-            else:
-                process = self._new()
-            self._at_work[key] = process
-            return process
-
-    def _still(self, key: str, process: GuardedProcess) -> bool:
-        with self._lock:
-            return self._at_work.get(key) is process
-
-    def _put_back(self, key: str, process: GuardedProcess, *, reusable: bool) -> None:
-        with self._lock:
-            kept = self._at_work.get(key) is process and reusable and not process.worn
-            if self._at_work.get(key) is process:
-                del self._at_work[key]
-            if kept:
-                self._idle.append(process)
-        if not kept:
-            process.end()
-
-    def _told(self, job: ImageJob) -> dict[str, Any]:
+    def _header(self, job: ImageJob) -> dict[str, Any]:
         return {
             "images": [
                 {
@@ -196,7 +121,7 @@ _ERRORS: Mapping[str, type[PenstockError]] = {
 
 def _error_of(refusal: Refusal, job: ImageJob) -> PenstockError:
     if (image := job.images.get(refusal.place or "")) is not None:
-        return refusal.told(f"payload.{refusal.place}", image.source_format)
+        return refusal.error(f"payload.{refusal.place}", image.source_format)
     if refusal.code == "work_memory":
         return EngineFailed("there was not enough memory for the image")
     return _ERRORS.get(refusal.code, EngineFailed)(refusal.message, param=refusal.param)

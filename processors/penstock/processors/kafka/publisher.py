@@ -105,7 +105,6 @@ class Publisher:
         self._waiting: deque[_Outgoing] = deque()
         self._letters: deque[tuple[DeadLetter, Done]] = deque()
         self._letters_under_way = 0
-        self.sent_total = 0
         self.unacknowledged = 0
 
     @property
@@ -255,7 +254,6 @@ class Publisher:
         self.unacknowledged -= 1
         error = delivery.error
         if error is None:
-            self.sent_total += 1
             if self._on_answer is not None:
                 self._on_answer()
             if outgoing.done is not None:

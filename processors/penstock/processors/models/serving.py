@@ -144,7 +144,7 @@ class Serving:
             priority=config.priority,
             queued=running + sum(self._flow.scheduler.depth(config.id, klass) for klass in CLASSES),
             slots=sum(replica.slots for replica in lane.ready) or 1,
-            load_s=lane.load_s,
+            load_s=self._flow.forecast.load_s(config.id),
             paused=lane.paused,
         )
 
@@ -255,7 +255,7 @@ class Serving:
                         reserved_bytes=None if replica is None or replica.grant is None else replica.bytes,
                         pinned=lane.is_pinned,
                         reason=self._flow.facts.reason_of(lane) if replica is None else replica.reason,
-                        load_seconds=lane.load_s,
+                        load_seconds=self._flow.forecast.load_s(lane.name),
                         progress=self.manager.progress(lane.name),
                         queued=queued,
                         running=0 if replica is None else len(replica.holders),
@@ -307,7 +307,7 @@ class Serving:
                 pinned=lane.is_pinned,
                 max_batch_size=config.max_batch_size,
                 reason=self._flow.facts.reason_of(lane),
-                load_seconds=lane.load_s,
+                load_seconds=self._flow.forecast.load_s(config.id),
                 progress=self.manager.progress(config.id),
                 replicas_ready=len(lane.ready),
                 revision=config.revision,

@@ -8,11 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.engines.context import MESSAGE_CHARS, Message, build_context, recent_history, split_turns
+from penstock.processors.engines.context import MESSAGE_CHARS, Message, _turn_begins, build_context, recent_history
 from penstock.schemas.errors import ContextLengthExceeded
 from penstock.schemas.records import ContextLimits
 
 PER_MESSAGE = 3
+
+
+def split_turns(history: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
+    """(system messages, turns oldest first) of a history."""
+    begins = _turn_begins(history)
+    ends = [*begins[1:], len(history)] if begins else []
+    turns = [
+        [message for message in history[begin:end] if message["role"] != "system"]
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    return [message for message in history if message["role"] == "system"], turns
 
 
 def count(messages: Sequence[Message]) -> int:

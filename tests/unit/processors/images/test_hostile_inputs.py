@@ -74,7 +74,7 @@ async def test_hostile_images_that_are_worked_on() -> None:
     decoders = Decoders(DecodeLimits(max_pixels=4_000_000), processes=2)
     processors = ImageProcessors(max_pixels=4_000_000)
     processors.start(2)
-    pids = processors.pids()
+    pids = processors.pool.pids()
     numbers = itertools.count()
     operations = [{"op": "thumbnail", "width": 20, "height": 20}]
 
@@ -87,9 +87,9 @@ async def test_hostile_images_that_are_worked_on() -> None:
         counted = await outcomes(((kind, work(data)) for kind, data in hostile_images(8, IMAGES)), at_once=2)
         assert counted.total() == IMAGES
         assert decoders.deaths == 0
-        assert processors.pids() == pids or IMAGES > RENEWED_AFTER  # none has ended on an image
+        assert processors.pool.pids() == pids or IMAGES > RENEWED_AFTER  # none has ended on an image
     finally:
-        processors.close()
+        processors.pool.close()
         decoders.close()
 
 

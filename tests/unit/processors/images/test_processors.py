@@ -17,7 +17,8 @@ from PIL import Image
 
 from hostile_images import chunk, picture, png, scan_bomb
 from penstock.processors.images.encoded import EncodedImage
-from penstock.processors.images.processors import ImageJob, ImageProcessors, Stopped
+from penstock.processors.images.guarded import Stopped
+from penstock.processors.images.processors import ImageJob, ImageProcessors
 from penstock.schemas.errors import EngineFailed, InvalidRequest, TooLarge
 from penstock.schemas.image_formats import sniff
 from support import alive, wait_until
@@ -27,7 +28,7 @@ from support import alive, wait_until
 def processors() -> Iterator[ImageProcessors]:
     made = ImageProcessors(max_pixels=4_000_000, work_cpu_s=5)
     yield made
-    made.close()
+    made.pool.close()
 
 
 def image_of(data: bytes, size: tuple[int, int] = (1, 1), *, cpu_s: int = 10) -> EncodedImage:
@@ -79,7 +80,7 @@ def test_each_of_several_images_is_named(processors: ImageProcessors) -> None:
 
 def test_a_request_that_is_given_up_ends_its_process_alone(processors: ImageProcessors) -> None:
     processors.start(1)
-    (pid,) = processors.pids()
+    (pid,) = processors.pool.pids()
     os.kill(pid, signal.SIGSTOP)
     outcome: list[object] = []
 
@@ -91,22 +92,22 @@ def test_a_request_that_is_given_up_ends_its_process_alone(processors: ImageProc
 
     thread = threading.Thread(target=work)
     thread.start()
-    wait_until(lambda: processors.at_work() == {"a"})
-    processors.stop("a")
+    wait_until(lambda: processors.pool.at_work() == {"a"})
+    processors.pool.stop("a")
     thread.join(30)
     assert isinstance(outcome[0], Stopped)
     wait_until(lambda: not alive(pid), describe="its process to end")
     assert processors.process("b", job(picture(random.Random(2)), FLIP)).data
-    processors.stop("b")  # it has ended
+    processors.pool.stop("b")  # it has ended
     assert processors.process("c", job(picture(random.Random(2)), FLIP)).data
-    assert len(processors.pids()) == 1, "the same process again"
+    assert len(processors.pool.pids()) == 1, "the same process again"
 
 
 @pytest.mark.parametrize("idle", [True, False])
 def test_a_process_that_is_killed_while_idle_harms_nobody(processors: ImageProcessors, idle: bool) -> None:
     data = picture(random.Random(3))
     processors.process("a", job(data, FLIP))
-    (pid,) = processors.pids()
+    (pid,) = processors.pool.pids()
     os.kill(pid, signal.SIGKILL if idle else signal.SIGTERM)
     wait_until(lambda: not alive(pid))
     assert processors.process("b", job(data, FLIP)).data
@@ -120,7 +121,7 @@ def test_operations_that_take_too_long_end_their_process(processors: ImageProces
             slow.process("a", job(picture(random.Random(1), "BMP", (2000, 2000)), *turns))
         assert caught.value.param == "payload.operations"
     finally:
-        slow.close()
+        slow.pool.close()
 
 
 def test_an_image_that_takes_too_long_is_told_from_operations_that_do(processors: ImageProcessors) -> None:
@@ -133,7 +134,7 @@ def test_an_image_that_takes_too_long_is_told_from_operations_that_do(processors
 def test_a_process_has_nothing_of_the_environment(processors: ImageProcessors, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the worker")
     processors.start(1)
-    (pid,) = processors.pids()
+    (pid,) = processors.pool.pids()
     names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if entry}
     assert names == {b"PYTHONPATH"}
 
@@ -158,7 +159,7 @@ OPENED = {"opened": True}
     ],
 )
 def test_a_process_is_believed_no_more_than_its_image(
-    processors: ImageProcessors, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: list[tuple[Any, str]]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: list[tuple[Any, str]]
 ) -> None:
     """One that an image has taken over might answer anything."""
     said = b"".join(
@@ -170,11 +171,12 @@ def test_a_process_is_believed_no_more_than_its_image(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("penstock.processors.images.processors._PROGRAM", "liar")
+    processors = ImageProcessors(max_pixels=4_000_000)
     with pytest.raises((EngineFailed, InvalidRequest)) as caught:
         processors.process("a", job(picture(random.Random(1)), FLIP))
     assert len(caught.value.message.encode()) < 2_000
     assert caught.value.param is None or caught.value.param.encode()
-    wait_until(lambda: processors.pids() == set(), describe="the liar to end")
+    wait_until(lambda: processors.pool.pids() == set(), describe="the liar to end")
 
 
 def test_without_a_process_there_is_a_clear_failure(

@@ -18,8 +18,6 @@ MAX_LOAD_FAILURES = 3
 """So often a load may fail in a row before those who wait for it are told; then each further failure tells them."""
 QUIET_DEATHS = 16
 """So many deaths in a row are followed by a restart at once: finding the culprit among many takes some."""
-FIRST_LOAD_S, LOAD_BYTES_PER_S = 1.0, 1 << 30
-"""What a load is taken to need before one was measured."""
 PREFIXES = 4_096
 """Conversations of which is remembered which replica has their beginning."""
 
@@ -87,10 +85,6 @@ class Lane:
         self.served = True
         """False once it was removed from the catalog."""
         self.uses = UseRate()
-        self.load_s: float | None = None
-        """How long its loads took, the newest counting most."""
-        self.run_s = 0.0
-        """How long its runs take, the newest counting most."""
         self.saturated_since: float | None = None
         self.run_wants: dict[str, RunWant] = {}
         """By device, the first in the order of starting whose run lacked memory there when it was looked at."""
@@ -113,8 +107,6 @@ class Lane:
         """A replica is loaded, with these limits."""
         if replica.state is ReplicaState.LOADING:
             self.load_span = (self.load_span[0], now)
-            took = now - replica.load_began
-            self.load_s = took if self.load_s is None else (self.load_s + took) / 2
         replica.up(slots, tokens, inline=inline, now=now)
         self.wanted = self.was_up = True
         self.failures, self.short, self.fail_error, self.last_error = 0, False, None, None
@@ -153,13 +145,6 @@ class Lane:
             return "replaced"
         ordered = self.desired is False and replica.orders_revision != self.unload_revision
         return "desired" if ordered else None
-
-    @property
-    def load_seconds(self) -> float:
-        """How long a load takes, about."""
-        if self.load_s is not None:
-            return self.load_s
-        return FIRST_LOAD_S if self.needs is None else max(FIRST_LOAD_S, self.needs.load_bytes / LOAD_BYTES_PER_S)
 
     @property
     def state(self) -> str:

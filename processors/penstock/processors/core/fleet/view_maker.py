@@ -12,7 +12,10 @@ from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.fleet.run_memory import RunMemory, held_by_runs
 from penstock.processors.core.fleet.views import HOST
+from penstock.processors.core.queue.forecast import Forecast
 
+FIRST_LOAD_S, LOAD_BYTES_PER_S = 1.0, 1 << 30
+"""The estimate of a load before the first was measured: seconds at least, and bytes read in a second."""
 LARGEST_OF_HOST = 2
 """Weights on their way to a card are booked with such a part of main memory at most."""
 
@@ -25,11 +28,15 @@ class Views:
     _memory: DeviceMemory
     _runs: RunMemory
     _heads: Heads
+    _forecast: Forecast
 
     def model(self, lane: Lane, now: float) -> plan.ModelView:
         needs = lane.needs
         assert needs is not None
         spec = lane.spec
+        load_s = self._forecast.load_s(lane.name)
+        if load_s is None:
+            load_s = max(FIRST_LOAD_S, needs.load_bytes / LOAD_BYTES_PER_S)
         booked, host_bytes = self._memory.booked(lane), self._through_host(needs.host_bytes)
         fits = self.fits_now(lane, booked, now)
         up = sum(one.state in (ReplicaState.READY, ReplicaState.LOADING) for one in lane.replicas.values())
@@ -43,8 +50,8 @@ class Views:
                 name: plan.Need(bytes=booked, host_bytes=0 if name == HOST else host_bytes, devices=spec.count)
                 for name in self._large_enough(lane)
             },
-            load_seconds=lane.load_seconds,
-            run_seconds=lane.run_s,
+            load_seconds=load_s,
+            run_seconds=self._forecast.run_s(lane.name) or 0.0,
             priority=spec.priority,
             pinned=lane.is_pinned and lane.served,
             preload=fits and lane.wanted and not up,  # it takes free memory, and nobody's place

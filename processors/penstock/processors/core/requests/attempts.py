@@ -143,7 +143,6 @@ class Attempts:
         lane = self._lanes[work.lane]
         lane.survived()
         if run.run_at is not None:
-            lane.run_s += (now - run.run_at - lane.run_s) / 16
             self._forecast.ran(work.lane, now - run.run_at, work.cost)
         if work.line is not None and (replica := lane.replica_of(work)) is not None:
             lane.remember_prefix(work.line, replica)

@@ -36,7 +36,7 @@ class ImagingBackend(ImageWork):
 
     def cancel(self, run_id: str) -> None:
         super().cancel(run_id)
-        self._processors.stop(run_id)
+        self._processors.pool.stop(run_id)
 
     def progress(self) -> int | None:
         """Its processes have limits of their own: what hangs is ended there."""
@@ -44,15 +44,15 @@ class ImagingBackend(ImageWork):
 
     def pids(self) -> set[int]:
         """Its processes."""
-        return self._processors.pids()
+        return self._processors.pool.pids()
 
     def at_work(self) -> set[str]:
         """The runs that a process works on."""
-        return self._processors.at_work()
+        return self._processors.pool.at_work()
 
     def close(self) -> None:
         """End its processes; they end with this one too."""
-        self._processors.close()
+        self._processors.pool.close()
 
     def measured_memory(self) -> int:
         return super().measured_memory() + sum(own_bytes(pid) or 0 for pid in self.pids())

@@ -15,9 +15,9 @@ from penstock.processors.engines.base import EngineInfo, Finished, Prepared, Run
 from penstock.processors.engines.process.measuring import Meter
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
+from penstock.processors.images.guarded import Stopped
 from penstock.processors.images.operations import Encoded
 from penstock.processors.images.planning import MAX_PIXELS, Step, plan
-from penstock.processors.images.processors import Stopped
 from penstock.schemas.errors import EngineFailed, InvalidRequest, PenstockError, TooLarge
 from penstock.schemas.image_operations import FORMATS
 
