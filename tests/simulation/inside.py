@@ -143,6 +143,8 @@ class Inside:
         """Whether it may not run beside what runs now."""
         if work.alone:
             return bool(self.holders())
+        if work.group is not None and self._flow.scheduler.first(work.lane) not in work.group.members:
+            return True  # suspects go apart when it is the turn of one of them
         return work.group is not None and all(
             any(holder.group is not work.group for holder in one.holders)
             for one in self.replicas_of(work.lane)
