@@ -170,7 +170,9 @@ class Inside:
             if one.state is ReplicaState.READY and (one.exclusive is None or one.exclusive is work.group)
             for device in one.devices
         }
-        return [one.device for one in self._flow.ledger.devices() if not own or one.device in own]
+        devices = [one.device for one in self._flow.ledger.devices()]
+        too_small = self._flow.lanes[work.lane].too_small
+        return [device for device in devices if (device in own if own else device not in too_small)] or devices
 
     def reserved_for(self, device: str, now: float) -> str | None:
         """For whom room is kept there."""

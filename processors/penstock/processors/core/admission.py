@@ -128,8 +128,11 @@ class Admission:
         """Why its model is not loaded. Of the devices that it needs the one with the least memory free counts."""
         if not lane.short or lane.needs is None:
             return LOADING
-        devices = sorted(self._memory.candidate_devices(lane), key=lambda one: -self._ledger.free_bytes(one.device))
-        device = devices[: lane.spec.count][-1].device if devices else None
+        candidates = [one.device for one in self._memory.candidate_devices(lane)]
+        # Others than those that were found too small for one of its runs, if there are any.
+        devices = [device for device in candidates if device not in lane.too_small] or candidates
+        devices.sort(key=lambda device: -self._ledger.free_bytes(device))
+        device = devices[: lane.spec.count][-1] if devices else None
         return Refusal("memory", need_bytes=self._memory.booked(lane), device=device)
 
     # -- suspects

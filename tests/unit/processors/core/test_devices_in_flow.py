@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flow_driver import World
+from flow_driver import HIGH, LOW, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.core.fleet.residents import ModelSpec, Needs
@@ -302,3 +302,34 @@ def test_the_largest_device_is_never_taken_for_too_small() -> None:
     assert lane.too_small == set()
     assert world.status_of("large") == "failed"
     assert world.unloads == []
+
+
+def test_the_first_that_waits_for_memory_is_refused_when_its_model_has_grown_too_large_for_it() -> None:
+    """Only who came first in the last walk of the queue was looked at: the other kept memory from all for ever."""
+    world = Fleet(1, m=(25, 1))
+    world.observe(sim0=30)
+    for name, klass, need_gb in (("large", LOW, 45), ("small", HIGH, 35)):
+        work = world.submit(name, klass, settle=False)
+        assert work is not None
+        work.memory_bytes = need_gb * GB
+        world.pass_steps(0.5)
+    assert not world.running
+    (head,) = world.flow.run_memory.heads.values()
+    assert head.work.request_id == "large"
+    world.flow.measurements.observed({"sim0": (70 * GB, 40 * GB)}, world.now, {("m", 0): {"sim0": 40 * GB}})
+    world.pass_steps(1.0)
+    assert world.status_of("large") == "failed"
+    world.observe(sim0=0)
+    assert set(world.running) == {"small"}
+
+
+def test_memory_is_said_to_be_short_where_the_model_may_be_loaded() -> None:
+    """A device that is too small for a run of the model was named: more was free there than was needed."""
+    world = Fleet(2, m=(50, 1))
+    world.flow.lane("m").too_small.add("sim0")
+    world.observe(sim1=60)
+    work = world.submit("r")
+    assert work is not None
+    world.pass_steps(1.0)
+    explained = world.flow.waiting_for(work, world.now)
+    assert (explained.reason, explained.need_bytes, explained.free_bytes) == ("memory", 50 * GB, 20 * GB)

@@ -61,11 +61,7 @@ class Heads:
 
     def misplaced(self, now: float) -> Iterator[RunWant]:
         """Runs that the device on which they wait can never hold beside their replica."""
-        for lane in self._lanes.values():
-            for want in list(lane.run_wants.values()):
-                waits = self._waits_for_memory(lane, want.replica, want.work, now)
-                if waits and not self._memory.fits_ever(want.replica, want.work):
-                    yield want
+        yield from [want for want in self._run_wants(now) if not self._memory.fits_ever(want.replica, want.work)]
 
     def _run_wants(self, now: float) -> Iterator[RunWant]:
         """Runs that could start but for memory: the heads of now, and the first of each model and device."""
