@@ -100,6 +100,8 @@ OPERATORS = (
     "unknown_pool",  # a producer names a pool that there is not
     "pause_suspects",  # some requests kill their workers; the model of one that must run by itself is paused for good
 )
+SELDOM = frozenset({"pause_suspects"})
+"""Half as often as others: a seed that has it has one worker only."""
 CHECKS = (
     "reasons",  # what a waiting request says it waits for is true, and it starts when that is over
     "blame",  # the crash journal names only what runs
@@ -287,7 +289,8 @@ def _with_operators(plan: Plan, without: Collection[str]) -> Plan:
     """A third of the seeds has none. They are drawn beside the rest of the plan, which is the same without them."""
     rng = Random(f"{plan.seed}/operators")
     intensity = rng.choice([0.0, 0.15, 0.4])
-    operators = {name for name in OPERATORS if Random(f"{plan.seed}/operators/{name}").random() < intensity}
+    drawn = {name: Random(f"{plan.seed}/operators/{name}").random() for name in OPERATORS}
+    operators = {name for name in OPERATORS if drawn[name] < intensity / (2 if name in SELDOM else 1)}
     faults, kinds = plan.faults, plan.kinds
     if intensity and rng.random() < 0.6:
         more, more_faults, more_kinds = rng.choice(OPERATOR_THEMES)
