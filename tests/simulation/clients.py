@@ -28,6 +28,7 @@ class Clients:
         self._others = cluster.world.stream("another producer")
         self._extra = cluster.world.stream("clients of the extra model")
         self._strays = cluster.world.stream("clients of an unknown pool")
+        self._killers = cluster.world.stream("clients that kill workers")
         self._heavy = cluster.world.stream("clients' weight").random() < 0.25
         """All prompts are long: much is parked, and what ends is read again."""
         self._requests: dict[tuple[str, str], InferenceRequest] = {}
@@ -94,6 +95,9 @@ class Clients:
     def _request(self, number: int, rng: Random) -> InferenceRequest:
         plan = self._plan
         script = self._script(rng)
+        kills = plan.has("pause_suspects") and self._killers.random() < 0.1
+        if kills:
+            script["die"] = "worker"
         embedding = plan.has("embedding") and rng.random() < 0.2
         line = None
         if plan.has("line") and not embedding and rng.random() < 0.6:
@@ -121,7 +125,7 @@ class Clients:
             created_at=self._cluster.world.wall_ms,
             ttl_ms=rng.choice([50, 200, 400, 800, 1500]) if plan.has("short_ttl") and rng.random() < 0.4 else None,
             execution_timeout_ms=300 if plan.has("short_timeout") and rng.random() < 0.3 else None,
-            max_attempts=rng.choice([1, 2, 3]),
+            max_attempts=rng.choice([1, 2, 3]) + 3 * kills,
             requirements=Requirements(vram_bytes=hunger) if hunger else None,
             **payload,
         )

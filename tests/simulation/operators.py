@@ -6,7 +6,8 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from penstock.schemas.desired import CLASS, MODEL
+from penstock.processors.core.requests.states import IN_SCHEDULER
+from penstock.schemas.desired import CLASS, MODEL, desired_key
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import CLASSES, conversation_key
 from simulation.plan import EXTRA, LaneSpec
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from simulation.cluster import Cluster
 
 MOST_TIMES = 6
+LOOK_FOR_SUSPECTS_S = 0.1
 STANDING = 0.5
 """The share of the orders that are kept to the end, where orders are kept at all."""
 
@@ -26,6 +28,7 @@ class Operators:
         self._cluster = cluster
         self._world = cluster.world
         self._orders = cluster.orders
+        self._paused_for_good: str | None = None
         self._kinds: dict[str, Callable[[Random], None]] = {
             "load_unload": self._load_or_unload,
             "pin": lambda rng: self._orders.give(MODEL, self._model(rng), rng.choice(["pin", "unpin"])),
@@ -47,6 +50,20 @@ class Operators:
                 if self._cluster.plan.has(name):
                     self._world.at(at, None, f"operator {name}", self._happens, name, do, rng)
 
+        if self._cluster.plan.has("pause_suspects"):
+            self._look_for_suspects()
+
+    def _look_for_suspects(self) -> None:
+        """The model of the first request that must run by itself is paused, and stays so: also after all faults."""
+        for life in self._cluster.lives():
+            suspect = next((work for work in life.inside.works() if work.alone and work.stage in IN_SCHEDULER), None)
+            if suspect is not None:
+                self._world.fault("pause_suspects", suspect.request_id)
+                self._orders.give(MODEL, suspect.lane, "pause")
+                self._paused_for_good = desired_key(MODEL, suspect.lane, None)
+                return
+        self._world.at(LOOK_FOR_SUSPECTS_S, None, "operator looks for suspects", self._look_for_suspects)
+
     def _happens(self, name: str, do: Callable[[Random], None], rng: Random) -> None:
         if not self._cluster.calm:
             self._world.fault(name)
@@ -60,6 +77,8 @@ class Operators:
         rng = self._world.stream("operator/calm")
         self._cluster.registry_away_until = self._cluster.store.away_until = self._world.now
         for key, wish in self._orders.standing():
+            if key == self._paused_for_good:
+                continue
             if not self._cluster.plan.has("standing_orders") or wish.pinned or rng.random() >= STANDING:
                 self._orders.withdraw(key)
 

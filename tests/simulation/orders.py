@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simulation.cluster import Cluster
     from simulation.workers import Life
 
-ORDERS = frozenset({"load_unload", "pin", "pause_model", "pause_class", "change_models"})
+ORDERS = frozenset({"load_unload", "pin", "pause_model", "pause_class", "change_models", "pause_suspects"})
 """Kinds of operators that write orders."""
 
 

@@ -420,7 +420,7 @@ def unloaded_for_ever() -> list[Patch]:
     return [_wrap(Views, "model", make)]
 
 
-@plant_for("reasons", "pause_model", "pause_class", "remote_server")
+@plant_for("pause_suspects")
 def suspect_stops_worker() -> list[Patch]:
     """Who must run alone keeps all others waiting, also while its model is paused or takes nothing (W2)."""
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-WEIGHT = 0.1
-"""Of the newest observation in a mean."""
+WEIGHT, LOAD_WEIGHT = 0.1, 0.5
+"""Of the newest observation in a mean. Loads are few, and the newest says most: its replica stays for half of it."""
 
 
 @dataclass(slots=True)
 class Mean:
     """Exponentially weighted; the first observation begins it."""
 
+    weight: float = WEIGHT
     value: float | None = None
 
     def add(self, observed: float) -> None:
-        self.value = observed if self.value is None else self.value + WEIGHT * (observed - self.value)
+        self.value = observed if self.value is None else self.value + self.weight * (observed - self.value)
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class ModelTimes:
 
     run_s: Mean = field(default_factory=Mean)
     cost: Mean = field(default_factory=Mean)
-    load_s: Mean = field(default_factory=Mean)
+    load_s: Mean = field(default_factory=lambda: Mean(LOAD_WEIGHT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
