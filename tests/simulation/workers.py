@@ -345,8 +345,7 @@ class Life(Actor):
 
         def told(topic_id: str | None) -> None:
             if topic_id is not None:
-                run.topic_id = topic_id
-                self.flow.attempts.begun(work, run_id, self.world.now)
+                self.flow.attempts.begun(work, run_id, self.world.now, topic_id)
             else:
                 self.flow.attempts.log_moved(work, run_id, self.world.now)
 
