@@ -163,11 +163,13 @@ class Inside:
     # -- memory
 
     def devices_for(self, work: Work) -> list[str]:
-        """Where its run may get memory: devices of loaded replicas that are kept for nobody else; else all."""
+        """Where its run may get memory: devices of replicas with a slot, kept for nobody else; else all."""
         own = {
             device
             for one in self.replicas_of(work.lane)
-            if one.state is ReplicaState.READY and (one.exclusive is None or one.exclusive is work.group)
+            if one.state is ReplicaState.READY
+            and one.free_slots > 0
+            and (one.exclusive is None or one.exclusive is work.group)
             for device in one.devices
         }
         devices = [one.device for one in self._flow.ledger.devices()]

@@ -87,7 +87,7 @@ class Admission:
             return BEHIND_TURN
         if not lane.ready:
             return LOADING
-        if work.klass == LOW and scheduler.holds_back(lane.name):
+        if scheduler.holds_back(work):
             return OTHERS_FIRST if scheduler.urgent_waits(lane.name, LOW) else SLACK
         return None
 

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from card_driver import Card, gb
 from flow_driver import HIGH, LOW, MEDIUM, World
 from penstock.processors.core.admission import Reason
 from penstock.processors.core.queue.slack import SlackSettings
@@ -102,6 +103,26 @@ def test_parked_work_behind_a_suspect_is_read_and_keeps_no_slot_unread() -> None
     world.finish(on_first[0])
     assert "suspect" not in world.running, "another request runs on the replica that is kept for it"
     assert {"parked", "medium"} & set(world.running), "the other replica has a slot for somebody"
+
+
+def test_aged_low_work_that_lacks_memory_under_slack_hides_nobody() -> None:
+    """It came first in its turn and lacked memory; slack kept it from getting any, and others were not looked at."""
+    models = {"m": gb(30, 30), "idle": gb(30)}
+    world = Card(80, models, slots=2, slack=SlackSettings(), aging_s=1.0, aged_share=2)
+    world.configure()
+    world.observe()
+    for model in models:
+        world.submit(f"first of {model}", model=model)
+        world.pass_steps(0.5)
+        world.finish(f"first of {model}")
+    assert (world.free_gb, world.ready("idle")) == (20, [0])
+    world.flow.orders.pause("model", "m", True)
+    world.submit("low", LOW, model="m")
+    world.pass_steps(2.0)
+    world.submit("medium", MEDIUM, model="m")
+    world.flow.orders.pause("model", "m", False)
+    world.pass_steps(30.0)
+    assert world.running, "the idle model was given up for one of them"
 
 
 def test_suspects_go_to_a_replica_that_has_become_empty() -> None:

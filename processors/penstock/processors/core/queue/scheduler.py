@@ -208,12 +208,16 @@ class Scheduler(Generic[ItemT]):
             classes = tuple(klass for klass in classes if klass not in self.paused)
         return self._candidates(known, self._changes, classes)
 
-    def holds_back(self, lane: str) -> bool:
-        """Whether low work of the lane waits now for slack, although it may fit. Aged work has its own share."""
-        known = self._lanes.get(lane)
-        if known is None or not known.queues[LOW]:
+    def holds_back(self, item: ItemT) -> bool:
+        """Whether an eligible low item waits now for slack, although it may fit.
+
+        Where something more urgent waits the aged have their own share, whatever slack says.
+        """
+        known, queued = self._lanes.get(item.lane), self._queued_of(item)
+        if item.klass != LOW or known is None or queued is None:
             return False
-        return known.slack.holds_back(urgent_waits=known.strict(self.paused) != LOW)
+        urgent_waits = known.strict(self.paused) != LOW
+        return not (queued.aged and urgent_waits) and known.slack.holds_back(urgent_waits=urgent_waits)
 
     def _candidates(self, lane: LaneQueues[ItemT], changes: int, classes: tuple[str, ...]) -> Iterator[ItemT]:
         if self._changes != changes:
