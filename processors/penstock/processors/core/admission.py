@@ -67,8 +67,11 @@ class Admission:
         if (refusal := self.of_queue(lane, work)) is not None:
             return self._of_model(lane) if refusal is LOADING else refusal
         short: Refusal | None = None
+        untils: list[float] = []
         for replica in lane.ready:
             refusal = self.of_replica(replica, work, now)
+            if refusal is not None and refusal.until is not None:
+                untils.append(refusal.until)
             if refusal is None:
                 tokens = replica.free_tokens
                 refusal = self.on(replica, work, replica.free_slots, MANY if tokens is None else tokens, now)
@@ -76,6 +79,8 @@ class Admission:
                 return None
             if refusal.reason == "memory" and short is None:
                 short = refusal
+        if short is None and len(untils) == len(lane.ready):
+            return Refusal("class", until=min(untils))
         return short or OTHERS_FIRST
 
     def of_queue(self, lane: Lane, work: Work) -> Refusal | None:
@@ -148,7 +153,7 @@ class Admission:
 
     def may_join(self, lane: Lane, work: Work) -> bool:
         """Suspects of a group run together, but for one that must run beside nobody: its turn comes by itself."""
-        return not work.alone and self.is_waiting(lane, work)
+        return not work.alone and self.is_waiting(lane, work) and self.of_queue(lane, work) is None
 
     def is_waiting(self, lane: Lane, work: Work) -> bool:
         """Whether it waits in the queue of this model, with no other turn of its conversation before it."""

@@ -212,7 +212,9 @@ class Starter:
                 work.blocked_at = now if work.blocked_at is None else work.blocked_at
                 self._statuses.say(work, "waiting_for_memory", now)
             return refusal
-        if work.stage is Stage.PARKED:
+        if work.stage is Stage.PARKED and (work.alone or work.group is not None):
+            self._fetching.fetch_one(lane, work)  # it keeps others waiting until it has run
+        elif work.stage is Stage.PARKED:
             self._fetching.fetch(lane, work.klass, at_least_one=must_fetch)
         elif work.stage is Stage.QUEUED:
             if not may_prepare:

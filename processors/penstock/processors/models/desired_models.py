@@ -17,7 +17,7 @@ from penstock.schemas.topics import CLASSES
 
 logger = logging.getLogger(__name__)
 
-NO_UNLOAD = 0
+NO_UNLOAD = -1
 """The revision that goes with a model of which no unload is wanted."""
 
 

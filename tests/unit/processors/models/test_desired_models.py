@@ -9,7 +9,7 @@ from typing import Any
 from penstock.common.desired import DesiredRecord
 from penstock.common.model_entry import parse_entry
 from penstock.processors.models.catalog import ModelConfig
-from penstock.processors.models.desired_models import DesiredModels
+from penstock.processors.models.desired_models import NO_UNLOAD, DesiredModels
 from penstock.schemas.desired import key_of
 from penstock.schemas.records import DesiredState
 
@@ -154,7 +154,7 @@ def test_the_revision_of_an_unload_stays_while_other_orders_follow() -> None:
     topic.order("a", "unload", loaded=False)
     topic.order("a", "pause", loaded=False, paused=True)
     topic.order("a", "resume", loaded=False)
-    assert topic.target.unload_revisions == [0, 1, 1, 1]
+    assert topic.target.unload_revisions == [NO_UNLOAD, 1, 1, 1]
     topic.order("a", "unload", loaded=False)
     assert topic.target.unload_revisions[-1] == 4, "ordered once more, it is meant once more"
 
@@ -164,7 +164,7 @@ def test_the_revision_of_an_unload_begins_anew_after_a_load_and_after_a_tombston
     topic.order("a", "unload", loaded=False)
     topic.order("a", "load", loaded=True)
     topic.order("a", "pause", loaded=False, paused=True)
-    assert topic.target.unload_revisions == [0, 0, 2]
+    assert topic.target.unload_revisions == [0, NO_UNLOAD, 2]
     topic.record("model/a", None)
     topic.order("a", "pin", loaded=False)
     assert topic.target.unload_revisions[-1] == 4

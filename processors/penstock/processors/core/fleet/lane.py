@@ -70,6 +70,8 @@ class Lane:
         self.size_due = True
         """Its needs are not known, or may be outdated: it is sized before its next load."""
         self.sizing = False
+        self.sizing_of: object = None
+        """What is being sized, see `ModelSpec.made_of`."""
         self.too_small: set[str] = set()
         """Devices that can never hold a run that was asked of it, beside the model; others can."""
         self.never_fits: PenstockError | None = None
@@ -108,7 +110,7 @@ class Lane:
         if replica.state is ReplicaState.LOADING:
             self.load_span = (self.load_span[0], now)
         replica.up(slots, tokens, inline=inline, now=now)
-        self.wanted = self.was_up = True
+        self.was_up, self.wanted = True, self.served and self.desired is not False
         self.failures, self.short, self.fail_error, self.last_error = 0, False, None, None
         self.count_ready()
 

@@ -25,7 +25,7 @@ class Lifecycle:
 
     def size(self, lane: Lane, now: float) -> None:
         if not lane.sizing and now >= lane.not_before and lane.served:
-            lane.sizing = True
+            lane.sizing, lane.sizing_of = True, lane.spec.made_of
             self._emit(Size(lane.name))
 
     def load_weightless(self, lane: Lane, now: float) -> None:
@@ -83,14 +83,19 @@ class Lifecycle:
         self._emit(Unload(lane.name, replica.number, replica.reason or reason, for_model))
 
     def plan_weightless(self, lane: Lane, now: float) -> None:
-        """Of models that take no memory only what an operator wants counts."""
+        """Of replicas that take no memory only what an operator wants counts.
+
+        A model may have such ones although its entry takes memory now: they are of the entry before it.
+        """
         for replica in list(lane.replicas.values()):
             reason = lane.reason_to_end(replica)
-            if reason is None or replica.state not in (ReplicaState.READY, ReplicaState.DRAINING):
+            if reason is None or replica.device is not None or replica.state is ReplicaState.UNLOADING:
                 continue
             if replica.idle:
                 self.unload(lane, replica, reason, None)
             elif replica.state is ReplicaState.READY:
                 self.drain(lane, replica, reason, None)
+        if lane.spec.devices:
+            return
         if (lane.desired is True or lane.is_pinned or lane.wanted) and not lane.paused:
             self.load_weightless(lane, now)

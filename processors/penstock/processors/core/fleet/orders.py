@@ -32,10 +32,12 @@ class Orders:
             lane = self._lanes[name]
             if lane.spec != spec:
                 if lane.spec.made_of != spec.made_of:
-                    lane.size_due = True
+                    lane.size_due, lane.never_fits = True, None
                     lane.forget_failures()
-                lane.spec, lane.never_fits = spec, None
+                lane.spec = spec
                 lane.too_small.clear()
+            if not lane.served:
+                lane.forget_failures()
             lane.served = True
             self._take_back(lane)
         for lane in self._lanes.values():

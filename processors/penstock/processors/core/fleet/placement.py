@@ -93,6 +93,12 @@ class _Round:
                 self._decisions.append(
                     Unload(model=replica.model, replica=replica.replica, reason="drained", for_model=replica.for_model)
                 )
+        elif replica.state == "loading" and replica.end_reason is not None:
+            self._ending.add((replica.model, replica.replica))
+            self._space.count_coming(replica)
+            self._decisions.append(
+                Unload(model=replica.model, replica=replica.replica, reason=replica.end_reason, for_model=None)
+            )
         elif replica.state == "ready":
             if replica.end_reason is not None:
                 self._end(replica, replica.end_reason, None)

@@ -113,8 +113,7 @@ class Placing:
                 models.append(self._views.model(lane, now))
             if lane.size_due and lane.spec.devices and self._is_wanted(lane):
                 self._lifecycle.size(lane, now)
-            if not lane.spec.devices:
-                self._lifecycle.plan_weightless(lane, now)
+            self._lifecycle.plan_weightless(lane, now)
         models += self._heads.views()
         replicas = [
             self._views.replica(lane, replica)
@@ -131,6 +130,7 @@ class Placing:
                 and not lane.size_due
                 and not lane.ready
                 and not lane.loading
+                and not lane.paused
                 and now >= lane.not_before
                 and self._is_wanted(lane)
                 and self._memory.booked(lane)
@@ -181,7 +181,7 @@ class Placing:
         lane = self._lanes.get(owner)
         if lane is None:
             return owner in heads
-        return not lane.ready and not lane.loading and self._is_wanted(lane)
+        return not (lane.ready or lane.loading or lane.paused) and self._is_wanted(lane)
 
     def _is_wanted(self, lane: Lane) -> bool:
         return lane.is_pinned or lane.wanted or lane.desired is True or self._heads.demand(lane).counts != {}

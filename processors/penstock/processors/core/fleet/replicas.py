@@ -55,6 +55,8 @@ class Replicas:
     def sized(self, model: str, needs: Needs, now: float) -> None:
         """How much memory an engine of the model takes."""
         lane = self._lanes[model]
+        if self._sized_another(lane):
+            return
         lane.sizing, lane.size_due, lane.needs = False, False, needs
         lane.never_fits = self._memory.cannot_ever(lane, needs.load_bytes + needs.run_bytes)
         if lane.never_fits is not None:
@@ -65,12 +67,22 @@ class Replicas:
     def size_failed(self, model: str, error: BaseException, now: float) -> None:
         """How much it takes could not be found out: that counts as a load that failed."""
         lane = self._lanes[model]
+        if self._sized_another(lane):
+            return
         lane.sizing = False
         known = lane.load_failed(error, now)
         if known is not None:
             self.load_is_hopeless(lane, known, now)
         self._agenda.plan_soon()
         self._agenda.look_at(lane)
+
+    def _sized_another(self, lane: Lane) -> bool:
+        """Whether its entry was replaced while the former one was sized: that says nothing of this one."""
+        if not lane.sizing or lane.sizing_of == lane.spec.made_of:
+            return False
+        lane.sizing, lane.size_due = False, True
+        self._agenda.plan_soon()
+        return True
 
     def load_is_hopeless(self, lane: Lane, error: PenstockError, now: float) -> None:
         """Those who wait are told, unless another replica serves them."""
@@ -138,8 +150,6 @@ class Replicas:
         replica = lane.replicas.get(number)
         if replica is None:
             return
-        if len(lane.replicas) == 1 and replica.reason != "replaced":
-            lane.wanted = False
         for work in [*replica.holders, *replica.ahead]:
             self._attempts.requeue(work, "replica_down", now)
         self._removed(lane, replica)
@@ -183,6 +193,9 @@ class Replicas:
         """A replica could not be loaded. Those who wait are failed when waiting is of no use any more."""
         lane = self._lanes[model]
         replica = lane.replicas.get(number)
+        if replica is not None and (replica.state is ReplicaState.UNLOADING or lane.reason_to_end(replica)):
+            self._removed(lane, replica)  # of an entry that was replaced, or a load that was ordered to end
+            return
         if replica is not None and isinstance(error, OutOfMemory):
             self._measurements.ran_out(lane, replica)
         known = lane.load_failed(error, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import isinf
 
 from penstock.processors.core.admission import Admission, Refusal
 from penstock.processors.core.fleet.lane import Lanes
@@ -87,7 +88,7 @@ class Explainer:
         )
         if starts_in_s is None or refusal is None or refusal.until is None:
             return starts_in_s
-        return max(starts_in_s, refusal.until - now)
+        return None if isinf(refusal.until) else max(starts_in_s, refusal.until - now)
 
     def reasons(self) -> dict[str, int]:
         """How many of those near the front wait for what, as was last published of them."""

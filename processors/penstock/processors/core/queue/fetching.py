@@ -33,6 +33,12 @@ class Fetching:
             if parked and self._scheduler.depth(lane.name, klass) - parked < FETCH_AHEAD // 2:
                 self.fetch(lane, klass, at_least_one=False)
 
+    def fetch_one(self, lane: Lane, work: Work) -> None:
+        """Have this request's bytes read again, whatever stands before it and whatever its class has."""
+        self._registry.transition(work, "fetch", Stage.FETCHING)
+        lane.parked[work.klass] -= 1
+        self._emit(Fetch(work.tp, (work.key[2],), CLASSES.index(work.klass)))
+
     def fetch(self, lane: Lane, klass: str, *, at_least_one: bool) -> None:
         """Have the bytes of the first parked requests of a class read again, as many as their share has room for."""
         wanted: dict[tuple[str, int], list[int]] = {}
