@@ -167,6 +167,7 @@ def assemble(
         on_assigned=worker.on_assigned,
         on_revoking=lambda: flow.gate.commits(),
         stall=lambda: faults.due("fetch"),
+        count_reset=metrics.offset_reset,
     )
     erasing = Erasing(turns, book, membership.owns)
     desired_models = DesiredModels(settings.models, conf.pool, lanes)
@@ -306,4 +307,5 @@ def _group(settings: WorkerSettings) -> GroupSettings:
         session_timeout_s=conf.session_timeout_s,
         heartbeat_s=conf.heartbeat_s,
         fetch_wait_ms=conf.fetch_wait_ms,
+        on_lost_log=conf.on_lost_log,
     )

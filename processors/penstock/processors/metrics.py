@@ -77,6 +77,12 @@ class Metrics:
         self.dead_letters = Counter("penstock_dlq", "Dead letters by reason", ["reason"], registry=registry)
         self.retries = Counter("penstock_retries", "Attempts after the first", registry=registry)
         self.rebalances = Gauge("penstock_rebalances", "Assignments seen by this worker", registry=registry)
+        self.offset_resets = Counter(
+            "penstock_offset_resets",
+            "Partitions that went on at another offset because their log did not hold the position, by reason",
+            ["reason"],
+            registry=registry,
+        )
         # A worker has no sockets; the name is there so that every name is known on every port.
         Gauge("penstock_ws_clients", "Open WebSockets: none on a worker", registry=registry)
         # Children are kept: looking one up by its labels costs more than counting.
@@ -108,6 +114,10 @@ class Metrics:
         """An engine has ended: the most that it held, and what was booked for it."""
         if booked_bytes:
             self.memory_errors.observe(peak_bytes / booked_bytes)
+
+    def offset_reset(self, reason: str) -> None:
+        """A partition goes on at another offset; `reason` is log_truncated or records_deleted. From any thread."""
+        self.offset_resets.labels(reason).inc()
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

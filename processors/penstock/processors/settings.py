@@ -77,6 +77,9 @@ class WorkerSection(Section):
     """Seconds between commits of what is finished."""
     fetch_wait_ms: int = Field(default=100, ge=1)
     """Milliseconds for which a broker may hold back a fetch to fill it."""
+    on_lost_log: Literal["beginning", "end"] = "beginning"
+    """Where reading goes on in a log that is shorter than the group's commit, because the broker has lost its end: at
+    its beginning (what it holds runs again, and readers ignore second outcomes), or at its end (that does not run)."""
     state_interval_s: float = Field(default=5.0, gt=0)
     """Seconds between this worker's records on `inference.worker`."""
     control_horizon_s: float = Field(default=86_400.0, gt=0)

@@ -47,7 +47,7 @@ class CommitQueue:
     """The commits of one assignment."""
 
     def __init__(self) -> None:
-        self._known: dict[TP, Committed] = {}  # what the broker has
+        self.known: dict[TP, Committed] = {}  # what the broker has
         self._lowest: dict[TP, int] = {}  # nothing lower is sent
         self._waiting: dict[TP, Committed] = {}
         self._questions: _Questions = defaultdict(list)
@@ -57,7 +57,7 @@ class CommitQueue:
     def begin(self, committed: Mapping[TP, Committed]) -> None:
         """A new assignment, with what the broker has; what was on its way is answered with False."""
         open_questions = [self._questions, *([self._sent.questions] if self._sent is not None else [])]
-        self._known = dict(committed)
+        self.known = dict(committed)
         self._lowest = {tp: offset for tp, (offset, _) in committed.items()}
         self._waiting = {}
         self._questions = defaultdict(list)
@@ -77,7 +77,7 @@ class CommitQueue:
                 if lowest is not None:
                     logger.error("group.commit_refused partition=%s offset=%d known=%d", tp, wanted[0], lowest)
                 question.results[tp] = False
-            elif wanted == self._known.get(tp) and tp not in self._waiting and not self._on_its_way(tp):
+            elif wanted == self.known.get(tp) and tp not in self._waiting and not self._on_its_way(tp):
                 question.results[tp] = True
             else:
                 self._waiting[tp] = wanted
@@ -127,7 +127,7 @@ class CommitQueue:
         for tp, wanted in sent.offsets.items():
             taken = results.get(tp, False)
             if taken:
-                self._known[tp] = wanted
+                self.known[tp] = wanted
             for question in sent.questions[tp]:
                 question.settle(tp, taken)
 

@@ -25,7 +25,7 @@ Piece = tuple[TP, int, int, list[Delivered]]
 
 
 class OffsetsWentBack(Exception):
-    """The log has other records than it had: its topic was made anew, or the broker has lost records."""
+    """A record stands below what was fetched. A position that the log does not hold is reported, so this is a fault."""
 
 
 class _Partition:

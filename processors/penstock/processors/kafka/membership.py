@@ -23,6 +23,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.kafka import rdkafka_transport
 from penstock.processors.kafka.batches import TP, Assignment, Batch, Committed, Delivered, Progress
+from penstock.processors.kafka.lost_logs import LostLogs, OnLostLog
 from penstock.processors.kafka.poll_thread import PollThread
 from penstock.schemas.errors import PenstockError
 
@@ -45,6 +46,7 @@ class GroupSettings:
     session_timeout_s: float = 10.0
     heartbeat_s: float = 2.0
     fetch_wait_ms: int = 100
+    on_lost_log: OnLostLog = "beginning"
 
 
 class _QuietMonitor(Monitor):
@@ -113,8 +115,8 @@ def consumer_config(kafka: KafkaSettings, group: GroupSettings) -> dict[str, Any
         "max.poll.interval.ms": MAX_POLL_MS,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        # Partitions begin at offsets that we give; this is for those that retention has passed.
-        "auto.offset.reset": "earliest",
+        # A position that the log does not hold is reported, and the poll thread says where it goes on.
+        "auto.offset.reset": "error",
         # Says where the log ends, also where a transaction's marker has the last offset.
         "enable.partition.eof": True,
         "fetch.wait.max.ms": group.fetch_wait_ms,
@@ -132,6 +134,8 @@ class Membership:
 
     `on_batch` gets each `Batch` and calls its `taken` when it may have more. `on_assigned` is called once for each
     generation, before any of its batches. `on_revoking` says what else should be committed before the partitions go.
+    `count_reset` is called in the consumer's thread, with the reason, for each partition that goes on at another offset
+    than its position because its log does not hold that.
     """
 
     def __init__(
@@ -145,6 +149,7 @@ class Membership:
         on_revoking: Callable[[], Mapping[TP, Committed]] = dict,
         urgency: Callable[[str], int] = lambda _: 0,
         stall: Callable[[], bool] = lambda: False,
+        count_reset: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.generation = -1
         self.partitions: frozenset[TP] = frozenset()
@@ -153,6 +158,7 @@ class Membership:
         self._config = consumer_config(kafka, group)
         self._urgency = urgency
         self._stall = stall
+        self._lost_logs = LostLogs(group.on_lost_log, count_reset)
         self._on_batch = on_batch
         self._on_assigned = on_assigned
         self._on_revoking = on_revoking
@@ -172,7 +178,9 @@ class Membership:
     async def start(self) -> None:
         """Join the group. Returns when Faust's services run, which is before the first assignment."""
         loop = asyncio.get_running_loop()
-        self._thread = PollThread(self._config, loop, self, urgency=self._urgency, stall=self._stall)
+        self._thread = PollThread(
+            self._config, loop, self, urgency=self._urgency, lost_logs=self._lost_logs, stall=self._stall
+        )
         self._thread.hold(self._held)
         self._app.consumer.thread = self._thread
         await self._app.start()

@@ -56,10 +56,13 @@ def committed_or_start(kafka: Any, tps: Sequence[TP], wait: Wait) -> dict[TP, Co
     if not without:
         return known
     starts = _ask("first offsets", wait, lambda: _first_offsets(kafka, without))
-    if starts is None or not _commit_starts(kafka, starts, wait):
+    if starts is None:
+        return None
+    begun: dict[TP, Committed] = {(p.topic, p.partition): (p.offset, "") for p in starts}
+    if not commit_until_taken(kafka, begun, wait):
         return None
     logger.info("group.start_offsets committed=%d", len(starts))
-    return known | {(p.topic, p.partition): (p.offset, "") for p in starts}
+    return known | begun
 
 
 def _first_offsets(kafka: Any, tps: Sequence[TP]) -> list[TopicPartition]:
@@ -86,9 +89,8 @@ def _ask(what: str, wait: Wait, question: Callable[[], list[TopicPartition]]) ->
             return None
 
 
-def _commit_starts(kafka: Any, starts: Sequence[TopicPartition], wait: Wait) -> bool:
-    """Commit them, again and again if need be; False when this generation is over."""
-    offsets = {(p.topic, p.partition): (p.offset, "") for p in starts}
+def commit_until_taken(kafka: Any, offsets: Mapping[TP, Committed], wait: Wait) -> bool:
+    """Commit where work begins, again and again if need be; False when this generation is over."""
     while True:
         results, error = commit_now(kafka, offsets)
         if all(results.values()):

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -23,6 +23,7 @@ from penstock.common.reader import message_headers
 from penstock.processors.kafka.batches import TP, Batch, Committed, Delivered
 from penstock.processors.kafka.commits import CommitQueue, Sent
 from penstock.processors.kafka.fetch_buffer import FetchBuffer
+from penstock.processors.kafka.lost_logs import Extent, LostLogs, extents
 from penstock.processors.kafka.offsets import (
     as_partitions,
     commit_now,
@@ -40,8 +41,12 @@ BUSY_WAIT_S = 0.005
 WAKE_S = 0.5
 STALLED_S = 0.05
 ANSWER_S = 60.0
+REFUSALS_S = 1.0
+"""From the first refused position until they are mended: a broker that lost one log has often lost others, and a lost
+log that grows again can only be recognised while this consumer remembers what it has read."""
 
 _PARTITION_EOF = KafkaError._PARTITION_EOF  # pyright: ignore[reportPrivateUsage]
+_POSITION_REFUSED = KafkaError._AUTO_OFFSET_RESET  # pyright: ignore[reportPrivateUsage]
 _OF_ONE_PARTITION = frozenset(
     (
         KafkaError.OFFSET_METADATA_TOO_LARGE,
@@ -72,11 +77,13 @@ class PollThread:
         events: GroupEvents,
         *,
         urgency: Callable[[str], int],
+        lost_logs: LostLogs,
         stall: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loop = loop
         self._events = events
         self._stall = stall
+        self._lost_logs = lost_logs
         self._buffer = FetchBuffer(urgency)
         self._commits = CommitQueue()
         self._answers: list[Sent] = []  # in the order of sending; librdkafka's callbacks are matched with these
@@ -85,24 +92,26 @@ class PollThread:
         self._wake = threading.Event()
         self._held: frozenset[TP] = frozenset()
         self._paused: frozenset[TP] = frozenset()
+        self._refused: set[TP] = set()
+        """Partitions whose logs do not hold the position that was fetched from; librdkafka fetches them no more."""
+        self._mend_at = 0.0
         self._room = threading.Semaphore(HANDED_BATCHES)
         self._generation = -1
         self._sent_at = 0.0
         self.owned: frozenset[TP] = frozenset()
         self.failure: BaseException | None = None
         self._fatal: KafkaError | None = None
-        self._kafka = Consumer(
-            {**config, "on_commit": self._on_commit, "error_cb": self._on_error}, logger=client_logger
-        )
+        self._config = {**config, "on_commit": self._on_commit, "error_cb": self._on_error}
+        self._topics: list[str] = []
+        self._kafka = Consumer(self._config, logger=client_logger)
         self._thread = threading.Thread(target=self._run, name="group consumer", daemon=True)
 
     # -- from any thread
 
     def subscribe(self, topics: Sequence[str]) -> None:
         def subscribe() -> None:
-            self._kafka.subscribe(
-                list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
-            )
+            self._topics = list(topics)
+            self._subscribe()
 
         self._calls.put(subscribe)
         if self._thread.ident is None:
@@ -137,6 +146,9 @@ class PollThread:
 
     # -- in the thread
 
+    def _subscribe(self) -> None:
+        self._kafka.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+
     def _run(self) -> None:
         try:
             while not self._ending.is_set():
@@ -147,6 +159,8 @@ class PollThread:
                     self._ending.wait(STALLED_S)
                     continue
                 self._fetch()
+                if self._refused and time.monotonic() >= self._mend_at:
+                    self._mend_positions()
                 self._hand_over()
                 self._send_commits()
                 self._apply_pauses()
@@ -198,10 +212,13 @@ class PollThread:
             return
         if generation != self._generation:
             # A rebalance came in between, and these may be of either assignment. They are fetched again.
-            self._kafka.assign([TopicPartition(*tp, offset) for tp, offset in self._buffer.ends().items()])
+            self._fetch_from_buffer_ends()
             return
         for message in messages:
             self._take_message(message)
+
+    def _fetch_from_buffer_ends(self) -> None:
+        self._kafka.assign([TopicPartition(*tp, offset) for tp, offset in self._buffer.ends().items()])
 
     def _room_left(self) -> bool:
         if self._room.acquire(blocking=False):
@@ -222,6 +239,11 @@ class PollThread:
             )
         elif error.code() == _PARTITION_EOF:
             self._buffer.reached_end(tp, message.offset() or 0)
+        elif error.code() == _POSITION_REFUSED:
+            logger.info("group.position_refused topic=%s partition=%d error=%s", *tp, error)
+            if not self._refused:
+                self._mend_at = time.monotonic() + REFUSALS_S
+            self._refused.add(tp)
         else:
             logger.warning("group.fetch_error topic=%s partition=%s error=%s", *tp, error)
 
@@ -262,6 +284,40 @@ class PollThread:
         except KafkaException:
             pass
 
+    # -- logs that do not hold a position
+
+    def _mend_positions(self) -> None:
+        """Go on behind records that were deleted unread; begin anew where a log has lost its end."""
+        positions = {tp: end for tp, end in self._buffer.ends().items() if tp in self._refused}
+        found = extents(self._kafka, list(positions))
+        if found.keys() != positions.keys():
+            self._ending.wait(STALLED_S)
+            return  # a leader has not answered: it is asked again
+        self._refused.clear()
+        # A log may have grown since it was cut: then it holds the position, and other records up to it.
+        cut = {tp: extent for tp, extent in found.items() if positions[tp] >= extent.first}
+        if cut:
+            self._join_again(cut)
+            return
+        for tp, extent in found.items():
+            self._lost_logs.records_deleted(tp, positions[tp], extent.first)
+            self._buffer.reached_end(tp, extent.first)
+        self._fetch_from_buffer_ends()
+
+    def _join_again(self, cut: Mapping[TP, Extent]) -> None:
+        """Commit where these logs begin again, then leave the group and join it.
+
+        Work on offsets that mean other records now must end, and what is still on the log runs again. A run under the
+        same generation and attempt would give readers two versions of one attempt, so there must be a new generation.
+        """
+        self._commit_what_is_done(without=cut)
+        committed = {tp: self._commits.known[tp] for tp in cut}
+        self._begin({})
+        self._lost_logs.begin_again(self._kafka, committed, cut, self._ending.wait)
+        self._kafka.close()
+        self._kafka = Consumer(self._config, logger=client_logger)
+        self._subscribe()
+
     # -- commits
 
     def _send_commits(self) -> None:
@@ -291,6 +347,12 @@ class PollThread:
         if error is not None:
             logger.info("group.commit_failed error=%s", error)
 
+    def _commit_what_is_done(self, without: Collection[TP] = ()) -> None:
+        """Before partitions go, commit what the event loop knows to be done."""
+        more = self._wait_for(self._events.revoked(lost=False)) or {}
+        self._serve_calls()
+        self._commit_all({tp: offset for tp, offset in more.items() if tp not in without})
+
     def _commit_all(self, more: Mapping[TP, Committed]) -> None:
         """Inside a rebalance no callback comes, so wait for the answer."""
         if more:
@@ -314,6 +376,8 @@ class PollThread:
         tps = [(p.topic, p.partition) for p in partitions]
         committed = committed_or_start(kafka, tps, self._ending.wait)
         generation, member_id = group_identity(kafka)
+        if committed is not None:
+            committed = self._lost_logs.at_assignment(kafka, committed, self._ending.wait)
         if committed is None:
             kafka.assign([])
             return
@@ -323,9 +387,7 @@ class PollThread:
         self._wait_for(self._events.assigned(generation, member_id, committed))
 
     def _on_revoke(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
-        more = self._wait_for(self._events.revoked(lost=False))
-        self._serve_calls()
-        self._commit_all(more or {})
+        self._commit_what_is_done()
         self._begin({})
 
     def _on_lost(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
@@ -338,6 +400,7 @@ class PollThread:
         self._commits.begin(committed)
         self._answers.clear()
         self._paused = frozenset()
+        self._refused.clear()
         self._room = threading.Semaphore(HANDED_BATCHES)
         self._generation = -1
         self.owned = frozenset(committed)

@@ -1,0 +1,118 @@
+"""Logs that do not hold the group's offset any more: where reading goes on. It is said, counted and committed.
+
+A broker can lose the end of a log: a failed disk, an older backup, an unclean election. Retention can delete records
+that nobody has read. librdkafka must not go on somewhere else by itself, so it is told to report a refused position.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaException, TopicPartition
+
+from penstock.processors.core.commit import donemap
+from penstock.processors.kafka.batches import TP, Committed
+from penstock.processors.kafka.offsets import Wait, commit_until_taken
+
+logger = logging.getLogger(__name__)
+
+ASK_S = 5.0
+
+OnLostLog = Literal["beginning", "end"]
+"""Where reading goes on in a log that is shorter than the group's commit."""
+
+
+class Extent(NamedTuple):
+    """The offsets that a log holds: from `first` to `end`, `end` excluded."""
+
+    first: int
+    end: int
+
+
+def reach_of(committed: Committed) -> int:
+    """The end that the log had at least when this was committed: the done map names offsets above the committed one."""
+    offset, done_map = committed
+    done = donemap.decode(offset, done_map)
+    return done[-1][1] if done else offset
+
+
+def start_in(committed: int, extent: Extent, choice: OnLostLog) -> int:
+    """Where reading begins in a log that has lost its end."""
+    return extent.first if choice == "beginning" else max(extent.first, min(committed, extent.end))
+
+
+def extents(kafka: Any, tps: Sequence[TP]) -> dict[TP, Extent]:
+    """What the logs hold, of those whose leaders answer."""
+    firsts = _offsets_at(kafka, tps, OFFSET_BEGINNING)
+    ends = _offsets_at(kafka, tps, OFFSET_END)
+    return {tp: Extent(firsts[tp], ends[tp]) for tp in tps if tp in firsts and tp in ends}
+
+
+def _offsets_at(kafka: Any, tps: Sequence[TP], where: int) -> dict[TP, int]:
+    if not tps:
+        return {}
+    try:
+        answer = kafka.offsets_for_times([TopicPartition(*tp, where) for tp in tps], ASK_S)
+    except KafkaException as error:
+        logger.info("group.extents_unknown partitions=%d error=%s", len(tps), error)
+        return {}
+    return {(p.topic, p.partition): p.offset for p in answer if p.error is None and p.offset >= 0}
+
+
+class LostLogs:
+    """Decides by `choice`, and counts each partition with `count(reason)`. Belongs to the thread of the consumer."""
+
+    def __init__(self, choice: OnLostLog = "beginning", count: Callable[[str], None] = lambda reason: None) -> None:
+        self._choice: OnLostLog = choice
+        self._count = count
+
+    def at_assignment(self, kafka: Any, committed: Mapping[TP, Committed], wait: Wait) -> Mapping[TP, Committed] | None:
+        """The committed offsets, lowered where a log is too short for them.
+
+        Returns None when this generation is over. A leader that does not answer is not waited for: a position that its
+        log does not hold is reported when it is fetched.
+        """
+        ends = _offsets_at(kafka, list(committed), OFFSET_END)
+        short = [tp for tp, end in ends.items() if end < reach_of(committed[tp])]
+        cut = {tp: found for tp, found in extents(kafka, short).items() if found.end < reach_of(committed[tp])}
+        if not cut:
+            return committed
+        lowered = self.begin_again(kafka, {tp: committed[tp] for tp in cut}, cut, wait)
+        return None if lowered is None else {**committed, **lowered}
+
+    def begin_again(
+        self, kafka: Any, committed: Mapping[TP, Committed], cut: Mapping[TP, Extent], wait: Wait
+    ) -> dict[TP, Committed] | None:
+        """Commit where reading begins in logs that have lost their ends, without a done map. None: not committed.
+
+        The done map names records that are gone. Once the lower offset is committed, no later assignment finds this
+        loss again.
+        """
+        lowered = {tp: (start_in(committed[tp][0], found, self._choice), "") for tp, found in cut.items()}
+        if not commit_until_taken(kafka, lowered, wait):
+            return None
+        for tp, (start, _) in lowered.items():
+            self._count("log_truncated")
+            logger.error(
+                "group.log_truncated topic=%s partition=%d committed=%d log_end=%d begins=%d on_lost_log=%s: the broker"
+                " has lost the end of this log",
+                *tp,
+                committed[tp][0],
+                cut[tp].end,
+                start,
+                self._choice,
+            )
+        return lowered
+
+    def records_deleted(self, tp: TP, position: int, first: int) -> None:
+        """Retention has deleted records that were not read; reading goes on at the first one that is there."""
+        self._count("records_deleted")
+        logger.error(
+            "group.records_deleted topic=%s partition=%d position=%d begins=%d: records were deleted before they"
+            " were read",
+            *tp,
+            position,
+            first,
+        )

@@ -1,0 +1,139 @@
+"""Logs that are shorter than the group's commit: they are found at an assignment, and lower offsets are committed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
+
+from penstock.processors.core.commit import donemap
+from penstock.processors.kafka.batches import TP, Committed
+from penstock.processors.kafka.lost_logs import Extent, LostLogs, OnLostLog, extents, reach_of, start_in
+
+A, B = ("t", 0), ("t", 1)
+
+
+class Answer:
+    """As TopicPartition, with an error of one's choice."""
+
+    def __init__(self, tp: TP, offset: int, error: KafkaError | None = None) -> None:
+        self.topic, self.partition = tp
+        self.offset, self.error = offset, error
+
+
+class FakeConsumer:
+    """Logs with these extents; one whose leader is away has none. `grows`: records that come between two questions."""
+
+    def __init__(self, logs: Mapping[TP, Extent | None], *, grows: int = 0, refused: int | None = None) -> None:
+        self.logs = dict(logs)
+        self.grows = grows
+        self.refused = refused
+        self.commits: list[dict[TP, Committed]] = []
+
+    def offsets_for_times(self, partitions: Sequence[TopicPartition], timeout: float) -> list[Answer]:
+        answers: list[Answer] = []
+        for p in partitions:
+            tp = (p.topic, p.partition)
+            log = self.logs[tp]
+            if log is None:
+                answers.append(Answer(tp, p.offset, KafkaError(KafkaError.LEADER_NOT_AVAILABLE)))
+                continue
+            answers.append(Answer(tp, {OFFSET_BEGINNING: log.first, OFFSET_END: log.end}[p.offset]))
+            self.logs[tp] = Extent(log.first, log.end + self.grows)
+        return answers
+
+    def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> Any:
+        if self.refused is not None:
+            raise KafkaException(KafkaError(self.refused))
+        self.commits.append({(p.topic, p.partition): (p.offset, p.metadata or "") for p in offsets})
+        return offsets
+
+
+def never(seconds: float) -> bool:
+    raise AssertionError("it waited")
+
+
+def assigned(
+    kafka: FakeConsumer, committed: Mapping[TP, Committed], choice: OnLostLog = "beginning"
+) -> tuple[Mapping[TP, Committed] | None, list[str]]:
+    counted: list[str] = []
+    found = LostLogs(choice, counted.append).at_assignment(kafka, committed, never)
+    return found, counted
+
+
+def test_a_log_reached_what_its_commit_says() -> None:
+    assert reach_of((7, "")) == 7
+    assert reach_of((7, donemap.encode(7, [(9, 12), (20, 21)]))) == 21
+    assert reach_of((7, donemap.encode(8, [(9, 12)]))) == 7, "a map of another offset says nothing"
+
+
+@pytest.mark.parametrize(
+    ("committed", "extent", "beginning", "end"),
+    [
+        (100, Extent(0, 5), 0, 5),
+        (100, Extent(0, 0), 0, 0),
+        (100, Extent(3, 200), 3, 100),  # it has grown again beyond the commit
+        (100, Extent(110, 200), 110, 110),
+    ],
+)
+def test_where_reading_begins(committed: int, extent: Extent, beginning: int, end: int) -> None:
+    assert start_in(committed, extent, "beginning") == beginning
+    assert start_in(committed, extent, "end") == end
+
+
+@pytest.mark.parametrize(("choice", "start"), [("beginning", 2), ("end", 5)])
+def test_a_truncated_log_gets_a_lower_commit_without_its_map(
+    choice: OnLostLog, start: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka = FakeConsumer({A: Extent(2, 5), B: Extent(0, 9)})
+    committed = {A: (100, donemap.encode(100, [(102, 104)])), B: (7, donemap.encode(7, [(8, 9)]))}
+    with caplog.at_level(logging.ERROR):
+        found, counted = assigned(kafka, committed, choice)
+    assert found == {A: (start, ""), B: committed[B]}
+    assert kafka.commits == [{A: (start, "")}]
+    assert counted == ["log_truncated"]
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        f"group.log_truncated topic=t partition=0 committed=100 log_end=5 begins={start} on_lost_log={choice}"
+    ]
+
+
+def test_the_next_assignment_does_not_find_it_again() -> None:
+    kafka = FakeConsumer({A: Extent(0, 5)})
+    found, counted = assigned(kafka, {A: (100, "")})
+    assert counted == ["log_truncated"]
+    assert assigned(kafka, found or {}) == (found, [])
+    assert len(kafka.commits) == 1
+
+
+def test_a_map_that_reaches_beyond_the_log_speaks_of_records_that_are_gone() -> None:
+    kafka = FakeConsumer({A: Extent(0, 50)})
+    found, counted = assigned(kafka, {A: (40, donemap.encode(40, [(45, 60)]))}, "end")
+    assert found == {A: (40, "")}
+    assert kafka.commits == [found]
+    assert counted == ["log_truncated"]
+
+
+@pytest.mark.parametrize("log", [Extent(0, 100), Extent(0, 101), Extent(100, 100), Extent(120, 130), None])
+def test_nothing_is_changed_otherwise(log: Extent | None) -> None:
+    """A log that begins behind the commit is told when it is fetched; a leader that is away is not waited for."""
+    kafka = FakeConsumer({A: log})
+    assert assigned(kafka, {A: (100, "")}) == ({A: (100, "")}, [])
+    assert kafka.commits == []
+
+
+def test_it_is_looked_at_twice() -> None:
+    kafka = FakeConsumer({A: Extent(0, 99)}, grows=1)
+    assert assigned(kafka, {A: (100, "")}) == ({A: (100, "")}, [])
+
+
+def test_an_assignment_that_is_over_is_given_up_and_nothing_is_said() -> None:
+    kafka = FakeConsumer({A: Extent(0, 5)}, refused=KafkaError.ILLEGAL_GENERATION)
+    assert assigned(kafka, {A: (100, "")}) == (None, [])
+
+
+def test_extents_are_known_of_those_whose_leaders_answer() -> None:
+    assert extents(FakeConsumer({A: Extent(1, 2), B: None}), [A, B]) == {A: Extent(1, 2)}
+    assert extents(FakeConsumer({}), []) == {}
