@@ -265,7 +265,8 @@ class CommitGate:
 
     def full(self, tp: TP) -> bool:
         """Whether the partition should deliver no more for now."""
-        return self.span(tp) >= self._commit_span
+        partition = self._partitions.get(tp)
+        return partition is not None and partition.span.reached - partition.span.head >= self._commit_span
 
     def remembered(self) -> int:
         """Offsets whose state is kept, nine bytes each."""

@@ -29,12 +29,15 @@ class GapInDelivery(Exception):
 
 
 class Span:
-    """`position`: end of the last delivery. `end`: end of all deliveries, and the highest offset to be committed."""
+    """`position`: end of the last delivery. `end`: end of all deliveries, and the highest offset to be committed.
 
-    __slots__ = ("_base", "_done", "_head", "_marks", "_needed", "_resume", "end", "position")
+    `reached`: end of the last delivery of this assignment; what was delivered before it may come again.
+    """
+
+    __slots__ = ("_base", "_done", "_head", "_marks", "_needed", "_resume", "end", "position", "reached")
 
     def __init__(self, committed: int, done_map: str) -> None:
-        self._base = self._resume = self._needed = self.position = self.end = committed
+        self._base = self._resume = self._needed = self.position = self.end = self.reached = committed
         self._done = bytearray(donemap.decode_flags(committed, done_map))
         self._marks = array("q", (ANY if flag else EMPTY for flag in self._done))
         self._head = 0
@@ -51,7 +54,7 @@ class Span:
 
     def resume(self, committed: int) -> None:
         """A new assignment: the next delivery starts at the position or at what the broker has committed."""
-        self._resume = self._needed = committed
+        self._resume = self._needed = self.reached = committed
         if committed < self._base:
             self._reach_back(committed)
         # What is committed is done, also what was delivered again here and not taken, or never delivered here.
@@ -74,7 +77,7 @@ class Span:
                     self._done[expected - self._base : offset - self._base] = b"\x01" * (offset - expected)
                 expected = offset + 1
         self._needed = start  # what it brought may arrive later
-        self.position = end
+        self.position = self.reached = end
         self.end = max(self.end, end)
 
     def finished(self, offset: int, mark: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.commit.span import Span
 
 
@@ -26,3 +27,17 @@ def test_what_is_committed_is_done_though_it_was_delivered_again_and_not_taken()
     span.deliver(4, 6, [4, 5])  # the consumer went back; an assignment comes before the two are taken
     span.resume(6)
     assert span.head == 6
+
+
+def test_a_partition_whose_records_were_not_taken_is_not_full_after_an_assignment() -> None:
+    """It was held as full by records that nobody had, so they were never delivered again."""
+    gate, tp = CommitGate(commit_span=8), ("inference.request.high", 0)
+    gate.assign({tp: (1, "")}, 1)
+    gate.batch(tp, 1, 12, list(range(1, 12)))
+    assert gate.full(tp)
+    gate.assign({tp: (1, "")}, 2)
+    assert not gate.full(tp)
+    gate.batch(tp, 1, 6, list(range(1, 6)))
+    assert not gate.full(tp)
+    gate.batch(tp, 6, 12, list(range(6, 12)))
+    assert gate.full(tp)
