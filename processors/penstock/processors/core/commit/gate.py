@@ -112,6 +112,8 @@ class CommitGate:
         self._changed = set(kept)
         for entry in dropped:
             self._drop(entry, delivered_again=True)
+        for partition in kept.values():
+            partition.span.recede(partition.entries)
         return Revocation(dropped=tuple(entry.key for entry in dropped), restart_all=restart_all)
 
     def _drop(self, entry: _Entry, *, delivered_again: bool = False) -> None:

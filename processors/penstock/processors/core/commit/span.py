@@ -7,7 +7,7 @@ redelivery of finished work from another record at the same offset (a topic that
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from penstock.processors.core.commit import donemap
 
@@ -31,7 +31,8 @@ class GapInDelivery(Exception):
 class Span:
     """`position`: end of the last delivery. `end`: end of all deliveries, and the highest offset to be committed.
 
-    `reached`: end of the last delivery of this assignment; what was delivered before it may come again.
+    `reached`: end of the deliveries whose records are all in hand or done; after an assignment it falls to the first
+    record that nobody took, which is delivered again.
     """
 
     __slots__ = ("_base", "_done", "_head", "_marks", "_needed", "_resume", "end", "position", "reached")
@@ -54,7 +55,7 @@ class Span:
 
     def resume(self, committed: int) -> None:
         """A new assignment: the next delivery starts at the position or at what the broker has committed."""
-        self._resume = self._needed = self.reached = committed
+        self._resume = self._needed = committed
         if committed < self._base:
             self._reach_back(committed)
         # What is committed is done, also what was delivered again here and not taken, or never delivered here.
@@ -77,8 +78,15 @@ class Span:
                     self._done[expected - self._base : offset - self._base] = b"\x01" * (offset - expected)
                 expected = offset + 1
         self._needed = start  # what it brought may arrive later
-        self.position = self.reached = end
+        self.position = end
         self.end = max(self.end, end)
+        self.reached = max(self.reached, end)
+
+    def recede(self, held: Container[int]) -> None:
+        """After an assignment: what was delivered and is neither held nor done must be delivered again."""
+        self.reached = self.head
+        while self.reached < self.end and (self.reached in held or self._done[self.reached - self._base]):
+            self.reached += 1
 
     def finished(self, offset: int, mark: int) -> bool:
         """Whether the outcome of this very record is durable. Raises GapInDelivery for what no delivery covers."""

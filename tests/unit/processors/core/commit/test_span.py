@@ -41,3 +41,30 @@ def test_a_partition_whose_records_were_not_taken_is_not_full_after_an_assignmen
     assert not gate.full(tp)
     gate.batch(tp, 6, 12, list(range(6, 12)))
     assert gate.full(tp)
+
+
+def test_a_partition_whose_records_are_all_held_stays_full_over_an_assignment() -> None:
+    """Else each assignment would take another span of records into memory."""
+    gate, tp = CommitGate(commit_span=8), ("inference.request.high", 0)
+    gate.assign({tp: (1, "")}, 1)
+    gate.batch(tp, 1, 12, list(range(1, 12)))
+    for offset in range(1, 12):
+        gate.arrive(tp, offset, f"r{offset}")
+    gate.assign({tp: (1, "")}, 2)
+    assert gate.full(tp)
+    for offset in (1, 2, 3, 4):
+        gate.complete(tp, offset)
+    assert not gate.full(tp)
+
+
+def test_a_duplicate_that_an_assignment_forgets_is_delivered_again() -> None:
+    """Its first was on a partition that went; records after it are held, and must not keep it away."""
+    gate, tp, gone = CommitGate(commit_span=8), ("inference.request.high", 0), ("inference.request.high", 1)
+    gate.assign({tp: (1, ""), gone: (1, "")}, 1)
+    gate.batch(gone, 1, 2, [1])
+    gate.arrive(gone, 1, "same")
+    gate.batch(tp, 1, 12, list(range(1, 12)))
+    for offset in range(1, 12):
+        gate.arrive(tp, offset, "same" if offset == 2 else f"r{offset}")
+    gate.assign({tp: (1, "")}, 2)
+    assert not gate.full(tp)
