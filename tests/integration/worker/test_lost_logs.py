@@ -51,6 +51,10 @@ def lines(worker: Process) -> list[str]:
     return [line for line in worker.log.read_text().splitlines() if SAID in line]
 
 
+def of(tp: tuple[str, int], line: str) -> bool:
+    return f"topic={tp[0]} partition={tp[1]} " in line
+
+
 def resets(worker: Process) -> float:
     text = httpx.get(worker.url + "/metrics", timeout=10).text
     prefix = 'penstock_offset_resets_total{reason="log_truncated"} '
@@ -98,15 +102,12 @@ def test_a_log_that_is_lost_under_a_running_worker(make_system: Make, kafka: Any
     system.wait_drained()
     lost = [tp for tp, end in system.ends(system.names.request_topics()).items() if end]
     lose_logs(kafka, lost)
-    new = send_some(system, "b", 8)
-    wait_completed(system, new, 90)
-    wait_until(lambda: len(lines(worker)) >= len(lost), 60, worker.tail)
+    # A log that grows to the commit before this member looks at it cannot be told from a whole one.
+    wait_until(lambda: all(any(of(tp, line) for line in lines(worker)) for tp in lost), 90, worker.tail)
+    wait_completed(system, send_some(system, "b", 8))
     assert worker.ready(), worker.tail()
     system.wait_drained()
     assert worker.stop() == 0
-    assert {line.split("topic=")[1].split(" committed=")[0] for line in lines(worker)} == {
-        f"{topic} partition={number}" for topic, number in lost
-    }
     assert len(lines(worker)) == len(lost), lines(worker)
     second = system.worker("w2").wait_ready()
     wait_completed(system, send_some(system, "c"))

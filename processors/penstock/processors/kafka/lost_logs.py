@@ -67,6 +67,15 @@ class LostLogs:
     def __init__(self, choice: OnLostLog = "beginning", count: Callable[[str], None] = lambda reason: None) -> None:
         self._choice: OnLostLog = choice
         self._count = count
+        self._refused: dict[TP, Committed] = {}
+        """What the group had committed where a position was refused and reading has not begun again yet."""
+
+    def position_refused(self, tp: TP, committed: Committed) -> None:
+        """The log did not hold what this consumer has read. Remembered until an assignment or `begin_again` mends it.
+
+        The log may grow beyond the commit before this member has its partition again, and looks whole then.
+        """
+        self._refused[tp] = committed
 
     def at_assignment(self, kafka: Any, committed: Mapping[TP, Committed], wait: Wait) -> Mapping[TP, Committed] | None:
         """The committed offsets, lowered where a log is too short for them.
@@ -75,8 +84,17 @@ class LostLogs:
         log does not hold is reported when it is fetched.
         """
         ends = _offsets_at(kafka, list(committed), OFFSET_END)
-        short = [tp for tp, end in ends.items() if end < reach_of(committed[tp])]
-        cut = {tp: found for tp, found in extents(kafka, short).items() if found.end < reach_of(committed[tp])}
+        # Where the commit is another one now, the member that had the partition meanwhile has begun again.
+        grown = {tp for tp, known in self._refused.items() if committed.get(tp) == known}
+        short = [tp for tp, end in ends.items() if end < reach_of(committed[tp]) or tp in grown]
+        cut = {
+            tp: found
+            for tp, found in extents(kafka, short).items()
+            if found.end < reach_of(committed[tp]) or (tp in grown and found.first <= committed[tp][0])
+        }
+        for tp in ends:
+            if tp not in cut:
+                self._refused.pop(tp, None)
         if not cut:
             return committed
         lowered = self.begin_again(kafka, {tp: committed[tp] for tp in cut}, cut, wait)
@@ -94,6 +112,7 @@ class LostLogs:
         if not commit_until_taken(kafka, lowered, wait):
             return None
         for tp, (start, _) in lowered.items():
+            self._refused.pop(tp, None)
             self._count("log_truncated")
             logger.error(
                 "group.log_truncated topic=%s partition=%d committed=%d log_end=%d begins=%d on_lost_log=%s: the broker"
@@ -108,6 +127,7 @@ class LostLogs:
 
     def records_deleted(self, tp: TP, position: int, first: int) -> None:
         """Retention has deleted records that were not read; reading goes on at the first one that is there."""
+        self._refused.pop(tp, None)
         self._count("records_deleted")
         logger.error(
             "group.records_deleted topic=%s partition=%d position=%d begins=%d: records were deleted before they"

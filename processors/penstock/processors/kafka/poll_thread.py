@@ -244,6 +244,8 @@ class PollThread:
             if not self._refused:
                 self._mend_at = time.monotonic() + REFUSALS_S
             self._refused.add(tp)
+            if tp in self._commits.known:
+                self._lost_logs.position_refused(tp, self._commits.known[tp])
         else:
             logger.warning("group.fetch_error topic=%s partition=%s error=%s", *tp, error)
 
@@ -421,6 +423,6 @@ class PollThread:
         return None
 
     def _on_error(self, error: KafkaError) -> None:
-        logger.info("group.client_error error=%s", error)
+        client_logger.info("group.client_error error=%s", error)  # each of its threads says the same, 40 times a second
         if error.fatal():
             self._fatal = error

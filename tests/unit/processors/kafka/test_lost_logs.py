@@ -124,6 +124,33 @@ def test_nothing_is_changed_otherwise(log: Extent | None) -> None:
     assert kafka.commits == []
 
 
+def refused(
+    kafka: FakeConsumer, committed: Committed, now: Committed
+) -> tuple[Mapping[TP, Committed] | None, LostLogs]:
+    """A position of A was refused while the group had `committed`; at the next assignment it has `now`."""
+    logs = LostLogs("beginning")
+    logs.position_refused(A, committed)
+    return logs.at_assignment(kafka, {A: now}, never), logs
+
+
+def test_a_log_that_grew_again_before_the_next_assignment_begins_again() -> None:
+    """A position was refused, the session ended before it was mended, and then the log reached the commit again."""
+    kafka = FakeConsumer({A: Extent(0, 150)})
+    found, logs = refused(kafka, (100, ""), (100, ""))
+    assert found == {A: (0, "")}
+    assert logs.at_assignment(kafka, {A: (100, "")}, never) == {A: (100, "")}, "it is mended once"
+
+
+@pytest.mark.parametrize(("log", "now"), [(Extent(0, 150), (20, "")), (Extent(110, 150), (100, ""))])
+def test_a_refused_position_says_nothing_of_what_another_member_mended_or_retention_deleted(
+    log: Extent, now: Committed
+) -> None:
+    kafka = FakeConsumer({A: log})
+    found, logs = refused(kafka, (100, ""), now)
+    assert found == {A: now}
+    assert logs.at_assignment(kafka, {A: (100, "")}, never) == {A: (100, "")}
+
+
 def test_it_is_looked_at_twice() -> None:
     kafka = FakeConsumer({A: Extent(0, 99)}, grows=1)
     assert assigned(kafka, {A: (100, "")}) == ({A: (100, "")}, [])
