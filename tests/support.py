@@ -84,22 +84,37 @@ def create_topics(bootstrap_servers: str, prefix: str, partitions: int = 4, pool
     ensure_topics(settings, specs)
 
 
+def ask_broker(ask: Callable[[], T], deadline_s: float = 60.0) -> T:
+    """The broker's answer; asked again while a leader or a coordinator starts, moves or stands still."""
+    give_up = time.monotonic() + deadline_s
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if time.monotonic() > give_up:
+                raise AssertionError(f"no answer of the broker within {deadline_s} s: {error}") from error
+            time.sleep(0.2)
+
+
 def committed_offsets(bootstrap: str, group: str, partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
-    """What the broker has of a group, asked by a client of its own, again while the coordinator starts or moves.
+    """What the broker has of a group, asked by a client of its own.
 
     By a consumer: AdminClient's list_consumer_group_offsets crashes the process (librdkafka 2.16: rd_kafka_cgrp_op
     without a group) when the coordinator answers with an error, as at a restart.
     """
     asked = [TopicPartition(*place) for place in partitions]
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False})
-    give_up = time.monotonic() + 60
     try:
-        while True:
-            try:
-                return consumer.committed(asked, 20)
-            except KafkaException as error:
-                if time.monotonic() > give_up:
-                    raise AssertionError(f"no committed offsets of {group}") from error
-                time.sleep(0.2)
+        return ask_broker(lambda: consumer.committed(asked, 20))
     finally:
         consumer.close()
+
+
+def partitions_of(consumer: Consumer, topic: str) -> list[int]:
+    """The numbers of a topic's partitions."""
+    return sorted(ask_broker(lambda: consumer.list_topics(topic, 10).topics[topic].partitions))
+
+
+def watermarks(consumer: Consumer, topic: str, number: int) -> tuple[int, int]:
+    """The first offset of a partition and the one after its last."""
+    return ask_broker(lambda: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=10))

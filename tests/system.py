@@ -23,7 +23,7 @@ from penstock.schemas.codec import default_codec
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import DeadLetter, ResultEvent
 from penstock.schemas.topics import TopicNames
-from support import committed_offsets, create_topics, wait_until
+from support import committed_offsets, create_topics, partitions_of, wait_until, watermarks
 
 NOOP = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"tokens": 4}}
 
@@ -180,10 +180,10 @@ class System:
         """All records of a topic, from its start to the end it has now, by a stock consumer."""
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "reader", "enable.auto.commit": False})
         try:
-            partitions = sorted(consumer.list_topics(topic, 10).topics[topic].partitions)
+            partitions = partitions_of(consumer, topic)
             ends: dict[int, int] = {}
             for number in partitions:
-                low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=10)
+                low, high = watermarks(consumer, topic, number)
                 if high > low:
                     ends[number] = high
             consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
@@ -222,10 +222,10 @@ class System:
         """The offsets that the group has committed."""
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "reader"})
         try:
-            topics = consumer.list_topics(timeout=30).topics
+            topics = self.names.request_topics()
+            wanted = [(topic, number) for topic in topics for number in partitions_of(consumer, topic)]
         finally:
             consumer.close()
-        wanted = [(name, number) for name in self.names.request_topics() for number in topics[name].partitions]
         found = committed_offsets(self.bootstrap, self.group, wanted)
         return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
@@ -234,10 +234,8 @@ class System:
         try:
             found: dict[tuple[str, int], int] = {}
             for topic in topics:
-                for number in consumer.list_topics(topic, 10).topics[topic].partitions:
-                    found[(topic, number)] = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=10)[
-                        1
-                    ]
+                for number in partitions_of(consumer, topic):
+                    found[(topic, number)] = watermarks(consumer, topic, number)[1]
             return found
         finally:
             consumer.close()

@@ -13,7 +13,7 @@ from group import Group, Seen
 
 from broker_files import back_up, restore
 from penstock.processors.core.commit import donemap
-from support import wait_until_async
+from support import ask_broker, wait_until_async
 
 Groups = Callable[..., Group]
 
@@ -21,7 +21,7 @@ Groups = Callable[..., Group]
 def commit(one: Group, offset: int, done_map: str = "") -> None:
     consumer = Consumer({"bootstrap.servers": one.bootstrap, "group.id": one.id})
     try:
-        consumer.commit(offsets=[TopicPartition(*one.tp, offset, done_map)], asynchronous=False)
+        ask_broker(lambda: consumer.commit(offsets=[TopicPartition(*one.tp, offset, done_map)], asynchronous=False))
     finally:
         consumer.close()
 

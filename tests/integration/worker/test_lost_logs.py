@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from broker_files import lose_logs
 from penstock.processors.core.commit import donemap
-from support import wait_until
+from support import ask_broker, wait_until
 from system import Process, System, eventually
 from worker_requests import send
 
@@ -27,7 +27,7 @@ def commit_beyond_the_ends(system: System, by: int = 50) -> None:
     commits = [TopicPartition(*tp, at, donemap.encode(at, [(at + 1, at + 9)])) for tp, at in offsets.items()]
     consumer = Consumer({"bootstrap.servers": system.bootstrap, "group.id": system.group})
     try:
-        consumer.commit(offsets=commits, asynchronous=False)
+        ask_broker(lambda: consumer.commit(offsets=commits, asynchronous=False))
     finally:
         consumer.close()
 
