@@ -27,7 +27,7 @@ from penstock.processors.core.fleet.views import Demand, ModelView, Need, Replic
 from penstock.processors.core.flow import Flow, FlowSettings
 from penstock.processors.core.queue.scheduler import CLASSES, Scheduler
 from penstock.processors.core.requests.arrivals import Taken
-from penstock.processors.core.requests.work import Work as FlowWork
+from penstock.processors.core.requests.work import Subject
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.choosing import Choice
 from penstock.schemas.codec import default_codec, schema_text
@@ -40,7 +40,7 @@ from penstock.schemas.topics import TopicNames
 ENOUGH_S = 0.2
 """How long one figure is measured, at least."""
 INFLIGHT = 64
-Begun = tuple[FlowWork, str]
+Begun = tuple[Subject, str]
 SPAN = 50_000
 CHUNKS = 1_000
 CLIENTS = 100
@@ -267,16 +267,16 @@ class FullCard:
                 if isinstance(effect, ask.Load):
                     flow.replicas.up(effect.model, effect.replica, self.SLOTS, None, self.now, inline=True)
                 elif isinstance(effect, ask.Start):
-                    self.running.append((effect.work, effect.run_id))
+                    self.running.append((effect.subject, effect.run_id))
                 elif isinstance(effect, ask.Terminal):
-                    flow.endings.delivered(effect.work, effect.status)
+                    flow.endings.delivered(effect.subject, effect.status)
 
     def work(self) -> int:
         """A run ends, the next starts with its grant, and a request arrives."""
         for _ in range(100):
             self.now += 0.001
-            work, run_id = self.running.pop(0)
-            self.flow.attempts.finished(work, run_id, None, self.now, large=False)
+            subject, run_id = self.running.pop(0)
+            self.flow.attempts.finished(subject, run_id, None, self.now, large=False)
             self._arrive()
             self._carry_out()
         for tp, (offset, metadata) in self.flow.gate.commits().items():

@@ -194,19 +194,19 @@ class World:
     def finish(self, request_id: str, *, large: bool = False) -> None:
         work = self.running.pop(request_id)
         assert work.run is not None
-        self.flow.attempts.finished(work, work.run.run_id, Finished(), self.now, large=large)
+        self.flow.attempts.finished(work.subject, work.run.run_id, Finished(), self.now, large=large)
         self.settle()
 
     def fail(self, request_id: str, error: PenstockError, *, again: bool = True) -> None:
         work = self.running.pop(request_id)
         assert work.run is not None
-        self.flow.attempts.failed(work, work.run.run_id, error, self.now, again=again)
+        self.flow.attempts.failed(work.subject, work.run.run_id, error, self.now, again=again)
         self.settle()
 
     def delta(self, request_id: str, text: str) -> None:
         work = self.running[request_id]
         assert work.run is not None
-        self.flow.attempts.delta(work, work.run.run_id, text, [1], self.now)
+        self.flow.attempts.delta(work.subject, work.run.run_id, text, [1], self.now)
         self.settle()
 
     def cancel(self, request_id: str, tenant: str = "default") -> None:
@@ -272,30 +272,35 @@ class World:
     def answer(self, effect: Any) -> None:
         flow = self.flow
         match effect:
-            case ask.Prepare(work, run_id):
-                flow.attempts.prepared(work, run_id, self.need(work), None, self.now, memory_bytes=self.memory(work))
-            case ask.Begin(work, run_id):
-                flow.attempts.begun(work, run_id, self.now)
-            case ask.Start(work, _):
-                self.running[work.request_id] = work
-                self.started.append(work.request_id)
+            case ask.Prepare(subject, run_id):
+                work = flow.registry.of(subject)
+                if work is not None:
+                    need, memory = self.need(work), self.memory(work)
+                    flow.attempts.prepared(subject, run_id, need, None, self.now, memory_bytes=memory)
+            case ask.Begin(subject, run_id):
+                flow.attempts.begun(subject, run_id, self.now, "topic")
+            case ask.Start(subject):
+                if (work := flow.registry.of(subject)) is not None:
+                    self.running[work.request_id] = work
+                    self.started.append(work.request_id)
             case ask.CancelRun(_, _, run_id):
                 for request_id, work in list(self.running.items()):
                     if work.run is not None and work.run.run_id == run_id:
                         del self.running[request_id]
-            case ask.Keep(work, finished, _):
-                flow.endings.kept(work, finished, None, self.now)
-            case ask.LookUp(work):
-                flow.endings.looked_up(work, None, self.now)
-            case ask.Terminal(work, status):
-                self.ended.append((work.request_id, status))
-                self.ended_works.append(work)
-                flow.endings.delivered(work, status)
-            case ask.Letter(work):
-                self.letters.append(work.request_id)
-                flow.endings.lettered(work, self.now)
-            case ask.Republish(work):
-                flow.endings.moved(work)
+            case ask.Keep(subject, finished):
+                flow.endings.kept(subject, finished, None, self.now)
+            case ask.LookUp(subject):
+                flow.endings.looked_up(subject, None, self.now)
+            case ask.Terminal(subject, status):
+                self.ended.append((subject.request_id, status))
+                if (work := flow.registry.of(subject)) is not None:
+                    self.ended_works.append(work)
+                flow.endings.delivered(subject, status)
+            case ask.Letter(subject):
+                self.letters.append(subject.request_id)
+                flow.endings.lettered(subject, self.now)
+            case ask.Republish(subject):
+                flow.endings.moved(subject)
             case ask.Fetch(tp, offsets):
                 for offset in offsets:
                     read, body = self.bodies[(*tp, offset)]

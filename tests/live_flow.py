@@ -79,8 +79,8 @@ class LiveFlow(World):
                 self.execution.prepare(effect)
             case ask.Begin():
                 self.execution.begin(effect)
-            case ask.Start(work, _):
-                self.started.append(work.request_id)
+            case ask.Start(subject):
+                self.started.append(subject.request_id)
                 self.execution.start(effect)
             case ask.CancelRun():
                 self.execution.cancel(effect.lane, effect.replica, effect.run_id)

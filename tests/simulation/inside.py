@@ -17,7 +17,7 @@ from penstock.processors.core.flow import Flow
 from penstock.processors.core.queue import scheduler
 from penstock.processors.core.requests import registry
 from penstock.processors.core.requests.states import Transition
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.requests.work import Subject, Work
 from penstock.processors.models.desired_models import DesiredModels, OrderTarget
 from penstock.schemas.topics import TP
 
@@ -50,12 +50,27 @@ class Inside:
         self._before_grant: list[GrantSeen] = []
         self._starts_ungranted: list[Callable[[Work], None]] = []
         self._granting = False
+        self._held: dict[int, Work] = {}
+        self._remember_held()
         self._wrap_grants()
 
     def note_transitions(self, seen: set[Transition]) -> None:
         self._flow.registry.transitions = seen
 
     # -- requests
+
+    def _remember_held(self) -> None:
+        hold = self._flow.registry.hold
+
+        def remember(work: Work) -> None:
+            self._held[work.seq] = work
+            hold(work)
+
+        self._flow.registry.hold = remember
+
+    def work_of(self, subject: Subject) -> Work:
+        """The request that an effect is about, also after its end."""
+        return self._held[subject.seq]
 
     def works(self) -> Collection[Work]:
         """All requests that are held."""

@@ -104,8 +104,11 @@ class Checks:
 
     def effect(self, life: Life, effect: ask.Effect) -> None:
         """A flow asks for something."""
+        subject = getattr(effect, "subject", None)
+        if subject is None:
+            return
+        work = life.inside.work_of(subject)
         if isinstance(effect, PUBLISHES):
-            work = effect.work
             if work.stage is Stage.DROPPED:
                 raise Violation(f"dropped_publishes: {type(effect).__name__} for {work}, which was let go of")
             if isinstance(effect, ask.Start | ask.Letter):
@@ -113,22 +116,22 @@ class Checks:
             if isinstance(effect, ask.Letter):
                 self._innocent(work)
         elif isinstance(effect, ask.Retried):
-            self.retried(effect.work, self._cluster.world.now)
-        elif isinstance(effect, ask.Terminal | ask.Status) and effect.work.stage is Stage.DROPPED:
-            raise Violation(f"dropped_publishes: {effect.status} for {effect.work}, which was let go of")
-        elif isinstance(effect, ask.Terminal) and effect.work.line is not None:
-            self._answer(effect)
+            self.retried(work, self._cluster.world.now)
+        elif isinstance(effect, ask.Terminal | ask.Status) and work.stage is Stage.DROPPED:
+            raise Violation(f"dropped_publishes: {effect.status} for {work}, which was let go of")
+        elif isinstance(effect, ask.Terminal) and work.line is not None:
+            self._answer(work, effect)
 
-    def _answer(self, effect: ask.Terminal) -> None:
+    def _answer(self, work: Work, effect: ask.Terminal) -> None:
         """An answer that stood in the conversation when its worker looked last is the outcome."""
         if effect.status == "completed" and "questions" in self._cluster.plan.checks:
-            self._cluster.talks.completes(effect.work)
+            self._cluster.talks.completes(work)
         check = "answers_of_letters" if effect.status == "dead_lettered" else "answers"
-        if check not in self._cluster.plan.checks or effect.work in self._cluster.truth.unkept:
+        if check not in self._cluster.plan.checks or work in self._cluster.truth.unkept:
             return
-        standing = self._cluster.talks.answer_before(effect.work, self._cluster.world.now)
+        standing = self._cluster.talks.answer_before(work, self._cluster.world.now)
         if standing is not None and (effect.finished is None or effect.finished.text != standing):
-            raise Violation(f"answer: {effect.work} ends as {effect.status}, and its conversation has {standing!r}")
+            raise Violation(f"answer: {work} ends as {effect.status}, and its conversation has {standing!r}")
 
     def engine_starts(self, engine: Engine, work: Work) -> None:
         """A run has been put on an engine."""

@@ -218,7 +218,7 @@ def dropped_work_publishes() -> list[Patch]:
     def make(drop: Callable[..., None]) -> Callable[..., None]:
         def loud(self: Holdings, work: Work) -> None:
             drop(self, work)
-            self._emit(Terminal(work, "cancelled", 0.0))
+            self._emit(Terminal(work.subject, "cancelled", work.timings(0.0), None, None))
 
         return loud
 
@@ -354,7 +354,7 @@ def poison_forgotten() -> list[Patch]:
                 letter(self, work, event, error)
                 return
             self._registry.transition(work, event, Stage.LETTERING)
-            self.lettered(work, 0.0)
+            self.lettered(work.subject, 0.0)
 
         return silent
 

@@ -25,7 +25,7 @@ QUICK_WITH_NEEDS = {
     "journal_blames_finished": "blame",
     "false_reason": "reason",
     "ended_without_look_up": "answer",
-    "suspect_stops_worker": "stuck",
+    "suspect_stops_worker": "reason",
     "kept_without_reopen": "open",
     "checksum_ignored": "commit_before_outcome",
 }
@@ -95,7 +95,7 @@ def test_a_seed_that_never_ends_is_ended_by_its_processor_time() -> None:
 
 @pytest.mark.parametrize("name", QUICK_WITH_NEEDS)
 def test_a_plant_that_needs_operators_or_checks_is_found_with_them(name: str) -> None:
-    report = simulate(range(300), plant=name)
+    report = simulate(range(500), plant=name)
     assert [outcome.kind for outcome in report.failed] == [QUICK_WITH_NEEDS[name]]
 
 

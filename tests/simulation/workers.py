@@ -307,7 +307,8 @@ class Life(Actor):
     # -- effects: engines and conversations
 
     def _prepare(self, effect: ask.Prepare) -> None:
-        work, run_id, run = effect.work, effect.run_id, effect.work.run
+        work, run_id = self.inside.work_of(effect.subject), effect.run_id
+        run = work.run
         if run is None:
             return
         if work.line is None:
@@ -317,7 +318,7 @@ class Life(Actor):
         def told(answer: str | None, mark: Any) -> None:
             if answer is not None:
                 output = Output(answer)
-                self.flow.attempts.answer_stands(work, run_id, output, self.world.now, large=_large(work))
+                self.flow.attempts.answer_stands(work.subject, run_id, output, self.world.now, large=_large(work))
             else:
                 self._count(work, run_id, mark)
 
@@ -329,14 +330,15 @@ class Life(Actor):
             engine.prepare(work, run_id, mark)
 
     def prepared(self, work: Work, run_id: str, need: int, mark: Any, memory: int) -> None:
-        self.flow.attempts.prepared(work, run_id, need, "prepared", self.world.now, mark, memory_bytes=memory)
+        self.flow.attempts.prepared(work.subject, run_id, need, "prepared", self.world.now, mark, memory_bytes=memory)
 
     def refused(self, work: Work, run_id: str, error: PenstockError, again: bool) -> None:
         self.cluster.truth.told_failures[work] += again
-        self.flow.attempts.refused(work, run_id, error, self.world.now, again=again)
+        self.flow.attempts.refused(work.subject, run_id, error, self.world.now, again=again)
 
     def _begin(self, effect: ask.Begin) -> None:
-        work, run_id, run = effect.work, effect.run_id, effect.work.run
+        work, run_id = self.inside.work_of(effect.subject), effect.run_id
+        run = work.run
         if run is None:
             return
         if self.cluster.happens("begin_refused", self._rng, 0.1):
@@ -345,14 +347,15 @@ class Life(Actor):
 
         def told(topic_id: str | None) -> None:
             if topic_id is not None:
-                self.flow.attempts.begun(work, run_id, self.world.now, topic_id)
+                self.flow.attempts.begun(work.subject, run_id, self.world.now, topic_id)
             else:
-                self.flow.attempts.log_moved(work, run_id, self.world.now)
+                self.flow.attempts.log_moved(work.subject, run_id, self.world.now)
 
         self.turns.begin(work, run, told)
 
     def _start(self, effect: ask.Start) -> None:
-        work, run = effect.work, effect.work.run
+        work = self.inside.work_of(effect.subject)
+        run = work.run
         self.host.journal.started(work.key, work.request_id)
         if run is None or run.run_id != effect.run_id or work.stage is not Stage.RUNNING:
             return
@@ -362,41 +365,41 @@ class Life(Actor):
         if engine.alive:
             engine.start(work, run.run_id)
         else:
-            self.flow.attempts.not_started(work, run.run_id, self.world.now)
+            self.flow.attempts.not_started(work.subject, run.run_id, self.world.now)
 
     def delta(self, work: Work, run_id: str, word: str, token: int) -> None:
-        self.flow.attempts.delta(work, run_id, word, [token], self.world.now)
+        self.flow.attempts.delta(work.subject, run_id, word, [token], self.world.now)
 
     def finished(self, work: Work, run_id: str, output: Output) -> None:
-        self.flow.attempts.finished(work, run_id, output, self.world.now, large=output.large)
+        self.flow.attempts.finished(work.subject, run_id, output, self.world.now, large=output.large)
 
     def failed(self, work: Work, run_id: str, error: PenstockError, again: bool) -> None:
         self.cluster.truth.told_failures[work] += again
-        self.flow.attempts.failed(work, run_id, error, self.world.now, again=again)
+        self.flow.attempts.failed(work.subject, run_id, error, self.world.now, again=again)
 
     def garbage(self, work: Work, run_id: str) -> None:
         """A piece of the stream that cannot be published."""
         if work.run is not None and work.run.run_id == run_id and work.stream:
-            self.flow.endings.chunk_refused(work, self.world.now)
+            self.flow.endings.chunk_refused(work.subject, self.world.now)
 
     def _keep(self, effect: ask.Keep) -> None:
-        work, output = effect.work, effect.finished
+        work, output = self.inside.work_of(effect.subject), effect.finished
 
         def kept(text: str) -> None:
             if self.cluster.happens("keep_failed", self._rng, 0.15):
                 self._keep_failed(work, InternalError("it cannot be kept"))
             else:
                 told = output if text == output.text else Output(text)
-                self.flow.endings.kept(work, told, None, self.world.now, another=told is not output)
+                self.flow.endings.kept(work.subject, told, None, self.world.now, another=told is not output)
 
-        if effect.in_conversation:
+        if effect.topic_id is not None:
             self.turns.finish(work, output.text, kept, lambda: self._keep_failed(work, conversation_deleted()))
         else:
             self._store(work, lambda: kept(output.text))
 
     def _keep_failed(self, work: Work, error: PenstockError) -> None:
         self.cluster.truth.unkept.add(work)
-        self.flow.endings.keep_failed(work, error, self.world.now)
+        self.flow.endings.keep_failed(work.subject, error, self.world.now)
 
     def _store(self, work: Work, kept: Callable[[], None]) -> None:
         """A store that hangs answers when it is back; one that fails says so."""
@@ -413,11 +416,11 @@ class Life(Actor):
         self.network.ask("artifacts", f"keeps {work.request_id}", lambda: work.request_id, answered)
 
     def _look_up(self, effect: ask.LookUp) -> None:
-        work = effect.work
+        work = self.inside.work_of(effect.subject)
 
         def told(answer: str | None) -> None:
             output = None if answer is None else Output(answer)
-            self.flow.endings.looked_up(work, output, self.world.now, large=answer is not None and _large(work))
+            self.flow.endings.looked_up(work.subject, output, self.world.now, large=answer is not None and _large(work))
 
         self.turns.answer(work, told)
 
@@ -463,7 +466,7 @@ class Life(Actor):
         self.flow.replicas.limits(engine.spec.name, engine.replica, slots, self.world.now)
 
     def turned_away(self, work: Work, run_id: str) -> None:
-        self.flow.attempts.turned_away(work, run_id, self.world.now)
+        self.flow.attempts.turned_away(work.subject, run_id, self.world.now)
 
     def out_of_memory(self, engine: Engine) -> None:
         self.flow.measurements.out_of_memory(engine.spec.name, engine.replica, self.world.now)
@@ -541,40 +544,40 @@ class Life(Actor):
         self.network.ask("result", label, lambda: self.cluster.on_result(event), None)
 
     def _terminal(self, effect: ask.Terminal) -> None:
-        work = effect.work
+        work = self.inside.work_of(effect.subject)
         event = events.terminal(effect, self.name, self.world.wall_ms)
         label = f"terminal {event.request_id} {event.epoch}.{event.attempt} {event.status}"
 
         def acknowledged(_: object) -> None:
-            self.flow.endings.delivered(work, event.status or "")
+            self.flow.endings.delivered(work.subject, event.status or "")
             self.may_commit()
 
         self.network.ask("result", label, lambda: self.cluster.on_result(event), acknowledged)
 
     def _letter(self, effect: ask.Letter) -> None:
-        work = effect.work
+        work = self.inside.work_of(effect.subject)
         letter = events.letter(effect, self.name, self.world.wall_ms)
 
         def acknowledged(_: object) -> None:
-            self.flow.endings.lettered(work, self.world.now)
+            self.flow.endings.lettered(work.subject, self.world.now)
             self.may_commit()
 
         label = f"letter {work.origin.topic}/{work.origin.partition}/{work.origin.offset}"
         self.network.ask("dlq", label, lambda: self.cluster.on_letter(letter), acknowledged)
 
     def _republish(self, effect: ask.Republish) -> None:
-        work = effect.work
+        work = self.inside.work_of(effect.subject)
         if self.cluster.happens("unmovable", self._rng, 0.3) or effect.pool is not None:
             # It cannot be written again, or a pool is not there: its caller hears which.
             poison = work.key[2] % 2 == 0
             error = BadAvro("it cannot be written again") if poison else InvalidRequest("no pool")
-            self.flow.endings.cannot_move(work, error, self.world.now)
+            self.flow.endings.cannot_move(work.subject, error, self.world.now)
             return
         key, value, headers = events.republished(effect, self.cluster.codec)
         tp = (work.key[0], effect.partition)
 
         def acknowledged(_: object) -> None:
-            self.flow.endings.moved(work)
+            self.flow.endings.moved(work.subject)
             self.may_commit()
 
         self.network.ask(
@@ -654,9 +657,9 @@ class Life(Actor):
 
 
 def _told(effect: ask.Effect) -> str:
-    work = getattr(effect, "work", None)
+    subject = getattr(effect, "subject", None)
     what = getattr(effect, "status", None) or getattr(effect, "lane", None) or getattr(effect, "run_id", "")
-    return f"{type(effect).__name__} {what} {'' if work is None else work}"
+    return f"{type(effect).__name__} {what} {'' if subject is None else (subject.request_id, *subject.key)}"
 
 
 def _large(work: Work) -> bool:

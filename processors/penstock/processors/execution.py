@@ -16,8 +16,8 @@ from penstock.processors.conversations.messages import Shown, answer_message
 from penstock.processors.conversations.turns import LostOwnership, Turns
 from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, ShowPreview, Start
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.requests.states import OVER, Stage
-from penstock.processors.core.requests.work import Run, Work
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.work import Subject
 from penstock.processors.engines.base import (
     Delta,
     Engine,
@@ -59,25 +59,25 @@ class _Preparation(NamedTuple):
 class _Sink:
     """Takes the events of one run, with the run's id: the flow ignores events of a run that is over."""
 
-    __slots__ = ("_execution", "_run_id", "_work")
+    __slots__ = ("_execution", "_run_id", "_subject")
 
-    def __init__(self, execution: Execution, work: Work, run_id: str) -> None:
-        self._execution, self._work, self._run_id = execution, work, run_id
+    def __init__(self, execution: Execution, subject: Subject, run_id: str) -> None:
+        self._execution, self._subject, self._run_id = execution, subject, run_id
 
     def on_delta(self, delta: Delta) -> None:
-        self._execution.delta(self._work, self._run_id, delta)
+        self._execution.delta(self._subject, self._run_id, delta)
 
     def on_progress(self, progress: Progress) -> None:
-        self._execution.progress(self._work, self._run_id, progress)
+        self._execution.progress(self._subject, self._run_id, progress)
 
     def on_preview(self, preview: Preview) -> None:
-        self._execution.preview(self._work, self._run_id, preview)
+        self._execution.preview(self._subject, self._run_id, preview)
 
     def on_finished(self, finished: Finished) -> None:
-        self._execution.finished(self._work, self._run_id, finished)
+        self._execution.finished(self._subject, self._run_id, finished)
 
     def on_failed(self, failed: RunFailed) -> None:
-        self._execution.failed(self._work, self._run_id, failed.error, again=failed.retryable_here)
+        self._execution.failed(self._subject, self._run_id, failed.error, again=failed.retryable_here)
 
 
 class Execution:
@@ -122,32 +122,33 @@ class Execution:
 
     def prepare(self, effect: Prepare) -> None:
         """Read the conversation and have the prompt counted."""
-        self._tasks.start(self._prepare(effect.work, effect.run_id))
+        self._tasks.start(self._prepare(effect))
 
-    async def _prepare(self, work: Work, run_id: str) -> None:
-        run = work.run
-        if run is None or run.run_id != run_id:  # another run has begun meanwhile, with a task of its own
+    async def _prepare(self, effect: Prepare) -> None:
+        subject, run_id = effect.subject, effect.run_id
+        goes_on = partial(self._flow.attempts.goes_on, subject, run_id)
+        if not goes_on():  # another run has begun meanwhile, with a task of its own
             return
-        refused = partial(self._refused, work, run_id, again=True)
-        with self._reports("run.prepare", "the run was prepared", work, refused):
+        refused = partial(self._refused, subject, run_id, again=True)
+        with self._reports("run.prepare", "the run was prepared", subject, refused):
             turn = None
-            if work.line is not None:
-                turn = await self._turns.read(work.request, lambda: _goes_on(work, run))
+            if subject.line is not None:
+                turn = await self._turns.read(subject.request, goes_on)
                 if turn.answer is not None:
                     finished = await self._standing(run_id, turn.answer)
                     large = size_of(finished.output) > INLINE_BYTES
-                    self._flow.attempts.answer_stands(work, run_id, finished, self._clock(), large=large)
+                    self._flow.attempts.answer_stands(subject, run_id, finished, self._clock(), large=large)
                     return
-            images = await self._images.of(work, turn)
-            if (conversation_id := _told_of(work)) is not None:
-                images = replace(images, history=await self._conversation(work, run, conversation_id))
-            engine = self._engine(work.lane, run.replica)
-            if engine is None or not _goes_on(work, run):
+            images = await self._images.of(subject, turn)
+            if (conversation_id := _summarized(subject)) is not None:
+                images = replace(images, history=await self._conversation(subject, conversation_id, goes_on))
+            engine = self._engine(subject.lane, effect.replica)
+            if engine is None or not goes_on():
                 return  # the replica is down: the flow has been told
-            spec = self._spec(work, run, images)
+            spec = self._spec(effect, images)
             prepared = await engine.prepare(spec)
             self._flow.attempts.prepared(
-                work,
+                subject,
                 run_id,
                 prepared.need_tokens,
                 _Preparation(spec, prepared, images.shown),
@@ -158,25 +159,28 @@ class Execution:
 
     def begin(self, effect: Begin) -> None:
         """Append the input of a turn that was granted."""
-        self._tasks.start(self._begin(effect.work, effect.run_id))
+        self._tasks.start(self._begin(effect))
 
-    async def _begin(self, work: Work, run_id: str) -> None:
-        run = work.run
-        if run is None or run.run_id != run_id:  # another run has begun meanwhile, with a task of its own
+    async def _begin(self, effect: Begin) -> None:
+        subject, run_id = effect.subject, effect.run_id
+        # Its input is written only while that stands: not when it was cancelled meanwhile.
+        begins = partial(self._flow.attempts.goes_on, subject, run_id, Stage.BEGINNING)
+        if not begins():
             return
-        refused = partial(self._refused, work, run_id, again=False)
-        with self._reports("turn.begin", "the turn began", work, refused):
-            request = work.request
+        refused = partial(self._refused, subject, run_id, again=False)
+        with self._reports("turn.begin", "the turn began", subject, refused):
             topic_id = await self._turns.begin(
-                request, work.epoch, now_ms(), lambda: _begins(work, run), run.mark, run.prepared.shown
+                subject.request, subject.epoch, now_ms(), begins, effect.mark, effect.prepared.shown
             )
             if topic_id is not None:
-                self._flow.attempts.begun(work, run_id, self._clock(), topic_id)
+                self._flow.attempts.begun(subject, run_id, self._clock(), topic_id)
             else:
-                self._flow.attempts.log_moved(work, run_id, self._clock())
+                self._flow.attempts.log_moved(subject, run_id, self._clock())
 
     @contextmanager
-    def _reports(self, event: str, what: str, work: Work, failed: Callable[[PenstockError], None]) -> Generator[None]:
+    def _reports(
+        self, event: str, what: str, subject: Subject, failed: Callable[[PenstockError], None]
+    ) -> Generator[None]:
         """Report an error of the block through `failed`, unless the run was taken away or its engine is gone."""
         try:
             yield
@@ -185,36 +189,36 @@ class Execution:
         except PenstockError as error:
             failed(error)
         except Exception as error:
-            logger.exception("%s_failed request=%s", event, work.request_id)
+            logger.exception("%s_failed request=%s", event, subject.request_id)
             failed(InternalError(f"{type(error).__name__} while {what}"))
         finally:
             self._changed()
 
-    def _refused(self, work: Work, run_id: str, error: PenstockError, *, again: bool) -> None:
-        self._flow.attempts.refused(work, run_id, error, self._clock(), again=again)
+    def _refused(self, subject: Subject, run_id: str, error: PenstockError, *, again: bool) -> None:
+        self._flow.attempts.refused(subject, run_id, error, self._clock(), again=again)
 
     def start(self, effect: Start) -> None:
         """Begin the run. An engine that prepares inline does so here, before it runs."""
-        work, run = effect.work, effect.work.run
-        if run is None or run.run_id != effect.run_id or work.stage is not Stage.RUNNING:
+        subject, run_id = effect.subject, effect.run_id
+        if not self._flow.attempts.goes_on(subject, run_id, Stage.RUNNING):
             return
         try:
-            engine = self._engine(work.lane, run.replica)
+            engine = self._engine(subject.lane, effect.replica)
             if engine is None:
-                raise EngineGone(f"{work.lane} has no engine")
-            ready: _Preparation | None = run.prepared
+                raise EngineGone(f"{subject.lane} has no engine")
+            ready: _Preparation | None = effect.prepared
             if ready is None:
-                spec = self._spec(work, run, Gathered())
+                spec = self._spec(effect, Gathered())
                 ready = _Preparation(spec, _at_once(engine.prepare(spec)))
-            engine.run(ready.spec, ready.prepared, _Sink(self, work, run.run_id))
+            engine.run(ready.spec, ready.prepared, _Sink(self, subject, run_id))
         except EngineGone:
-            self._flow.attempts.not_started(work, run.run_id, self._clock())
+            self._flow.attempts.not_started(subject, run_id, self._clock())
         except PenstockError as error:
-            self._flow.attempts.failed(work, run.run_id, error, self._clock(), again=False)
+            self._flow.attempts.failed(subject, run_id, error, self._clock(), again=False)
         except Exception as error:
-            logger.exception("run.start_failed request=%s", work.request_id)
+            logger.exception("run.start_failed request=%s", subject.request_id)
             failure = InternalError(f"{type(error).__name__} while the run was started")
-            self._flow.attempts.failed(work, run.run_id, failure, self._clock(), again=False)
+            self._flow.attempts.failed(subject, run_id, failure, self._clock(), again=False)
 
     def cancel(self, model: str, replica: int, run_id: str) -> None:
         """Stop a run, if its engine is still there."""
@@ -227,41 +231,42 @@ class Execution:
         self._tasks.start(self._keep(effect))
 
     async def _keep(self, effect: Keep) -> None:
-        work, finished = effect.work, effect.finished
+        subject, finished = effect.subject, effect.finished
 
         def failed(error: PenstockError) -> None:
-            self._flow.endings.keep_failed(work, error, self._clock())
+            self._flow.endings.keep_failed(subject, error, self._clock())
 
-        with self._reports("run.keep", "the output was kept", work, failed):
+        with self._reports("run.keep", "the output was kept", subject, failed):
             references: list[ArtifactRef] = []
             if has_images(finished.output):
-                output, references = await self._outputs.keep_images(work, finished.output)
+                output, references = await self._outputs.keep_images(subject, finished.output)
                 finished = replace(finished, output=output)
             made = finished
-            if effect.in_conversation:
-                finished = await self._append_answer(work, finished, references)
+            if effect.topic_id is not None:
+                finished = await self._append_answer(subject, effect.topic_id, finished, references)
             large = size_of(finished.output) > INLINE_BYTES
-            artifact = await self._outputs.keep(work, finished.output) if large else None
-            self._flow.endings.kept(work, finished, artifact, self._clock(), another=finished is not made)
+            artifact = await self._outputs.keep(subject, finished.output) if large else None
+            self._flow.endings.kept(subject, finished, artifact, self._clock(), another=finished is not made)
 
-    async def _append_answer(self, work: Work, finished: Finished, references: Sequence[ArtifactRef]) -> Finished:
+    async def _append_answer(
+        self, subject: Subject, topic_id: str, finished: Finished, references: Sequence[ArtifactRef]
+    ) -> Finished:
         """Append the answer. The one that counts in the log, this or an earlier one, is the outcome."""
         usage = usage_of(finished)
         answer = answer_message(
-            work.request,
+            subject.request,
             str(finished.output.get("text") or ""),
-            epoch=work.epoch,
-            attempt=work.attempt,
-            model=work.lane,
+            epoch=subject.epoch,
+            attempt=subject.attempt,
+            model=subject.lane,
             finish_reason=finished.finish_reason,
             usage=usage,
             now_ms=now_ms(),
             tool_calls=finished.output.get("tool_calls"),
             artifacts=references,
         )
-        topic_id = None if work.run is None else work.run.topic_id
-        assert topic_id is not None, "only a turn that has begun has an answer"
-        winner = await self._turns.finish(answer, lambda: work.stage is Stage.KEEPING, topic_id)
+        keeps = partial(self._flow.endings.awaits, subject, Stage.KEEPING)
+        winner = await self._turns.finish(answer, keeps, topic_id)
         if winner is answer or _said(winner) == _said(answer):
             return finished
         return await self._standing(finished.run_id, winner)
@@ -288,95 +293,97 @@ class Execution:
             self._tasks.start(self._show_preview(effect, publish))
 
     async def _show_preview(self, effect: ShowPreview, publish: Callable[[ShowPreview, Kept], None]) -> None:
-        work = effect.work
         try:
             kept = await self._outputs.keep_preview(effect)
-            if work.run is not None and work.run.run_id == effect.run_id and work.stage is Stage.RUNNING:
+            if self._flow.attempts.goes_on(effect.subject, effect.run_id, Stage.RUNNING):
                 publish(effect, kept)
         except Exception as error:  # the run goes on without it
-            logger.warning("preview.not_kept request=%s error=%s", work.request_id, type(error).__name__)
+            logger.warning("preview.not_kept request=%s error=%s", effect.subject.request_id, type(error).__name__)
         finally:
             self._showing.discard(effect.run_id)
 
     def look_up(self, effect: LookUp) -> None:
         """See whether the conversation holds the answer of a request that is to end without a run."""
-        self._tasks.start(self._look_up(effect.work))
+        self._tasks.start(self._look_up(effect.subject))
 
-    async def _look_up(self, work: Work) -> None:
+    async def _look_up(self, subject: Subject) -> None:
         finished = None
         try:
-            answer = await self._turns.answer(work.request, lambda: work.stage is Stage.LOOKING)
+            looks = partial(self._flow.endings.awaits, subject, Stage.LOOKING)
+            answer = await self._turns.answer(subject.request, looks)
             if answer is not None:
                 finished = await self._standing("", answer)
         except LostOwnership:
             return
         except Exception:
-            logger.exception("turn.look_up_failed request=%s", work.request_id)
+            logger.exception("turn.look_up_failed request=%s", subject.request_id)
         large = finished is not None and size_of(finished.output) > INLINE_BYTES
-        self._flow.endings.looked_up(work, finished, self._clock(), large=large)
+        self._flow.endings.looked_up(subject, finished, self._clock(), large=large)
         self._changed()
 
     # -- events of a run
 
-    def delta(self, work: Work, run_id: str, delta: Delta) -> None:
-        now, run = self._clock(), work.run
-        if run is not None and run.first_token_at is None:
-            self._metrics.first_token.observe(now - work.arrived_at)
-        self._flow.attempts.delta(work, run_id, delta.text, delta.token_ids, now, delta.calls)
+    def delta(self, subject: Subject, run_id: str, delta: Delta) -> None:
+        text, token_ids = delta.text, delta.token_ids
+        first_s = self._flow.attempts.delta(subject, run_id, text, token_ids, self._clock(), delta.calls)
+        if first_s is not None:
+            self._metrics.first_token.observe(first_s)
         self._changed()
 
-    def progress(self, work: Work, run_id: str, progress: Progress) -> None:
-        self._flow.attempts.stepped(work, run_id, progress.step, progress.steps, self._clock())
+    def progress(self, subject: Subject, run_id: str, progress: Progress) -> None:
+        self._flow.attempts.stepped(subject, run_id, progress.step, progress.steps, self._clock())
         self._changed()
 
-    def preview(self, work: Work, run_id: str, preview: Preview) -> None:
-        self._flow.attempts.previewed(work, run_id, preview)
+    def preview(self, subject: Subject, run_id: str, preview: Preview) -> None:
+        self._flow.attempts.previewed(subject, run_id, preview)
         self._changed()
 
-    def finished(self, work: Work, run_id: str, finished: Finished) -> None:
+    def finished(self, subject: Subject, run_id: str, finished: Finished) -> None:
         self._metrics.prompt_tokens.inc(finished.prompt_tokens)
         self._metrics.completion_tokens.inc(finished.completion_tokens)
         if (pixels := pixels_of(finished.output)) is not None:
             self._metrics.pixels.inc(pixels)
         large = has_images(finished.output) or size_of(finished.output) > INLINE_BYTES
-        self._flow.attempts.finished(work, run_id, finished, self._clock(), large=large)
+        self._flow.attempts.finished(subject, run_id, finished, self._clock(), large=large)
         self._changed()
 
-    def failed(self, work: Work, run_id: str, error: PenstockError, *, again: bool) -> None:
+    def failed(self, subject: Subject, run_id: str, error: PenstockError, *, again: bool) -> None:
         if isinstance(error, TurnedAway):
-            self._flow.attempts.turned_away(work, run_id, self._clock())
+            self._flow.attempts.turned_away(subject, run_id, self._clock())
         else:
-            self._flow.attempts.failed(work, run_id, error, self._clock(), again=again)
+            self._flow.attempts.failed(subject, run_id, error, self._clock(), again=again)
         self._changed()
 
     # -- inside
 
-    async def _conversation(self, work: Work, run: Run, conversation_id: str) -> list[dict[str, Any]]:
+    async def _conversation(
+        self, subject: Subject, conversation_id: str, goes_on: Callable[[], bool]
+    ) -> list[dict[str, Any]]:
         """The messages of a conversation that a request is about. Raises NotFound, LostOwnership."""
-        through = work.request.payload.get("through_offset")
-        found = await self._turns.messages(work.tenant, conversation_id, through, lambda: _goes_on(work, run))
+        through = subject.request.payload.get("through_offset")
+        found = await self._turns.messages(subject.tenant, conversation_id, through, goes_on)
         if not found:
             raise NotFound(f"the conversation {conversation_id} holds nothing", param="payload.conversation_id")
         return found
 
-    def _spec(self, work: Work, run: Run, images: Gathered) -> RunSpec:
+    def _spec(self, effect: Prepare | Start, images: Gathered) -> RunSpec:
         """What the engine is asked for. The run id is this run's own, so late events of another are known as such.
 
         Raises InvalidRequest for a request whose output could be kept nowhere.
         """
-        request = work.request
+        subject, request = effect.subject, effect.subject.request
         payload = request.payload
         self._outputs.check(request.output)
         inputs = payload.get("input")
         params = {name: value for name, value in payload.items() if value is not None and name in _PARAMS}
         filled: dict[str, Any] = {}
-        if defaults := self._defaults(work.lane):
+        if defaults := self._defaults(subject.lane):
             known = default_fields(request.task)
             filled = {name: value for name, value in defaults.items() if name in known and name not in params}
         return RunSpec(
-            run_id=run.run_id,
+            run_id=effect.run_id,
             task=request.task,
-            model=work.lane,
+            model=subject.lane,
             messages=_without_nulls(payload.get("messages")),
             history=images.history,
             prompt=payload.get("prompt"),
@@ -390,14 +397,14 @@ class Execution:
             context=request.context,
             stream=request.stream,
             extra=request.extra,
-            timeout_s=self._flow.grants.time_limit_s(work),
-            request_id=work.request_id,
+            timeout_s=effect.time_limit_s,
+            request_id=subject.request_id,
         )
 
 
-def _told_of(work: Work) -> str | None:
+def _summarized(subject: Subject) -> str | None:
     """The conversation that a summary is to be made of; it is no turn of it."""
-    return work.request.payload.get("conversation_id") if work.task == "summarization" else None
+    return subject.request.payload.get("conversation_id") if subject.task == "summarization" else None
 
 
 def _payload(payload: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -413,16 +420,6 @@ def _without_nulls(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]
         message if len(message) == 2 else {name: value for name, value in message.items() if value is not None}
         for message in messages
     ]
-
-
-def _goes_on(work: Work, run: Run) -> bool:
-    """Whether this run is still the work's present one."""
-    return work.run is run and work.stage not in OVER
-
-
-def _begins(work: Work, run: Run) -> bool:
-    """Whether its input may still be written: not when it was cancelled meanwhile."""
-    return work.run is run and work.stage is Stage.BEGINNING
 
 
 def _at_once(coroutine: Coroutine[Any, Any, Prepared]) -> Prepared:

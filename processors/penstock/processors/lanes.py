@@ -11,7 +11,6 @@ from penstock.processors.core.effects import Load, Size, Unload
 from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.requests.work import Work
 from penstock.processors.engines.base import Engine, Limits
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.catalog import ModelConfig
@@ -193,11 +192,11 @@ class Lanes:
     def engine(self, model: str, replica: int) -> Engine | None:
         return self._manager.engine(model, replica)
 
-    def engine_facts(self, work: Work) -> tuple[str | None, int | None]:
-        """Device and measured bytes of the engine of a work. A process that sees one card calls that the first."""
-        engine = None if work.run is None else self._manager.engine(work.lane, work.run.replica)
-        if engine is None or work.run is None:
+    def engine_facts(self, model: str, number: int) -> tuple[str | None, int | None]:
+        """Device and measured bytes of a replica's engine. A process that sees one card calls that the first."""
+        engine = self._manager.engine(model, number)
+        if engine is None:
             return None, None
-        replica = self._flow.lane(work.lane).replicas.get(work.run.replica)
+        replica = self._flow.lane(model).replicas.get(number)
         granted = None if replica is None else replica.device
         return granted or engine.info().device, engine.measured_memory()

@@ -14,7 +14,7 @@ from penstock.common.artifacts.facts import Artifact
 from penstock.common.artifacts.places import check_place
 from penstock.common.configuration import ArtifactsSection
 from penstock.processors.core.effects import ShowPreview
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.requests.work import Subject
 from penstock.schemas.ids import output_artifact_id
 from penstock.schemas.records import ArtifactRef, OutputSpec, Preview
 
@@ -62,14 +62,16 @@ class Outputs:
         if output is not None:
             check_place(self._section.stores, output.store, output.prefix)
 
-    async def keep_images(self, work: Work, output: Mapping[str, Any]) -> tuple[dict[str, Any], list[ArtifactRef]]:
+    async def keep_images(
+        self, subject: Subject, output: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[ArtifactRef]]:
         """(the output with references in place of its images' bytes, what a turn of a conversation refers to).
 
         They go where the request says. Raises as `keep`.
         """
-        place = work.request.output or OutputSpec()
+        place = subject.request.output or OutputSpec()
         kept = [
-            await asyncio.to_thread(self._keep_image, work, image, (work.epoch, work.attempt), str(number), place)
+            await asyncio.to_thread(self._keep_image, subject, image, str(number), place)
             for number, image in enumerate(output["images"])
         ]
         return {**output, "images": [_image_of(one) for one in kept]}, [reference_to(one) for one in kept]
@@ -91,47 +93,44 @@ class Outputs:
         # Nobody refers to it once its request has ended: the sweeper takes it away.
         kept = await asyncio.to_thread(
             self._keep_image,
-            effect.work,
+            effect.subject,
             image,
-            (effect.epoch, effect.attempt),
             f"preview {preview.step}",
             OutputSpec(),
         )
         return Preview(step=preview.step, steps=preview.steps, image=_image_of(kept))
 
-    def _keep_image(
-        self, work: Work, image: Mapping[str, Any], epoch_attempt: tuple[int, int], part: str, place: OutputSpec
-    ) -> Artifact:
+    def _keep_image(self, subject: Subject, image: Mapping[str, Any], part: str, place: OutputSpec) -> Artifact:
         return self.store().put(
-            work.tenant,
+            subject.tenant,
             image["data"],
             media_type=image["media_type"],
-            artifact_id=output_artifact_id(work.tenant, work.request_id, *epoch_attempt, part),
+            artifact_id=output_artifact_id(subject.tenant, subject.request_id, subject.epoch, subject.attempt, part),
             width=image["width"],
             height=image["height"],
             seed=image.get("seed"),
-            request_id=work.request_id,
-            conversation_id=work.request.conversation_id,
+            request_id=subject.request_id,
+            conversation_id=subject.request.conversation_id,
             store=place.store,
             prefix=place.prefix,
         )
 
-    async def keep(self, work: Work, output: Mapping[str, Any]) -> ArtifactRef:
+    async def keep(self, subject: Subject, output: Mapping[str, Any]) -> ArtifactRef:
         """The output as a JSON artifact. Raises PenstockError, and what the store raises."""
-        return await asyncio.to_thread(self._keep, work, output)
+        return await asyncio.to_thread(self._keep, subject, output)
 
     def store(self) -> ArtifactStore:
         """The store, opened on first use. Blocks; raises as `open_store`."""
         self._store = self._store or open_store(self._section, str(self._location))
         return self._store
 
-    def _keep(self, work: Work, output: Mapping[str, Any]) -> ArtifactRef:
-        request = work.request
+    def _keep(self, subject: Subject, output: Mapping[str, Any]) -> ArtifactRef:
+        request = subject.request
         artifact = self.store().put(
             request.tenant,
             json.dumps(output, ensure_ascii=False, separators=(",", ":")).encode(),
             media_type="application/json",
-            artifact_id=output_artifact_id(request.tenant, request.request_id, work.epoch, work.attempt),
+            artifact_id=output_artifact_id(request.tenant, request.request_id, subject.epoch, subject.attempt),
             request_id=request.request_id,
         )
         return reference_to(artifact)

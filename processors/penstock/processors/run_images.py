@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from penstock.processors.conversations.messages import PICTURE, Shown, as_chat
 from penstock.processors.conversations.turns import TurnStart
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.requests.work import Subject
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
 from penstock.schemas.errors import InvalidRequest, NotFound, UnsupportedParameter
@@ -67,29 +67,33 @@ class RunImages:
         if self._source is not None:
             self._source.close()
 
-    async def of(self, work: Work, turn: TurnStart | None) -> Gathered:
+    async def of(self, subject: Subject, turn: TurnStart | None) -> Gathered:
         """What a run gets. `turn`: how its conversation stands, of a turn. Raises PenstockError."""
-        if self._opens(work.lane):  # its tasks have no turns
-            return Gathered(files={place: await self._look(work, place, ref) for place, ref in _named(work.request)})
+        if self._opens(subject.lane):  # its tasks have no turns
+            return Gathered(
+                files={place: await self._look(subject, place, ref) for place, ref in _named(subject.request)}
+            )
         if turn is None:
-            return Gathered(images={place: await self._fetch(work, place, ref) for place, ref in _named(work.request)})
-        request, shown = work.request, dict(turn.shown)
+            return Gathered(
+                images={place: await self._fetch(subject, place, ref) for place, ref in _named(subject.request)}
+            )
+        request, shown = subject.request, dict(turn.shown)
         images: dict[str, DecodedImage] = {}
         for place, ref in _named(request):
-            images[place] = await self._shown(work, place, ref, shown, turn.shown)
+            images[place] = await self._shown(subject, place, ref, shown, turn.shown)
         extra: dict[str, Any] = {}
         if request.payload.get("image") == {}:
             newest = _newest(turn.pictured)
             extra["image"] = {"artifact_id": newest.artifact_id}
-            images["image"] = await self._fetch(work, "image", _reference(newest))
+            images["image"] = await self._fetch(subject, "image", _reference(newest))
         if request.task != "text_generation":  # such a model reads no history
             return Gathered(images=images, shown=shown, payload=extra)
-        history = await self._history(work, turn, images)
+        history = await self._history(subject, turn, images)
         return Gathered(images=images, shown=shown, history=history)
 
     async def _shown(
         self,
-        work: Work,
+        subject: Subject,
         place: str,
         ref: Mapping[str, Any],
         shown: dict[int, Sequence[ArtifactRef]],
@@ -98,40 +102,42 @@ class RunImages:
         """An image that a turn names. It belongs to the conversation from now on, but for a mask."""
         number = _message_of(place)
         if number is None:
-            return await self._fetch(work, place, ref)
+            return await self._fetch(subject, place, ref)
         if number in standing:  # written by an earlier attempt: what lies at a URL may be another image by now
-            of_message = [one for one, _ in _named(work.request) if _message_of(one) == number]
-            return await self._fetch(work, place, _reference(standing[number][of_message.index(place)]))
-        kept = await self._images(place).kept(work.tenant, ref, param=f"payload.{place}")
+            of_message = [one for one, _ in _named(subject.request) if _message_of(one) == number]
+            return await self._fetch(subject, place, _reference(standing[number][of_message.index(place)]))
+        kept = await self._images(place).kept(subject.tenant, ref, param=f"payload.{place}")
         shown[number] = [*shown.get(number, ()), kept]
-        return await self._fetch(work, place, _reference(kept))
+        return await self._fetch(subject, place, _reference(kept))
 
-    async def _history(self, work: Work, turn: TurnStart, images: dict[str, DecodedImage]) -> list[dict[str, Any]]:
+    async def _history(
+        self, subject: Subject, turn: TurnStart, images: dict[str, DecodedImage]
+    ) -> list[dict[str, Any]]:
         """The history as chat. A model that reads images gets the newest of them among the messages.
 
         What an assistant made is shown with the words that asked for it: templates show no images of assistants.
         """
-        if not turn.pictured or not self._sees(work.lane):
+        if not turn.pictured or not self._sees(subject.lane):
             return turn.history
         seen = {one.artifact_id: one for message in turn.pictured for one in message.artifacts}
         newest = dict(list(seen.items())[-SHOWN_OF_HISTORY:])
-        decoded = await asyncio.gather(*(self._of_history(work, one) for one in newest.values()))
+        decoded = await asyncio.gather(*(self._of_history(subject, one) for one in newest.values()))
         pixels = {key: image for key, image in zip(newest, decoded, strict=True) if image is not None}
         images |= {f"{HISTORY}/{key}": image for key, image in pixels.items()}
         return _as_shown(turn.pictured, pixels.keys())
 
-    async def _of_history(self, work: Work, one: ArtifactRef) -> DecodedImage | None:
+    async def _of_history(self, subject: Subject, one: ArtifactRef) -> DecodedImage | None:
         """None for one that is gone: the conversation goes on without it."""
         try:
-            return await self._images("messages").fetch(work.tenant, _reference(one), param="conversation_id")
+            return await self._images("messages").fetch(subject.tenant, _reference(one), param="conversation_id")
         except NotFound:
             return None
 
-    async def _fetch(self, work: Work, place: str, ref: Mapping[str, Any]) -> DecodedImage:
-        return await self._images(place).fetch(work.tenant, ref, param=f"payload.{place}")
+    async def _fetch(self, subject: Subject, place: str, ref: Mapping[str, Any]) -> DecodedImage:
+        return await self._images(place).fetch(subject.tenant, ref, param=f"payload.{place}")
 
-    async def _look(self, work: Work, place: str, ref: Mapping[str, Any]) -> EncodedImage:
-        return await self._images(place).look(work.tenant, ref, param=f"payload.{place}")
+    async def _look(self, subject: Subject, place: str, ref: Mapping[str, Any]) -> EncodedImage:
+        return await self._images(place).look(subject.tenant, ref, param=f"payload.{place}")
 
     def _images(self, place: str) -> Images:
         if self._source is None:

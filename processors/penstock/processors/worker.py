@@ -20,8 +20,7 @@ from penstock.common.reader import RawMessage
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.arrivals import Poison
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.work import Body, Work
+from penstock.processors.core.requests.work import Body, Subject
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.inbox import Inbox
@@ -149,24 +148,24 @@ class Worker:
         """A new generation. What was delivered under the old one and not taken is delivered again."""
         gone = self._inbox.clear()
         kept = list(self._rooms.flow.gate.partitions())
-        self._rooms.flow.assigned(
+        let_go = self._rooms.flow.assigned(
             assignment.committed,
             assignment.generation,
             fenced=assignment.fenced,
             now=self._clock(),
             wall_ms=now_ms(),
         )
-        self._forget_dropped()
+        self._forget(let_go)
         self._apply_pauses()  # the consumer holds over a rebalance what it was told before
         for tp in set(kept) - set(assignment.committed):
             self._rooms.refetcher.cancel(tp)
         logger.info("worker.assigned generation=%d untaken=%d", assignment.generation, gone)
         self.changed()
 
-    def _forget_dropped(self) -> None:
-        """What was to be said of work that is let go of is not said."""
+    def _forget(self, let_go: frozenset[int]) -> None:
+        """What was to be said of requests that were let go of is not said."""
         effects = (*self._effects, *self._rooms.flow.take_effects())
-        self._effects = deque(effect for effect in effects if not _of_dropped(effect))
+        self._effects = deque(one for one in effects if (of := _subject(one)) is None or of.seq not in let_go)
 
     @_breaking
     def on_commands(self, commands: Sequence[ControlCommand]) -> None:
@@ -288,9 +287,9 @@ class Worker:
 
     def _blame(self, effect: ask.Effect) -> None:
         """What was done for a request broke this worker: that counts as if it had run, or it would break each one."""
-        work: Work | None = getattr(effect, "work", None)
-        if work is not None:
-            self._rooms.journal.started(work.key, work.request_id)
+        subject = _subject(effect)
+        if subject is not None:
+            self._rooms.journal.started(subject.key, subject.request_id)
 
     def _apply_pauses(self) -> None:
         wanted = self._rooms.flow.pauses()
@@ -301,10 +300,8 @@ class Worker:
     # -- effects
 
     def _start(self, effect: ask.Start) -> None:
-        work = effect.work
-        self._rooms.journal.started(work.key, work.request_id)
-        replica = self._rooms.flow.lane(work.lane).replica_of(work)
-        if replica is not None and not replica.inline:
+        self._rooms.journal.started(effect.subject.key, effect.subject.request_id)
+        if not effect.inline:
             self._rooms.journal.flush()  # an engine that runs elsewhere can take the worker with it
         self._rooms.execution.start(effect)
 
@@ -312,7 +309,7 @@ class Worker:
         faults = self._rooms.faults
         acknowledged = (lambda: faults.hit("mid_stream")) if faults.armed("mid_stream") else None
         if not self._rooms.outcomes.chunk(effect, acknowledged):
-            self._rooms.flow.endings.chunk_refused(effect.work, self._clock())
+            self._rooms.flow.endings.chunk_refused(effect.subject, self._clock())
 
     def _terminal(self, effect: ask.Terminal) -> None:
         self._rooms.faults.hit("before_terminal")
@@ -320,41 +317,37 @@ class Worker:
 
     @_breaking
     def _delivered(self, effect: ask.Terminal, status: str) -> None:
-        work, run = effect.work, effect.work.run
         self._rooms.faults.hit("before_commit")
-        if work.stage is not Stage.SETTLING:  # it was let go of meanwhile: its new owner counts it
-            return
-        ran_s = None if run is None or run.run_at is None else effect.at - run.run_at
-        started = work.started_at if work.started_at is not None else effect.at
-        self._rooms.metrics.outcome(work.task, status, waited_s=started - work.arrived_at, ran_s=ran_s)
-        self._rooms.flow.endings.delivered(work, status)
-        self.changed()
+        if self._rooms.flow.endings.delivered(effect.subject, status):
+            waited_s = (effect.timings.queued_ms + effect.timings.load_ms) / 1000
+            self._rooms.metrics.outcome(effect.subject.task, status, waited_s=waited_s, ran_s=effect.ran_s)
+            self.changed()
 
     def _letter(self, effect: ask.Letter) -> None:
         self._rooms.metrics.dead_letters.labels(effect.error.code).inc()
-        self._rooms.outcomes.letter(effect, lambda: self._lettered(effect.work))
+        self._rooms.outcomes.letter(effect, lambda: self._lettered(effect.subject))
 
     @_breaking
-    def _lettered(self, work: Work) -> None:
-        self._rooms.flow.endings.lettered(work, self._clock())
+    def _lettered(self, subject: Subject) -> None:
+        self._rooms.flow.endings.lettered(subject, self._clock())
         self.changed()
 
     def _republish(self, effect: ask.Republish) -> None:
         try:
             self._rooms.outcomes.republish(
-                effect, lambda: self._moved(effect.work), lambda error: self._cannot_move(effect.work, error)
+                effect, lambda: self._moved(effect.subject), lambda error: self._cannot_move(effect.subject, error)
             )
         except BadAvro as error:
-            self._cannot_move(effect.work, error)
+            self._cannot_move(effect.subject, error)
 
     @_breaking
-    def _cannot_move(self, work: Work, error: PenstockError) -> None:
-        self._rooms.flow.endings.cannot_move(work, error, self._clock())
+    def _cannot_move(self, subject: Subject, error: PenstockError) -> None:
+        self._rooms.flow.endings.cannot_move(subject, error, self._clock())
         self.changed()
 
     @_breaking
-    def _moved(self, work: Work) -> None:
-        self._rooms.flow.endings.moved(work)
+    def _moved(self, subject: Subject) -> None:
+        self._rooms.flow.endings.moved(subject)
         self.changed()
 
     def _run_ended(self, effect: ask.RunEnded) -> None:
@@ -415,9 +408,9 @@ class Worker:
         return self._clock() < self._registry_away_until
 
 
-def _of_dropped(effect: ask.Effect) -> bool:
-    work: Work | None = getattr(effect, "work", None)
-    return work is not None and work.stage is Stage.DROPPED
+def _subject(effect: ask.Effect) -> Subject | None:
+    """The request that an effect is about, if it is about one."""
+    return getattr(effect, "subject", None)
 
 
 def _body(read: Any, record: RawMessage) -> Body:

@@ -95,7 +95,7 @@ class Shell(World):
             case ask.Begin():
                 self.execution.begin(effect)
             case ask.Start():
-                self.started.append(effect.work.request_id)
+                self.started.append(effect.subject.request_id)
                 self.execution.start(effect)
             case ask.CancelRun(model, replica, run_id):
                 self.execution.cancel(model, replica, run_id)
@@ -488,7 +488,7 @@ async def test_the_answer_that_counts_is_the_outcome(shell: Shell) -> None:
     shell.the_engine().finish("mine")
     terminal = await shell.until_ended()
     assert terminal.finished.output == {"text": "another's"}
-    assert terminal.work.attempt == 2, "readers can tell it from the words that were published"
+    assert terminal.subject.attempt == 2, "readers can tell it from the words that were published"
 
 
 async def test_the_same_answer_twice_is_the_run_s_own(shell: Shell) -> None:
@@ -498,7 +498,7 @@ async def test_the_same_answer_twice_is_the_run_s_own(shell: Shell) -> None:
     shell.the_engine().say("hello")
     shell.the_engine().finish("hello")
     terminal = await shell.until_ended()
-    assert terminal.work.attempt == 1
+    assert terminal.subject.attempt == 1
     assert terminal.finished.completion_tokens == 2
 
 

@@ -201,11 +201,10 @@ async def test_the_catalog_is_the_models(shell: Shell) -> None:
 
 async def test_events_name_the_device_and_its_memory_while_there_is_an_engine(shell: Shell) -> None:
     await shell.serving.observe()
-    work = shell.submit("r")
-    assert work is not None
-    assert shell.lanes.engine_facts(work) == (None, None)
+    shell.submit("r")
+    assert shell.lanes.engine_facts("m", 0) == (None, None)
     await wait_until_async(lambda: "r" in shell.running)
-    assert shell.lanes.engine_facts(work) == ("cpu", 42)
+    assert shell.lanes.engine_facts("m", 0) == ("cpu", 42)
 
 
 # -- what is counted

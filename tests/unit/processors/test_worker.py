@@ -150,7 +150,11 @@ class Shell:
                 intake=self.intake,
                 execution=self.execution,
                 outcomes=Outcomes(
-                    self.publisher, default_codec(), NAMES, worker_id="w", engine_facts=lambda work: (None, None)
+                    self.publisher,
+                    default_codec(),
+                    NAMES,
+                    worker_id="w",
+                    engine_facts=lambda model, replica: (None, None),
                 ),
                 publisher=self.publisher,
                 refetcher=self.refetches,  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
-"""What the flow asks of the shells. Plain values; a shell does what they say, decides nothing, and reports back.
+"""What the flow asks of the shells: values that never change. A shell does what they say, decides nothing, and reports.
 
-Each says which event of the flow answers it. A work that was dropped or ended meanwhile ignores the answer.
+Each says which event of the flow answers it. The answer names the subject. It changes nothing when the request was let
+go of or has ended meanwhile.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from penstock.processors.core.requests.work import Work, WorkKey
+from penstock.processors.core.requests.work import Subject, WorkKey
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
-from penstock.schemas.records import ControlCommand, Origin, WaitingFor
+from penstock.schemas.records import ControlCommand, Origin, Timings, WaitingFor
 from penstock.schemas.topics import TP
 
 
@@ -19,27 +20,40 @@ from penstock.schemas.topics import TP
 class Prepare:
     """Read the conversation (writing nothing) and count the prompt. → prepared, refused, answer_stands"""
 
-    work: Work
+    subject: Subject
     run_id: str
+    replica: int
+    time_limit_s: float
 
 
 @fixed
 class Begin:
-    """Append the turn's own input: it was granted. → begun, log_moved, refused"""
+    """Append the turn's own input: it was granted. → begun, log_moved, refused
 
-    work: Work
+    `mark` and `prepared`: as `prepared` gave them.
+    """
+
+    subject: Subject
     run_id: str
+    mark: Any
+    prepared: Any
 
 
 @fixed
 class Start:
     """Run it on its replica's engine. → delta, stepped, previewed, finished, failed
 
-    The journal must hold it before the engine does.
+    The journal must hold it before the engine does. `prepared`: as `prepared` gave it; None where the engine prepares
+    the run as it begins.
     """
 
-    work: Work
+    subject: Subject
     run_id: str
+    replica: int
+    prepared: Any
+    time_limit_s: float
+    inline: bool
+    """Whether its engine runs in this process."""
 
 
 @fixed
@@ -58,57 +72,49 @@ class Keep:
     → kept, keep_failed
     """
 
-    work: Work
+    subject: Subject
     finished: Any
-    in_conversation: bool
+    topic_id: str | None
+    """Of the conversation's topic that holds its input; None where the answer goes to no conversation."""
 
 
 @fixed
 class LookUp:
     """Look whether the answer stands in the conversation already. → looked_up"""
 
-    work: Work
+    subject: Subject
 
 
 @fixed
 class Status:
-    """Say how far it is. `attempt` and `epoch` are those of the moment when it was so."""
+    """Say how far it is."""
 
-    work: Work
+    subject: Subject
     status: str
-    attempt: int
-    epoch: int
     detail: str | None = None
     done: bool = False
     waiting: WaitingFor | None = None
+    position: int | None = None
+    model_reason: str | None = None
+    ttl_ms: int | None = None
     step: int | None = None
     steps: int | None = None
 
 
 @fixed
 class ShowPreview:
-    """Keep a small image of what there is so far, and publish where it lies. Nothing answers: it is advice.
+    """Keep a small image of what there is so far, and publish where it lies. Nothing answers: it is advice."""
 
-    `attempt` and `epoch` are those of the run that made it.
-    """
-
-    work: Work
+    subject: Subject
     run_id: str
-    attempt: int
-    epoch: int
     preview: Any
 
 
 @fixed
 class Chunk:
-    """Publish a piece of its stream. → chunk_refused when it can never be published
+    """Publish a piece of its stream. → chunk_refused when it can never be published"""
 
-    `attempt` and `epoch` are those of the run that said it: another may have begun before this is carried out.
-    """
-
-    work: Work
-    attempt: int
-    epoch: int
+    subject: Subject
     text: str
     token_ids: list[int]
     first_token_index: int
@@ -124,9 +130,13 @@ class Terminal:
     `origin`: another place where the same request stands; None for its first record.
     """
 
-    work: Work
+    subject: Subject
     status: str
-    at: float
+    timings: Timings
+    ran_s: float | None
+    """How long it was on an engine; None when it was on none."""
+    replica: int | None
+    """Where it ran last."""
     error: PenstockError | None = None
     finished: Any = None
     artifact: Any = None
@@ -137,7 +147,7 @@ class Terminal:
 class Letter:
     """Keep its record in the dead-letter topic. → lettered"""
 
-    work: Work
+    subject: Subject
     error: PenstockError
     nameless: bool
     """True for a record whose request_id could not be read: nobody waits for an outcome."""
@@ -150,7 +160,7 @@ class Republish:
     That is the partition of its conversation, or the topic of another pool.
     """
 
-    work: Work
+    subject: Subject
     partition: int | None
     origin: Origin
     pool: str | None = None
@@ -224,7 +234,7 @@ class Erase:
 class Retried:
     """One more attempt, to be counted in a metric."""
 
-    work: Work
+    subject: Subject
 
 
 Effect = (

@@ -231,9 +231,10 @@ class Flow:
         fenced: bool,
         now: float,
         wall_ms: float = float("inf"),
-    ) -> None:
+    ) -> frozenset[int]:
         """A new generation: what is not ours any more is let go of silently; after a fence everything is.
 
+        Returns the `seq` of each request that was let go of: nothing more may be published of it.
         `wall_ms` is the time now in milliseconds since the epoch: nobody else has worked on what is appended after it.
         """
         self.registry.generation, self.registry.owned_since_ms = generation, wall_ms
@@ -247,6 +248,7 @@ class Flow:
         self._paused = frozenset()
         self._commanding.erase_again()
         self.agenda.look_at_all(self.lanes.values())
+        return frozenset(work.seq for work in gone)
 
     def command(self, command: ControlCommand, now: float, wall_ms: int) -> None:
         """A command from the control topic, in log order."""

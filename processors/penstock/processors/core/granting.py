@@ -38,7 +38,7 @@ class Grants:
         run = self._new_run(replica, work, now)
         replica.ahead[work] = None
         self._registry.transition(work, "prepare", Stage.PREPARING)
-        self._emit(Prepare(work, run.run_id))
+        self._emit(Prepare(work.subject, run.run_id, replica.number, self._time_limit_s(work)))
 
     def take_from_its_replica(self, lane: Lane, work: Work) -> None:
         """It is prepared anew elsewhere."""
@@ -68,20 +68,23 @@ class Grants:
             work.load_ms = lane.loading_ms(work.arrived_at, now)
         if work.line is not None:
             self._registry.transition(work, "grant", Stage.BEGINNING)
-            self._emit(Begin(work, run.run_id))
+            self._emit(Begin(work.subject, run.run_id, run.mark, run.prepared))
         else:
             check(work.stage, "grant", Stage.RUNNING)
-            self.run(work, run, "grant", now)
+            self.run(lane, work, run, "grant", now)
 
-    def run(self, work: Work, run: Run, event: str, now: float) -> None:
+    def run(self, lane: Lane, work: Work, run: Run, event: str, now: float) -> None:
         """It goes to its engine."""
+        limit_s = self._time_limit_s(work)
         run.run_at = now
-        run.timeout_at = now + self.time_limit_s(work)
+        run.timeout_at = now + limit_s
         self._registry.transition(work, event, Stage.RUNNING)
         self._statuses.say(work, "running", now)
-        self._emit(Start(work, run.run_id))
+        replica = lane.replicas.get(run.replica)
+        inline = replica is None or replica.inline
+        self._emit(Start(work.subject, run.run_id, run.replica, run.prepared, limit_s, inline))
 
-    def time_limit_s(self, work: Work) -> float:
+    def _time_limit_s(self, work: Work) -> float:
         own_ms = None if work.body is None else work.body.request.execution_timeout_ms
         return self._max_execution_s if own_ms is None else min(self._max_execution_s, own_ms / 1000)
 

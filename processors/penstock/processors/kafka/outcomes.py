@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.common.clock import now_ms
 from penstock.processors.core.effects import Chunk, Letter, Republish, ShowPreview, Status, Terminal
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.requests.work import Subject
 from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.intake import origin_header
 from penstock.processors.kafka.pool_topics import PoolTopics
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 MAX_TRACE_BYTES = 256
 
-EngineFacts = Callable[[Work], tuple[str | None, int | None]]
-"""Device and measured bytes of the engine that runs a work."""
+EngineFacts = Callable[[str, int], tuple[str | None, int | None]]
+"""Device and measured bytes of the engine of a replica, by its model and number."""
 
 
-def trace_of(work: Work) -> Headers | None:
+def trace_of(subject: Subject) -> Headers | None:
     """The trace that the request came with, for all that is said of it; it is not known while the request is parked."""
-    for name, value in () if work.body is None else work.body.headers:
+    for name, value in () if subject.body is None else subject.body.headers:
         if name == HEADER_TRACEPARENT and value is not None and len(value) <= MAX_TRACE_BYTES:
             return [(name, value)]
     return None
@@ -58,42 +58,42 @@ class Outcomes:
         self._engine_facts = engine_facts
 
     def status(self, effect: Status) -> None:
-        work = effect.work
+        subject = effect.subject
         self._publisher.status(
             StatusEvent(
-                request_id=work.request_id,
-                tenant=work.tenant,
+                request_id=subject.request_id,
+                tenant=subject.tenant,
                 status=effect.status,
                 done=effect.done,
                 rank=STATUS_RANKS[effect.status],
-                attempt=effect.attempt,
-                epoch=effect.epoch,
-                origin=work.origin,
+                attempt=subject.attempt,
+                epoch=subject.epoch,
+                origin=subject.origin,
                 worker_id=self._worker_id,
                 created_at=now_ms(),
                 detail=effect.detail,
-                position=work.position if effect.status == "queued" else None,
-                model=work.lane or None,
+                position=effect.position,
+                model=subject.lane or None,
                 waiting_for=effect.waiting,
-                ttl_ms=work.ttl_ms,
-                model_reason=work.model_reason,
+                ttl_ms=effect.ttl_ms,
+                model_reason=effect.model_reason,
                 step=effect.step,
                 steps=effect.steps,
             ),
-            headers=trace_of(work),
+            headers=trace_of(subject),
         )
 
     def _on_the_way(self, effect: Chunk | ShowPreview, kind: str, **values: Any) -> ResultEvent:
         """An event of a run that has not ended; `values` are what its kind tells."""
-        work = effect.work
+        subject = effect.subject
         return ResultEvent(
-            request_id=work.request_id,
-            tenant=work.tenant,
+            request_id=subject.request_id,
+            tenant=subject.tenant,
             kind=kind,
-            origin=work.origin,
-            attempt=effect.attempt,
-            epoch=effect.epoch,
-            task=work.task,
+            origin=subject.origin,
+            attempt=subject.attempt,
+            epoch=subject.epoch,
+            task=subject.task,
             created_at=now_ms(),
             worker_id=self._worker_id,
             metadata={},
@@ -102,7 +102,7 @@ class Outcomes:
 
     def chunk(self, effect: Chunk, acknowledged: Callable[[], None] | None) -> bool:
         """Publish a piece of a stream; False when it can never be published."""
-        work = effect.work
+        subject = effect.subject
         event = self._on_the_way(
             effect,
             "chunk",
@@ -113,38 +113,39 @@ class Outcomes:
             tool_call_pieces=effect.calls or None,
         )
         try:
-            self._publisher.chunk(event, acknowledged, headers=trace_of(work))
+            self._publisher.chunk(event, acknowledged, headers=trace_of(subject))
         except (BadAvro, TooLarge) as error:
-            logger.error("chunk.refused request=%s error=%s", work.request_id, error.code)
+            logger.error("chunk.refused request=%s error=%s", subject.request_id, error.code)
             return False
         return True
 
     def preview(self, effect: ShowPreview, preview: Preview) -> None:
         """Publish where a preview lies. One that cannot be published is left out: it is advice."""
-        work = effect.work
+        subject = effect.subject
         event = self._on_the_way(effect, "preview", preview=preview)
         try:
-            self._publisher.chunk(event, headers=trace_of(work))
+            self._publisher.chunk(event, headers=trace_of(subject))
         except (BadAvro, TooLarge) as error:
-            logger.error("preview.refused request=%s error=%s", work.request_id, error.code)
+            logger.error("preview.refused request=%s error=%s", subject.request_id, error.code)
 
     def terminal(self, effect: Terminal, done: Callable[[str], None]) -> None:
         """Publish the outcome; `done` is told its status when the broker has it."""
-        work, finished = effect.work, effect.finished
+        subject, finished = effect.subject, effect.finished
         output: dict[str, Any] = {}
         device = measured = None
         if finished is not None:
-            device, measured = self._engine_facts(work)
+            if effect.replica is not None:
+                device, measured = self._engine_facts(subject.lane, effect.replica)
             if effect.artifact is None:
-                output[work.task] = dict(finished.output)
+                output[subject.task] = dict(finished.output)
         event = ResultEvent(
-            request_id=work.request_id,
-            tenant=work.tenant,
+            request_id=subject.request_id,
+            tenant=subject.tenant,
             kind="terminal",
-            origin=effect.origin or work.origin,
-            attempt=work.attempt,
-            epoch=work.epoch,
-            task=work.task,
+            origin=effect.origin or subject.origin,
+            attempt=subject.attempt,
+            epoch=subject.epoch,
+            task=subject.task,
             created_at=now_ms(),
             worker_id=self._worker_id,
             status=effect.status,
@@ -152,22 +153,22 @@ class Outcomes:
             finish_reason=None if finished is None else finished.finish_reason,
             usage=None if finished is None else usage_of(finished),
             cached_tokens=None if finished is None else (finished.usage or {}).get("cached_tokens"),
-            timings=work.timings(effect.at),
-            model=work.lane or None,
+            timings=effect.timings,
+            model=subject.lane or None,
             device=device,
             measured_memory_bytes=measured,
             error=None if effect.error is None else to_error_record(effect.error),
-            metadata=work.request.metadata,
+            metadata=subject.request.metadata,
             **output,
         )
         self._publisher.result(
-            event, lambda failure: done(effect.status if failure is None else "failed"), headers=trace_of(work)
+            event, lambda failure: done(effect.status if failure is None else "failed"), headers=trace_of(subject)
         )
 
     def letter(self, effect: Letter, done: Callable[[], None]) -> None:
         """Keep the record in the dead-letter topic, with its bytes."""
-        work, error = effect.work, effect.error
-        origin, body = work.origin, work.body
+        subject, error = effect.subject, effect.error
+        origin, body = subject.origin, subject.body
         logger.warning(
             "dlq.letter topic=%s partition=%d offset=%d reason=%s",
             origin.topic,
@@ -176,8 +177,8 @@ class Outcomes:
             error.code,
         )
         letter = DeadLetter(
-            request_id=work.request_id or None,
-            tenant=None if effect.nameless else work.tenant,
+            request_id=subject.request_id or None,
+            tenant=None if effect.nameless else subject.tenant,
             reason_code=error.code,
             reason=str(error),
             original=b"" if body is None else body.value,
@@ -185,7 +186,7 @@ class Outcomes:
             original_headers={} if body is None else {name: value or b"" for name, value in body.headers},
             origin=origin,
             worker_id=self._worker_id,
-            attempts=work.attempt,
+            attempts=subject.attempt,
             created_at=now_ms(),
         )
         self._publisher.dead_letter(letter, done)
@@ -196,9 +197,9 @@ class Outcomes:
         `refused` is told when it is too large, as one at the limit can become by its origin, or when there is no such
         pool.
         """
-        work, body = effect.work, effect.work.body
+        subject, body = effect.subject, effect.subject.body
         assert body is not None
-        request, topic = body.request, work.key[0]
+        request, topic = body.request, subject.key[0]
         if effect.pool is not None:
             request = replace(request, pool=effect.pool)
             topic = self._names.request(request.task, request.priority, effect.pool)
@@ -208,7 +209,7 @@ class Outcomes:
             self._publisher.republish,
             topic,
             self._codec.encode(request),
-            key=(work.line or work.request_id).encode(),
+            key=(subject.line or subject.request_id).encode(),
             headers=[*kept, (name, value)],
             partition=effect.partition,
             done=done,

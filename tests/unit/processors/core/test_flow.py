@@ -241,7 +241,7 @@ def test_a_turn_on_a_failed_lane_ends_with_the_answer_that_stands_in_its_convers
     assert turn.stage is Stage.LOOKING
     assert world.ended == [("plain", "failed")]
     world.flow.endings.looked_up(
-        turn, Finished(run_id="", output={"text": "it stands"}, finish_reason="stop"), world.now, large=False
+        turn.subject, Finished(run_id="", output={"text": "it stands"}, finish_reason="stop"), world.now, large=False
     )
     world.settle()
     assert ("turn", "completed") in world.ended
@@ -298,7 +298,7 @@ def test_a_deleted_conversation_ends_its_turns_and_no_others(stage: str) -> None
     world.submit("of another tenant", tenant="t", line="t.c")
     world.delete_conversation("c")
     assert sorted(world.ended) == [("behind", "cancelled"), ("r", "cancelled")]
-    (error,) = {e.error for e in world.seen if isinstance(e, ask.Terminal) and e.work is work}
+    (error,) = {e.error for e in world.seen if isinstance(e, ask.Terminal) and e.subject.seq == work.seq}
     assert str(error) == "its conversation was deleted"
     world.wall_ms += 1
     world.submit("next", line="c")
@@ -402,7 +402,7 @@ def test_a_parked_request_that_is_cancelled_echoes_its_metadata() -> None:
     world.cancel(parked.request_id)
     terminal = next(e for e in world.seen if isinstance(e, ask.Terminal))
     assert terminal.status == "cancelled"
-    assert terminal.work.body is not None, "its bytes were read again for its outcome"
+    assert terminal.subject.body is not None, "its bytes were read again for its outcome"
 
 
 def test_many_parked_requests_that_end_at_once_keep_to_the_budget() -> None:
@@ -538,11 +538,11 @@ def test_two_turns_of_two_classes_are_prepared_and_the_later_one_is_refused() ->
     assert (first.stage, second.stage) == (Stage.PREPARING, Stage.PREPARING)
     world.hold_answers = set()
     assert first.run is not None
-    world.flow.attempts.prepared(first, first.run.run_id, 0, None, world.now)
+    world.flow.attempts.prepared(first.subject, first.run.run_id, 0, None, world.now)
     world.settle()
     assert first.stage is Stage.RUNNING
     assert second.run is not None
-    world.flow.attempts.refused(second, second.run.run_id, Overloaded("busy"), world.now, again=True)
+    world.flow.attempts.refused(second.subject, second.run.run_id, Overloaded("busy"), world.now, again=True)
     world.settle()
     world.pass_time(1.0)
     assert second.stage is Stage.QUEUED
@@ -636,10 +636,10 @@ def test_a_turn_that_failed_behind_another_class_stays_before_the_later_ones_of_
     world.pass_time(0.02)
     assert high.run is not None
     world.hold_answers = set()
-    world.flow.attempts.prepared(high, high.run.run_id, 0, None, world.now)
+    world.flow.attempts.prepared(high.subject, high.run.run_id, 0, None, world.now)
     world.settle()
     assert low.run is not None
-    world.flow.attempts.refused(low, low.run.run_id, Overloaded("busy"), world.now, again=True)
+    world.flow.attempts.refused(low.subject, low.run.run_id, Overloaded("busy"), world.now, again=True)
     world.finish("high")
     assert (low.stage, later.stage) == (Stage.RUNNING, Stage.QUEUED)
     assert low.attempt == 2
@@ -654,10 +654,10 @@ def test_an_answer_of_an_earlier_run_stands_under_a_new_number() -> None:
     assert work is not None
     world.delta("r", "my words")
     world.finish("r")
-    world.flow.endings.kept(work, None, None, world.now, another=True)
+    world.flow.endings.kept(work.subject, None, None, world.now, another=True)
     world.settle()
     terminal = next(e for e in world.seen if isinstance(e, ask.Terminal))
-    assert (terminal.work.attempt, terminal.work.spent) == (2, 1)
+    assert (terminal.subject.attempt, work.spent) == (2, 1)
 
 
 def test_each_place_of_a_request_has_its_outcome_before_it_is_committed() -> None:
@@ -671,7 +671,7 @@ def test_each_place_of_a_request_has_its_outcome_before_it_is_committed() -> Non
     for _ in range(2):
         assert world.committed(HIGH) == world.committed(LOW) == 0
         (work,) = world.flow.works.values()
-        world.flow.endings.delivered(work, "completed")
+        world.flow.endings.delivered(work.subject, "completed")
         world.settle()
     asked = [effect.origin for effect in world.seen if isinstance(effect, ask.Terminal)]
     assert [origin and origin.topic for origin in asked] == [None, LOW]
@@ -690,7 +690,7 @@ def test_a_refused_prompt_does_not_use_up_the_aged_share() -> None:
     before = lane.since_aged
     aged = next(work for work in world.flow.works.values() if work.request_id == "aged")
     assert aged.run is not None
-    world.flow.attempts.refused(aged, aged.run.run_id, EngineFailed("no"), world.now, again=True)
+    world.flow.attempts.refused(aged.subject, aged.run.run_id, EngineFailed("no"), world.now, again=True)
     assert aged.stage is Stage.RETRYING
     assert lane.since_aged == before
 
@@ -738,7 +738,7 @@ def test_a_request_for_a_pool_that_there_is_not_fails_clearly() -> None:
     world.hold_answers = {ask.Republish}
     work = world.submit("r", pool="nowhere")
     assert work is not None
-    world.flow.endings.cannot_move(work, InvalidRequest("there is no pool nowhere", param="pool"), world.now)
+    world.flow.endings.cannot_move(work.subject, InvalidRequest("there is no pool nowhere", param="pool"), world.now)
     world.settle()
     assert (world.ended, world.letters, world.committed()) == ([("r", "failed")], [], 1)
 
@@ -753,7 +753,7 @@ def test_what_a_server_turned_away_goes_behind_what_is_more_urgent_and_spends_no
     world.submit("high", HIGH)
     assert list(world.running) == ["low"]  # the limit is one now
     del world.running["low"]
-    world.flow.attempts.turned_away(low, low.run.run_id, world.now)
+    world.flow.attempts.turned_away(low.subject, low.run.run_id, world.now)
     world.settle()
     assert list(world.running) == ["high"]
     assert (low.stage, low.spent) == (Stage.QUEUED, 1)
@@ -798,7 +798,7 @@ def test_a_turn_that_two_workers_died_of_ends_with_the_answer_that_stands_in_its
         assert turn is not None
         assert turn.stage is Stage.LOOKING
         answer = STANDS if turn.request_id == "answered" else None
-        world.flow.endings.looked_up(turn, answer, world.now, large=False)
+        world.flow.endings.looked_up(turn.subject, answer, world.now, large=False)
     world.settle()
     assert sorted(world.ended) == [("answered", "completed"), ("silent", "dead_lettered")]
     assert world.letters == ["silent"]
@@ -817,7 +817,7 @@ def test_a_parked_turn_whose_record_is_gone_ends_with_the_answer_that_stands_in_
     world.flow.arrivals.gone(parked.key, world.now)
     assert parked.stage is Stage.LOOKING
     assert parked.request.conversation_id == "c", "its bytes are not here, and it is looked up all the same"
-    world.flow.endings.looked_up(parked, STANDS, world.now, large=False)
+    world.flow.endings.looked_up(parked.subject, STANDS, world.now, large=False)
     world.settle()
     assert (world.status_of("r199"), world.letters) == ("completed", [])
 
@@ -833,9 +833,9 @@ def test_a_turn_that_cannot_be_moved_ends_with_the_answer_that_stands_in_its_con
     world.hold_answers = {ask.Republish, ask.LookUp}
     turn = world.submit("r", line="c", belongs_on=3)
     assert turn is not None
-    world.flow.endings.cannot_move(turn, error, world.now)
+    world.flow.endings.cannot_move(turn.subject, error, world.now)
     assert turn.stage is Stage.LOOKING
-    world.flow.endings.looked_up(turn, STANDS if stands else None, world.now, large=False)
+    world.flow.endings.looked_up(turn.subject, STANDS if stands else None, world.now, large=False)
     world.settle()
     failed = "failed" if isinstance(error, InvalidRequest) else "dead_lettered"
     assert world.status_of("r") == ("completed" if stands else failed)

@@ -14,7 +14,7 @@ def waitings(world: World, request_id: str) -> list[tuple[str, int | None]]:
     return [
         (effect.waiting.reason, effect.waiting.position)
         for effect in world.seen
-        if isinstance(effect, ask.Status) and effect.work.request_id == request_id and effect.waiting is not None
+        if isinstance(effect, ask.Status) and effect.subject.request_id == request_id and effect.waiting is not None
     ]
 
 
@@ -68,7 +68,7 @@ def test_an_estimate_is_what_was_measured() -> None:
     for name in ("a", "b", "c"):
         world.submit(name, MEDIUM)
     world.pass_time(1)
-    status = next(e for e in reversed(world.seen) if isinstance(e, ask.Status) and e.work.request_id == "b")
+    status = next(e for e in reversed(world.seen) if isinstance(e, ask.Status) and e.subject.request_id == "b")
     assert status.waiting is not None
     assert status.waiting.estimated_start_at is not None
     assert 2_000 <= status.waiting.estimated_start_at - world.wall_ms <= 4_000

@@ -25,10 +25,10 @@ def test_what_nobody_holds_expires_with_its_first_origin() -> None:
     world = World()
     (effect,) = end_lost(world)
     assert isinstance(effect, Terminal)
-    work = effect.work
-    assert (effect.status, work.origin, work.epoch, work.task) == ("expired", ORIGIN, 1, "embedding")
+    subject = effect.subject
+    assert (effect.status, subject.origin, subject.epoch, subject.task) == ("expired", ORIGIN, 1, "embedding")
     assert "deleted from its topic" in str(effect.error)
-    world.flow.endings.delivered(work, "expired")
+    world.flow.endings.delivered(subject, "expired")
     assert not world.flow.works
     assert world.flow.gate.inflight == 0
 
@@ -62,7 +62,7 @@ def test_of_a_moved_record_the_owner_of_its_last_place_decides() -> None:
     assert end_lost(world, place=Place(topic=MEDIUM, partition=3, offset=0)) == []
     elsewhere = Origin(topic=MEDIUM, partition=3, offset=9, append_time_ms=5)
     (effect,) = end_lost(world, origin=elsewhere, place=Place(topic=HIGH, partition=0, offset=4))
-    assert (effect.work.key, effect.work.origin) == ((HIGH, 0, 4), elsewhere)
+    assert (effect.subject.key, effect.subject.origin) == ((HIGH, 0, 4), elsewhere)
 
 
 def test_a_second_command_on_the_way_to_the_broker_changes_nothing() -> None:
@@ -89,8 +89,8 @@ def test_an_answer_in_the_conversation_is_its_outcome() -> None:
     world = World()
     (effect,) = end_lost(world, conversation_id="c")
     assert isinstance(effect, LookUp)
-    assert (effect.work.line, effect.work.request.conversation_id) == ("c", "c")
-    world.flow.endings.looked_up(effect.work, None, world.now)
+    assert (effect.subject.line, effect.subject.request.conversation_id) == ("c", "c")
+    world.flow.endings.looked_up(effect.subject, None, world.now)
     (outcome,) = world.flow.take_effects()
     assert outcome.status == "expired"
 
@@ -104,6 +104,6 @@ def test_the_record_comes_after_all() -> None:
     work = world.submit("r1", settle=False)
     assert work is not None
     assert world.flow.works[work.key] is work
-    world.flow.endings.delivered(effect.work, "expired")
+    world.flow.endings.delivered(effect.subject, "expired")
     assert world.flow.works[work.key] is work
     assert not [one for one in world.flow.take_effects() if isinstance(one, Letter)]

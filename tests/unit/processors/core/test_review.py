@@ -19,12 +19,12 @@ def test_words_keep_the_number_of_the_run_that_said_them() -> None:
     assert work is not None
     assert work.run is not None
     run_id = work.run.run_id
-    world.flow.attempts.delta(work, run_id, "old", [1], world.now)
-    world.flow.attempts.failed(work, run_id, EngineFailed("it ran out of memory"), world.now, again=True)
+    world.flow.attempts.delta(work.subject, run_id, "old", [1], world.now)
+    world.flow.attempts.failed(work.subject, run_id, EngineFailed("it ran out of memory"), world.now, again=True)
     effects = world.flow.take_effects()
     (chunk,) = [effect for effect in effects if isinstance(effect, ask.Chunk)]
     assert work.attempt == 2
-    assert chunk.attempt == 1
+    assert chunk.subject.attempt == 1
 
 
 def test_words_keep_the_epoch_of_the_run_that_said_them() -> None:
@@ -33,14 +33,14 @@ def test_words_keep_the_epoch_of_the_run_that_said_them() -> None:
     work = world.submit("r", stream=True)
     assert work is not None
     assert work.run is not None
-    world.flow.attempts.delta(work, work.run.run_id, "old", [1], world.now)
+    world.flow.attempts.delta(work.subject, work.run.run_id, "old", [1], world.now)
     committed = dict.fromkeys(world.flow.gate.partitions(), (0, ""))
     world.flow.assigned(committed, 2, fenced=False, now=world.now)
     world.flow.replicas.down("m", 0, world.now)
     world.flow.replicas.up("m", 0, 1, None, world.now, inline=True)
     world.pass_time(3.0)
     (chunk,) = world.chunks
-    assert (chunk.epoch, chunk.attempt) == (1, 1)
+    assert (chunk.subject.epoch, chunk.subject.attempt) == (1, 1)
     assert (work.epoch, work.attempt) == (2, 2)
 
 
@@ -53,7 +53,7 @@ def test_it_runs_again_as_running() -> None:
     world.fail("r", EngineFailed("once"))
     world.pass_time(1.0)
     world.pass_time(0.1)
-    told = [(s.status, s.attempt) for s in world.seen if isinstance(s, ask.Status)]
+    told = [(s.status, s.subject.attempt) for s in world.seen if isinstance(s, ask.Status)]
     assert told[-3:] == [("running", 1), ("retrying", 1), ("running", 2)]
 
 
@@ -64,7 +64,7 @@ def test_what_never_ran_is_not_said_to_be_retried() -> None:
     world.submit("waits")
     world.pass_time(0.1)
     world.die()
-    told = [s.work.request_id for s in world.seen if isinstance(s, ask.Status) and s.status == "retrying"]
+    told = [s.subject.request_id for s in world.seen if isinstance(s, ask.Status) and s.status == "retrying"]
     assert told == ["r"]
 
 
@@ -172,7 +172,7 @@ def test_another_record_at_the_offset_of_held_work_ends_that_silently() -> None:
     assert new is not None
     world.settle()
     assert old.stage is Stage.DROPPED
-    world.flow.attempts.finished(old, run_id, Finished(), world.now, large=False)
+    world.flow.attempts.finished(old.subject, run_id, Finished(), world.now, large=False)
     world.settle()
     assert world.committed() == 0
     world.finish("new")

@@ -91,7 +91,7 @@ class Arrivals:
         work = self._hold(key, read, body, now, wall_ms)
         if read.belongs_on is not None or read.pool is not None:
             self._registry.transition(work, "arrive_elsewhere", Stage.MOVING)
-            self._emit(Republish(work, read.belongs_on, read.origin, read.pool))
+            self._emit(Republish(work.subject, read.belongs_on, read.origin, read.pool))
             return work
         self._registry.name(work)
         error = read.error or self._unfit(work, read, wall_ms)

@@ -19,11 +19,11 @@ from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retries import DeadLetter, Retry, decide
-from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, Stage
+from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.suspects import clear_suspicion
-from penstock.processors.core.requests.work import Run, Work
+from penstock.processors.core.requests.work import Subject, Work
 from penstock.schemas.errors import Expired, InsufficientCapacity, PenstockError
 
 RETRIES_AT_ONCE = 256
@@ -32,7 +32,7 @@ RETRIES_AT_ONCE = 256
 
 @dataclass(eq=False)
 class Attempts:
-    """Every answer names its run. An answer for a run that is over changes nothing."""
+    """Every answer names its request and its run. An answer for a run that is over changes nothing."""
 
     _registry: Registry
     _scheduler: Scheduler[Work]
@@ -50,9 +50,16 @@ class Attempts:
     _retry_delay_s: float
     _retries: list[tuple[float, int, Work]] = field(init=False, default_factory=list[tuple[float, int, Work]])
 
+    def goes_on(self, subject: Subject, run_id: str, *stages: Stage) -> bool:
+        """Whether this is still the request's present run, and it is in one of these stages if any are given."""
+        work = self._registry.of(subject)
+        if work is None or work.run is None or work.run.run_id != run_id:
+            return False
+        return work.stage in stages if stages else work.stage not in OVER
+
     def prepared(
         self,
-        work: Work,
+        subject: Subject,
         run_id: str,
         need_tokens: int,
         prepared: Any,
@@ -62,8 +69,8 @@ class Attempts:
         memory_bytes: int = 0,
     ) -> None:
         """Its conversation was read and its prompt counted: it needs so many tokens, and bytes of the device."""
-        run = self._current(work, run_id, Stage.PREPARING)
-        if run is None:
+        work = self._current(subject, run_id, Stage.PREPARING)
+        if work is None or (run := work.run) is None:
             return
         lane = self._lanes[work.lane]
         replica = lane.replica_of(work)
@@ -81,62 +88,68 @@ class Attempts:
         self._registry.transition(work, "prepared", Stage.READY)
         self._agenda.look_at(lane)
 
-    def answer_stands(self, work: Work, run_id: str, finished: Any, now: float, *, large: bool) -> None:
+    def answer_stands(self, subject: Subject, run_id: str, finished: Any, now: float, *, large: bool) -> None:
         """The conversation holds its answer already (a worker died after appending it): it is the outcome."""
-        if self._current(work, run_id, Stage.PREPARING) is not None:
+        if (work := self._current(subject, run_id, Stage.PREPARING)) is not None:
             self._holdings.leave_waiting(work)
             self._endings.completed(work, "answer_stands", finished, now, append=False, large=large)
 
-    def refused(self, work: Work, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
+    def refused(self, subject: Subject, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
         """It cannot be prepared, or its turn cannot begin."""
-        if work.run is None or work.run.run_id != run_id or work.stage not in (Stage.PREPARING, Stage.BEGINNING):
-            return
-        self.attempt_failed(work, "refused", error, now, again=again)
+        work = self._current(subject, run_id, Stage.PREPARING, Stage.BEGINNING)
+        if work is not None:
+            self.attempt_failed(work, "refused", error, now, again=again)
 
-    def begun(self, work: Work, run_id: str, now: float, topic_id: str | None = None) -> None:
+    def begun(self, subject: Subject, run_id: str, now: float, topic_id: str) -> None:
         """Its turn's input stands in the conversation, on the topic with this id."""
-        run = self._current(work, run_id, Stage.BEGINNING)
-        if run is not None:
+        work = self._current(subject, run_id, Stage.BEGINNING)
+        if work is not None and (run := work.run) is not None:
             run.topic_id = topic_id
-            self._grants.run(work, run, "begun", now)
+            self._grants.run(self._lanes[work.lane], work, run, "begun", now)
 
-    def log_moved(self, work: Work, run_id: str, now: float) -> None:
+    def log_moved(self, subject: Subject, run_id: str, now: float) -> None:
         """Somebody else wrote to the conversation since it was read: its prompt is made anew."""
-        if self._current(work, run_id, Stage.BEGINNING) is not None:
+        if (work := self._current(subject, run_id, Stage.BEGINNING)) is not None:
             self.requeue(work, "log_moved", now)
 
     def delta(
         self,
-        work: Work,
+        subject: Subject,
         run_id: str,
         text: str,
         token_ids: list[int],
         now: float,
         calls: Sequence[dict[str, Any]] = (),
-    ) -> None:
-        """New text of a run, with its tokens; or pieces of the calls that it makes."""
-        run = work.run
-        if run is not None and run.run_id == run_id and work.stage is Stage.RUNNING:
-            self._streams.delta(work, run, text, token_ids, now, calls)
+    ) -> float | None:
+        """New text of a run, with its tokens; or pieces of the calls that it makes.
 
-    def stepped(self, work: Work, run_id: str, step: int, steps: int, now: float) -> None:
+        Returns the seconds from the request's arrival to the first token of the run, if it came with this.
+        """
+        work = self._current(subject, run_id, Stage.RUNNING)
+        if work is None or (run := work.run) is None:
+            return None
+        first = run.first_token_at is None
+        self._streams.delta(work, run, text, token_ids, now, calls)
+        return now - work.arrived_at if first else None
+
+    def stepped(self, subject: Subject, run_id: str, step: int, steps: int, now: float) -> None:
         """So many steps of a run are done."""
-        run = self._current(work, run_id, Stage.RUNNING)
-        if run is not None:
+        work = self._current(subject, run_id, Stage.RUNNING)
+        if work is not None and (run := work.run) is not None:
             self._steps.done(work, run, step, steps, now)
 
-    def previewed(self, work: Work, run_id: str, preview: Any) -> None:
+    def previewed(self, subject: Subject, run_id: str, preview: Any) -> None:
         """There is something to show of a run's output; it is passed on untouched."""
-        if self._current(work, run_id, Stage.RUNNING) is not None:
-            self._emit(ShowPreview(work, run_id, work.attempt, work.epoch, preview))
+        if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
+            self._emit(ShowPreview(work.subject, run_id, preview))
 
-    def finished(self, work: Work, run_id: str, finished: Any, now: float, *, large: bool) -> None:
+    def finished(self, subject: Subject, run_id: str, finished: Any, now: float, *, large: bool) -> None:
         """The engine is done; `finished` is passed on untouched.
 
         `large`: something of its output must become an artifact.
         """
-        run = self._current(work, run_id, Stage.RUNNING)
-        if run is None:
+        work = self._current(subject, run_id, Stage.RUNNING)
+        if work is None or (run := work.run) is None:
             return
         if work.stream:
             self._streams.flush(work, run)
@@ -150,19 +163,19 @@ class Attempts:
         clear_suspicion(work)
         self._endings.completed(work, "finished", finished, now, append=work.line is not None, large=large)
 
-    def failed(self, work: Work, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
+    def failed(self, subject: Subject, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
         """A run ended without output. `again`: the same run may succeed on this worker."""
-        if self._current(work, run_id, Stage.RUNNING) is not None:
+        if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
             self.attempt_failed(work, "failed", error, now, again=again)
 
-    def turned_away(self, work: Work, run_id: str, now: float) -> None:
+    def turned_away(self, subject: Subject, run_id: str, now: float) -> None:
         """The server behind its engine did not take it: back to its place in the queue, without an attempt spent."""
-        if self._current(work, run_id, Stage.RUNNING) is not None:
+        if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
             self.requeue(work, "replica_down", now)
 
-    def not_started(self, work: Work, run_id: str, now: float) -> None:
+    def not_started(self, subject: Subject, run_id: str, now: float) -> None:
         """Its engine had gone when it was to start; `replica_down` follows, and it is not to blame for that."""
-        if self._current(work, run_id, Stage.RUNNING) is not None:
+        if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
             replica = self._lanes[work.lane].replica_of(work)
             if replica is not None:
                 replica.busy_until = float("inf")
@@ -187,7 +200,7 @@ class Attempts:
             work.attempt += 1  # after that was said: readers hear `running` of the next attempt as news
             work.spent += 1
             work.run = None
-            self._emit(Retried(work))
+            self._emit(Retried(work.subject))
             due = now + max(decision.delay_s, self._retry_delay_s)
             if work.deadline is not None:
                 due = min(due, work.deadline)
@@ -235,7 +248,9 @@ class Attempts:
         """Requests for a model that wait for their next attempt."""
         return [work for _, _, work in self._retries if work.lane == model and work.stage is Stage.RETRYING]
 
-    def _current(self, work: Work, run_id: str, stage: Stage) -> Run | None:
-        """The run that an answer speaks of; None when it is over."""
-        run = work.run
-        return run if run is not None and run.run_id == run_id and work.stage is stage else None
+    def _current(self, subject: Subject, run_id: str, *stages: Stage) -> Work | None:
+        """The request whose run an answer speaks of; None when that is over."""
+        work = self._registry.of(subject)
+        if work is None or work.run is None or work.run.run_id != run_id or work.stage not in stages:
+            return None
+        return work

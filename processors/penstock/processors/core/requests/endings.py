@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.processors.core.effects import Effect, ForgetDeaths, Keep, Letter, LookUp, Status, Terminal
+from penstock.processors.core.effects import Effect, ForgetDeaths, Keep, Letter, LookUp, Terminal
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.statuses import status_event
 from penstock.processors.core.requests.streams import Streams
-from penstock.processors.core.requests.work import Work, WorkKey
+from penstock.processors.core.requests.work import Subject, Work, WorkKey
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 
 
@@ -27,9 +28,13 @@ class Endings:
     _emit: Callable[[Effect], None]
     _deaths: Callable[[WorkKey, str], int]
 
-    def looked_up(self, work: Work, finished: Any | None, now: float, *, large: bool = False) -> None:
+    def awaits(self, subject: Subject, stage: Stage) -> bool:
+        """Whether the request is in this stage still, and waits for the answer that ends it."""
+        return self._in(subject, stage) is not None
+
+    def looked_up(self, subject: Subject, finished: Any | None, now: float, *, large: bool = False) -> None:
         """The answer that stands in the conversation of a request that was to end unrun, or None."""
-        if work.stage is not Stage.LOOKING:
+        if (work := self._in(subject, Stage.LOOKING)) is None:
             return
         if finished is not None:
             self.completed(work, "looked_up", finished, now, append=False, large=large)
@@ -38,39 +43,39 @@ class Endings:
         else:
             self.settle(work, "looked_up", now, error=work.end_with)
 
-    def kept(self, work: Work, finished: Any, artifact: Any, now: float, *, another: bool = False) -> None:
+    def kept(self, subject: Subject, finished: Any, artifact: Any, now: float, *, another: bool = False) -> None:
         """Its answer stands in the conversation; a large output is an artifact.
 
         `another`: the answer that counts is that of an earlier run, not what this run said.
         """
-        if work.stage is Stage.KEEPING:
+        if (work := self._in(subject, Stage.KEEPING)) is not None:
             if another and work.run is not None and work.run.sent_pieces:
                 work.attempt += 1  # readers must be able to tell the answer from the words that were published
             self.settle(work, "kept", now, finished=finished, artifact=artifact)
 
-    def keep_failed(self, work: Work, error: PenstockError, now: float) -> None:
+    def keep_failed(self, subject: Subject, error: PenstockError, now: float) -> None:
         """Its answer can never be kept."""
-        if work.stage is Stage.KEEPING:
+        if (work := self._in(subject, Stage.KEEPING)) is not None:
             self.settle(work, "kept", now, error=error)
 
-    def moved(self, work: Work) -> None:
+    def moved(self, subject: Subject) -> None:
         """Its record stands on the partition of its conversation."""
-        if work.stage is Stage.MOVING:
+        if (work := self._in(subject, Stage.MOVING)) is not None:
             self._registry.transition(work, "moved", Stage.DONE)
             self._holdings.complete(work)
 
-    def cannot_move(self, work: Work, error: PenstockError, now: float) -> None:
+    def cannot_move(self, subject: Subject, error: PenstockError, now: float) -> None:
         """Its record cannot be written again; it fails when its caller is to blame, who named an unknown pool."""
-        if work.stage is not Stage.MOVING:
+        if (work := self._in(subject, Stage.MOVING)) is None:
             return
         if isinstance(error, InvalidRequest):
             self.end_unrun(work, "unmovable", error, now)
         else:
             self.letter_unrun(work, "unmovable", error)
 
-    def lettered(self, work: Work, now: float) -> None:
+    def lettered(self, subject: Subject, now: float) -> None:
         """The broker has its dead letter."""
-        if work.stage is not Stage.LETTERING:
+        if (work := self._in(subject, Stage.LETTERING)) is None:
             return
         if work.request_id:
             status = status_of(work.end_with) if work.end_with is not None else "dead_lettered"
@@ -79,23 +84,27 @@ class Endings:
             self._registry.transition(work, "lettered", Stage.DONE)
             self._holdings.complete(work)
 
-    def delivered(self, work: Work, status: str) -> None:
-        """The broker has its terminal event: its offset may be committed."""
-        if work.stage is not Stage.SETTLING:
-            return
+    def delivered(self, subject: Subject, status: str) -> bool:
+        """The broker has its terminal event: its offset may be committed.
+
+        Returns False when the request was let go of meanwhile: its new owner ends it.
+        """
+        if (work := self._in(subject, Stage.SETTLING)) is None:
+            return False
         if work.twins:
             self._emit(replace(work.outcome, origin=work.twins.pop(0)))
-            return
+            return True
         self._registry.transition(work, "delivered", Stage.DONE)
         # What ended unrun, for its deaths, keeps them: it may be delivered again before its offset is committed.
         if work.started_at is not None and self._deaths(work.key, work.request_id):
             self._emit(ForgetDeaths(work.key, work.request_id))
         self._holdings.complete(work)
-        self._emit(Status(work, status, work.attempt, work.epoch, done=True))
+        self._emit(status_event(work, status, done=True))
+        return True
 
-    def chunk_refused(self, work: Work, now: float) -> None:
+    def chunk_refused(self, subject: Subject, now: float) -> None:
         """A piece of its stream can never be published: the whole could not either."""
-        if work.stage is Stage.RUNNING:
+        if (work := self._in(subject, Stage.RUNNING)) is not None:
             self._holdings.stop_run(work)
             error = InternalError("a piece of the output cannot be published")
             self.settle(work, "failed", now, error=error)
@@ -103,7 +112,8 @@ class Endings:
     def completed(self, work: Work, event: str, finished: Any, now: float, *, append: bool, large: bool) -> None:
         if append or large:
             self._registry.transition(work, event, Stage.KEEPING)
-            self._emit(Keep(work, finished, append))
+            topic_id = work.run.topic_id if append and work.run is not None else None
+            self._emit(Keep(work.subject, finished, topic_id))
         else:
             self.settle(work, event, now, finished=finished)
 
@@ -122,13 +132,17 @@ class Endings:
         status = status or ("completed" if error is None else status_of(error))
         self._registry.transition(work, event, Stage.SETTLING)
         work.pending_status = status
-        work.outcome = Terminal(work, status, now, error, finished, artifact)
+        run = work.run
+        replica = None if run is None else run.replica
+        ran_s = None if run is None or run.run_at is None else now - run.run_at
+        timings = work.timings(now)
+        work.outcome = Terminal(work.subject, status, timings, ran_s, replica, error, finished, artifact)
         self._emit(work.outcome)
 
     def letter(self, work: Work, event: str, error: PenstockError) -> None:
         work.error = error
         self._registry.transition(work, event, Stage.LETTERING)
-        self._emit(Letter(work, error, nameless=not work.request_id))
+        self._emit(Letter(work.subject, error, nameless=not work.request_id))
 
     def end_unrun(self, work: Work, event: str, error: PenstockError, now: float) -> None:
         """End what did not run here; a turn only if it has no answer from a worker that died before it could say so."""
@@ -137,7 +151,7 @@ class Endings:
         else:
             work.end_with = error
             self._registry.transition(work, event, Stage.LOOKING)
-            self._emit(LookUp(work))
+            self._emit(LookUp(work.subject))
 
     def letter_unrun(self, work: Work, event: str, error: PenstockError) -> None:
         """As `end_unrun`, with a dead letter where no answer stands."""
@@ -146,7 +160,7 @@ class Endings:
         else:
             work.error = error
             self._registry.transition(work, event, Stage.LOOKING)
-            self._emit(LookUp(work))
+            self._emit(LookUp(work.subject))
 
     def end_waiting(self, work: Work, event: str, error: PenstockError, now: float) -> None:
         """End what waits in the scheduler, or for a retry; what is parked is read again for its outcome."""
@@ -164,6 +178,11 @@ class Endings:
         else:
             self._holdings.leave_waiting(work)
             self.end_unrun(work, event, error, now)
+
+    def _in(self, subject: Subject, stage: Stage) -> Work | None:
+        """The request that an answer speaks of, if it waits for that answer still."""
+        work = self._registry.of(subject)
+        return work if work is not None and work.stage is stage else None
 
     def end_running(self, work: Work, event: str, error: PenstockError, now: float) -> None:
         run = work.run

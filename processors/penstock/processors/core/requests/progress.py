@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from penstock.processors.core.effects import Status
 from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.statuses import status_event
 from penstock.processors.core.requests.work import Run, Work
 
 EVERY_S = 0.2
@@ -47,4 +48,4 @@ class Steps:
         run.step_told_at, run.step_due = now, False
         # Who hears of a step hears that it runs: that needs no status of its own any more.
         work.pending_status = work.published_status = "running"
-        self._emit(Status(work, "running", work.attempt, work.epoch, step=run.step, steps=run.steps))
+        self._emit(status_event(work, "running", step=run.step, steps=run.steps))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from penstock.processors.core.effects import Effect, RunEnded
 from penstock.processors.core.requests import states
 from penstock.processors.core.requests.states import ENDING, Stage
-from penstock.processors.core.requests.work import Work, WorkKey
+from penstock.processors.core.requests.work import Subject, Work, WorkKey
 from penstock.schemas.topics import TP
 
 ENDINGS_PER_PARTITION = 512
@@ -36,7 +36,7 @@ class Registry:
         """By partition, requests whose end is under way to the broker."""
         self._ending_bytes: Counter[TP] = Counter()
         self._ends_under_way = 0
-        self._subjects: dict[tuple[str, str], Work] = {}
+        self._by_name: dict[tuple[str, str], Work] = {}
         self._seq = itertools.count(1)
 
     def next_seq(self) -> int:
@@ -49,18 +49,23 @@ class Registry:
 
     def name(self, work: Work) -> None:
         """From here on commands find it by its id."""
-        self._subjects[(work.tenant, work.request_id)] = work
+        self._by_name[(work.tenant, work.request_id)] = work
+
+    def of(self, subject: Subject) -> Work | None:
+        """The request that an answer speaks of; None when it has ended or was let go of."""
+        work = self.works.get(subject.key)
+        return work if work is not None and work.seq == subject.seq else None
 
     def find(self, tenant: str, request_id: str) -> Work | None:
-        return self._subjects.get((tenant, request_id))
+        return self._by_name.get((tenant, request_id))
 
     def forget(self, work: Work) -> None:
         """It is done, or was let go of."""
         if self.works.get(work.key) is work:
             del self.works[work.key]
-        subject = (work.tenant, work.request_id)
-        if self._subjects.get(subject) is work:
-            del self._subjects[subject]
+        name = (work.tenant, work.request_id)
+        if self._by_name.get(name) is work:
+            del self._by_name[name]
 
     def transition(self, work: Work, event: str, after: Stage) -> None:
         """The one place where a request changes its state. Raises IllegalTransition."""

@@ -12,10 +12,26 @@ from collections.abc import Callable
 from penstock.processors.core.effects import Status
 from penstock.processors.core.queue.explaining import Explainer
 from penstock.processors.core.requests.work import Work
+from penstock.schemas.records import WaitingFor
 
 WAITING = frozenset({"queued", "waiting_for_memory", "loading_model"})
 STATUS_OF = {"memory": "waiting_for_memory", "model_loading": "loading_model"}
 """Of one that waits for its model or for memory, by what it waits for as it is said."""
+
+
+def status_event(
+    work: Work,
+    status: str,
+    detail: str | None = None,
+    *,
+    done: bool = False,
+    waiting: WaitingFor | None = None,
+    step: int | None = None,
+    steps: int | None = None,
+) -> Status:
+    """The effect that says how far a request is."""
+    position = work.position if status == "queued" else None
+    return Status(work.subject, status, detail, done, waiting, position, work.model_reason, work.ttl_ms, step, steps)
 
 
 class Statuses:
@@ -48,7 +64,7 @@ class Statuses:
     def say_at_once(self, work: Work, status: str, detail: str | None = None) -> None:
         """Publish it without waiting whether it lasts."""
         work.pending_status = work.published_status = status
-        self._emit(Status(work, status, work.attempt, work.epoch, detail))
+        self._emit(status_event(work, status, detail))
 
     def near_front(self, work: Work, now: float, ahead: tuple[int, int]) -> None:
         """It will start soon: what has changed is said, if it was told to be waiting at all.
@@ -79,7 +95,7 @@ class Statuses:
                 status = work.pending_status = work.published_status = STATUS_OF.get(waiting.reason, status)
             work.told_waiting = (waiting.reason, waiting.position)
             work.told_start_at = self._explainer.to_clock(waiting.estimated_start_at)
-        self._emit(Status(work, status, work.attempt, work.epoch, waiting=waiting))
+        self._emit(status_event(work, status, waiting=waiting))
 
     def next_due(self) -> float | None:
         return self._due[0][0] if self._due else None

@@ -51,7 +51,7 @@ class Streams:
         calls, run.calls = run.calls, []
         if not (text or tokens or calls):
             return
-        chunk = Chunk(work, work.attempt, work.epoch, text, tokens, run.sent_tokens, run.sent_chars, calls)
+        chunk = Chunk(work.subject, text, tokens, run.sent_tokens, run.sent_chars, calls)
         run.sent_pieces = len(run.text)
         run.sent_chars += len(text)
         run.sent_tokens += len(tokens)

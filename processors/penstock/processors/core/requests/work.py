@@ -30,6 +30,42 @@ class Body:
     size_bytes: int
 
 
+@fixed
+class Subject:
+    """What a request is at one moment, for those who carry out what the flow asks for it. It never changes.
+
+    `key` and `seq` name the request in answers to the flow.
+    """
+
+    key: WorkKey
+    seq: int
+    """Of its arrival: another request may stand at the same place later."""
+    request_id: str
+    tenant: str
+    task: str
+    lane: str
+    """The model that serves it; empty while none is chosen."""
+    line: str | None
+    attempt: int
+    epoch: int
+    origin: Origin
+    """The first record of the request."""
+    body: Body | None
+
+    @property
+    def request(self) -> InferenceRequest:
+        """The request; what is known of it when its bytes are not here."""
+        if self.body is not None:
+            return self.body.request
+        return InferenceRequest(
+            request_id=self.request_id,
+            tenant=self.tenant,
+            task=self.task,
+            conversation_id=None if self.line is None else conversation_of(self.tenant, self.line),
+            created_at=self.origin.append_time_ms,
+        )
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Run:
     """One attempt on an engine, from preparing to its end."""
@@ -68,9 +104,10 @@ class Run:
 
 
 class Work:
-    """A request between arrival and commit. The scheduler's item, the flow's subject, the shells' handle."""
+    """A request between arrival and commit. The scheduler's item; it stays within the core."""
 
     __slots__ = (
+        "_subject",
         "alone",
         "arrived_at",
         "attempt",
@@ -177,6 +214,7 @@ class Work:
         self.body = body
         self.size_bytes = size_bytes
         self.run: Run | None = None
+        self._subject: Subject | None = None
         self.alone = False
         """Two workers died while it ran: it may run only when nothing else does on this worker."""
         self.group: Any = None
@@ -227,16 +265,33 @@ class Work:
     @property
     def request(self) -> InferenceRequest:
         """The request; what is known of it when its bytes are not here."""
-        if self.body is not None:
-            return self.body.request
-        return InferenceRequest(
-            request_id=self.request_id,
-            tenant=self.tenant,
-            task=self.task,
-            priority=self.priority,
-            conversation_id=None if self.line is None else conversation_of(self.tenant, self.line),
-            created_at=self.first_place.append_time_ms,
-        )
+        return self.subject.request
+
+    @property
+    def subject(self) -> Subject:
+        """Its facts as they are now."""
+        known = self._subject
+        if (
+            known is None
+            or known.attempt != self.attempt
+            or known.epoch != self.epoch
+            or known.lane != self.lane
+            or known.body is not self.body
+        ):
+            known = self._subject = Subject(
+                self.key,
+                self.seq,
+                self.request_id,
+                self.tenant,
+                self.task,
+                self.lane,
+                self.line,
+                self.attempt,
+                self.epoch,
+                self.first_place,
+                self.body,
+            )
+        return known
 
     @property
     def live(self) -> bool:
