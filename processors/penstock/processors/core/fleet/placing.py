@@ -203,11 +203,14 @@ class Placing:
             return
         lane = self._lanes[decision.model]
         if isinstance(decision, plan.Load):
-            if decision.replica in lane.replicas:
+            former = lane.replicas.get(decision.replica)
+            if former is not None and former.device is not None:
                 return  # it got one in this round already
+            # Placement does not see what takes no memory, as the server of a former entry whose runs are to end.
+            number = decision.replica if former is None else lane.next_number()
             grant = self._ledger.grant(lane.name, decision.needs, now)
             if grant is not None:
-                self._lifecycle.load(lane, Replica(lane.name, decision.replica, grant, decision.devices), now)
+                self._lifecycle.load(lane, Replica(lane.name, number, grant, decision.devices), now)
             return
         replica = lane.replicas.get(decision.replica)
         if replica is None:
