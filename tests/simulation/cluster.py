@@ -276,6 +276,10 @@ class Cluster:
         before = (
             other
             for other in life.inside.works()
-            if other.line == work.line and work.line is not None and other is not work and other.seq < work.seq
+            if other.line == work.line
+            and work.line is not None
+            and other is not work
+            # Turns of other classes may go first; one that has begun and starts again holds the conversation.
+            and (other.seq < work.seq or other.holds_line)
         )
         return "conversation" if any(life.told.pauses(other.lane, other.klass) for other in before) else None

@@ -63,7 +63,8 @@ class Membership:
         def look() -> Offsets | None:
             if self._cluster.happens("unknown_offsets", self._rng, 0.5):
                 return None
-            self._disturb(assigned)
+            if generation == self._group.generation:  # else the members have begun, and no tool may commit for them
+                self._disturb(assigned)
             return self._group.committed(assigned)
 
         self._life.network.ask(

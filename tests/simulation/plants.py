@@ -570,9 +570,11 @@ def taken_again_as_moved() -> list[Patch]:
 def duplicates_of_dropped_finish() -> list[Patch]:
     """Duplicates of work that is let go of at an assignment count as done."""
 
-    def make(drop: Callable[..., None]) -> Callable[..., None]:
-        def finished(self: CommitGate, entry: Any, *, delivered_again: bool = False) -> None:
-            drop(self, entry)
+    def make(drop: Callable[..., Any]) -> Callable[..., Any]:
+        def finished(self: CommitGate, entry: Any) -> Any:
+            for partition, twin in gate._held_duplicates(self._partitions, entry):
+                self._finish(twin.key[:2], partition, twin)
+            return drop(self, entry)
 
         return finished
 

@@ -663,4 +663,5 @@ def _told(effect: ask.Effect) -> str:
 
 
 def _large(work: Work) -> bool:
-    return bool(script_of(work.request).get("large"))
+    """Whether the answer that stands is large. Of a request whose record is gone nothing tells; then it is not."""
+    return work.body is not None and bool(script_of(work.request).get("large"))

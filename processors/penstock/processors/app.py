@@ -86,7 +86,8 @@ class WorkerApp:
         self._parts: Parts | None = None
         self._state = "starting"
         self._seen: dict[TP, Progress] = {}
-        self._observed_revision: int | None = None
+        self._observed: tuple[str | None, int | None] = None, None
+        """The topic of orders, and how far it was observed."""
         self._changed = asyncio.Event()
         """A model stands otherwise than it was last reported, or an order was observed."""
 
@@ -250,7 +251,8 @@ class WorkerApp:
             waiting=parts.flow.explainer.reasons(),
             reason="; ".join(self._not_ready()) or None,
             evictions_total=parts.flow.lifecycle.evictions,
-            observed_revision=self._observed_revision,
+            observed_revision=self._observed[1],
+            observed_topic_id=self._observed[0],
         )
         parts.publisher.record(self.settings.kafka_settings().names.worker, self.settings.worker_id, state)
 
@@ -260,11 +262,12 @@ class WorkerApp:
         """Report the revision only after the turn that the orders have made due: that turn decides what they change."""
         assert self._parts is not None
 
-        def report(revision: int | None) -> None:
-            self._observed_revision = revision
+        def report(topic_id: str | None, revision: int | None) -> None:
+            self._observed = topic_id, revision
             self._changed.set()
 
-        asyncio.get_running_loop().call_soon(report, self._parts.desired_models.observed_revision)
+        desired = self._parts.desired_models
+        asyncio.get_running_loop().call_soon(report, desired.observed_topic_id, desired.observed_revision)
 
     def _not_ready(self) -> list[str]:
         parts = self._parts

@@ -229,7 +229,7 @@ def assemble(
         journal=journal,
         book=book,
         control=control,
-        desired=DesiredFollower(kafka, codec, loop, desired_models.on_records),
+        desired=DesiredFollower(kafka, codec, loop, desired_models.on_records, desired_models.on_topic),
         desired_models=desired_models,
         refetcher=refetcher,
         membership=membership,

@@ -560,6 +560,7 @@ class WorkerState(Record):
     reason: str | None = None
     evictions_total: int = 0
     observed_revision: int | None = None
+    observed_topic_id: str | None = None
 
 
 RECORDS: tuple[type[Record], ...] = (

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.common import admin
 from penstock.common.clock import now_ms
 from penstock.common.desired import read_desired
 from penstock.schemas.codec import default_codec
@@ -99,10 +100,17 @@ def test_an_order_says_its_revision_and_workers_say_what_they_have_observed(plac
     last = ordered(gateway, "classes/low/resume")["revision"]
     assert last == first + 1 == read_desired(place.kafka, default_codec())["class/low"].revision
 
-    def reports(name: str, observed: int | None, state: str = "running") -> None:
-        at = now_ms()
+    topic_id = admin.topic_id(place.kafka, place.kafka.names.desired)
+
+    def reports(name: str, observed: int | None, state: str = "running", topic_id: str | None = topic_id) -> None:
         told = WorkerState(
-            worker_id=name, state=state, started_at=1, updated_at=at, pool="r", observed_revision=observed
+            worker_id=name,
+            state=state,
+            started_at=1,
+            updated_at=now_ms(),
+            pool="r",
+            observed_revision=observed,
+            observed_topic_id=topic_id,
         )
         place.scribe.put(place.scribe.names.worker, told, name.encode())
 
@@ -117,6 +125,8 @@ def test_an_order_says_its_revision_and_workers_say_what_they_have_observed(plac
     reports("r2", first)
     wait_until(lambda: shown(first) == (True, first, []), 20, lambda: str(shown(first)))
     assert shown(last) == (False, first, ["r2"])
+    reports("r2", last, topic_id="of a topic that was deleted")
+    wait_until(lambda: shown(last) == (False, None, ["r2"]), 20, lambda: str(shown(last)))
     reports("r2", first, state="stopped")
     wait_until(lambda: shown(last) == (True, last, []), 20, lambda: str(shown(last)))
     assert gateway.http.get("/v1/admin/orders/-1").status_code == 400

@@ -34,9 +34,10 @@ class Place:
         self._create_topics = create_topics
         self.states: dict[str, DesiredState | None] = {}
         self.commands: list[str] = []
+        self.topic_ids: list[str | None] = []
         create_topics()
         loop = asyncio.get_running_loop()
-        self.desired = DesiredFollower(self.settings, CODEC, loop, self._on_records)
+        self.desired = DesiredFollower(self.settings, CODEC, loop, self._on_records, self.topic_ids.append)
         self.control = ControlFollower(self.settings, CODEC, loop, self._on_commands)
 
     def _on_records(self, news: Any) -> None:
@@ -106,6 +107,7 @@ async def test_orders_of_a_topic_that_was_made_anew_are_obeyed_and_those_that_we
         await place.replace(place.names.desired)
         place.order("b", "d")
         await wait_until_async(lambda: place.unloaded() == {"model/b", "model/d"}, 30, lambda: place.states)
+    assert place.topic_ids == [*place.topic_ids[:1], admin.topic_id(place.settings, place.names.desired)]
     assert f"desired.topic_replaced topic={place.names.desired}" in caplog.text
     place.order("e")
     await wait_until_async(lambda: "model/e" in place.unloaded(), 30, lambda: place.states)

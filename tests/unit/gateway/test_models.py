@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.common.desired import Desired
-from penstock.gateway.service.model_states import admin_models, find_one, order_json
+from penstock.gateway.service.model_states import admin_models, find_one, observing_topic, order_json
 from penstock.gateway.service.models import check_abilities, find_model, public_models
 from penstock.schemas.desired import key_of
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
@@ -191,6 +191,16 @@ def test_an_order_is_observed_when_all_workers_of_its_pool_have_followed_it(
         "observed_revision": least,
         "waiting_workers": waiting,
     }
+
+
+def test_what_was_observed_of_another_topic_of_orders_does_not_count() -> None:
+    """A worker stayed at offset 9 of a topic that was deleted, and order 7 of the new one counted as observed."""
+    workers = [
+        dataclasses.replace(observing(name, 9), observed_topic_id=topic_id)
+        for name, topic_id in (("old", "one"), ("new", "two"), ("earlier-release", None))
+    ]
+    assert order_json(observing_topic(workers, "two"), None, 7)["waiting_workers"] == ["old"]
+    assert order_json(observing_topic(workers, None), None, 7)["waiting_workers"] == ["new", "old"]
 
 
 def test_operators_see_who_has_not_observed_the_last_order_about_a_model() -> None:

@@ -78,7 +78,7 @@ async def show_order(
 ) -> dict[str, Any]:
     """`observed` is true once there are workers and all of them have. Later reports say what came of it."""
     operator_of(request)
-    return service_of(request).model_orders.observed(revision, pool)
+    return await service_of(request).model_orders.observed(revision, pool)
 
 
 @router.post("/classes/{class_name}/{action}", status_code=202, summary="Pause or resume a class of priority")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from penstock.common import admin
 from penstock.common.clock import now_ms
 from penstock.common.desired import Desired, read_desired
 from penstock.common.model_entry import ModelEntry, parse_entry
@@ -12,12 +13,20 @@ from penstock.common.outgoing import Outgoing, desired_record
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.service.facts import Facts
-from penstock.gateway.service.model_states import Json, admin_models, desired_json, find_one, order_json
+from penstock.gateway.service.model_states import (
+    Json,
+    admin_models,
+    desired_json,
+    find_one,
+    observing_topic,
+    order_json,
+)
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.threads import Threads
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import CLASS, MODEL, desired_key, model_key, ordered
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
+from penstock.schemas.records import WorkerState
 from penstock.schemas.topics import CLASSES
 
 
@@ -39,15 +48,15 @@ class ModelOrders:
 
     async def models(self) -> list[Json]:
         """Every model with its engines and its desired state. Raises BrokerUnavailable."""
-        return self._models(await self._desired())
+        return self._models(await self._desired(), await self._observing_workers())
 
     async def model(self, name: str, pool: str | None) -> Json:
         """One of them, by id or alias. Raises ModelNotFound, InvalidRequest, BrokerUnavailable."""
         return find_one(await self.models(), name, pool)
 
-    def observed(self, revision: int, pool: str | None) -> Json:
-        """Which live workers of the pool have observed the order of this revision."""
-        return order_json(self._facts.live_workers(), pool, revision)
+    async def observed(self, revision: int, pool: str | None) -> Json:
+        """Which live workers of the pool have observed the order of this revision. Raises BrokerUnavailable."""
+        return order_json(await self._observing_workers(), pool, revision)
 
     async def order(self, name: str, action: str, *, pool: str | None, by: str | None) -> Json:
         """Load, unload, pin, unpin, pause, resume or remove a model; its desired state after that.
@@ -56,7 +65,7 @@ class ModelOrders:
         """
         async with self._one_at_a_time:
             desired = await self._desired()
-            model = find_one(self._models(desired), name, pool)
+            model = find_one(self._models(desired, self._facts.live_workers()), name, pool)
             if action == "unload" and model["pinned"]:
                 raise Conflict(
                     f"the model {model['id']} is pinned, which keeps it loaded: unpin it first", param="action"
@@ -75,7 +84,7 @@ class ModelOrders:
         entry = parse_entry(body)
         async with self._one_at_a_time:
             desired = await self._desired()
-            _check_free(self._models(desired), entry, replace=replace)
+            _check_free(self._models(desired, self._facts.live_workers()), entry, replace=replace)
             text = entry.model_dump_json(exclude_defaults=True)
             return await self._order(desired, MODEL, entry.id, "add", pool=entry.pool, by=by, entry=text)
 
@@ -88,9 +97,13 @@ class ModelOrders:
 
     # -- inside
 
-    def _models(self, desired: dict[str, Desired]) -> list[Json]:
-        facts = self._facts
-        return admin_models(facts.models(), facts.live_workers(), desired, facts.liveness().without_worker)
+    def _models(self, desired: dict[str, Desired], workers: list[WorkerState]) -> list[Json]:
+        return admin_models(self._facts.models(), workers, desired, self._facts.liveness().without_worker)
+
+    async def _observing_workers(self) -> list[WorkerState]:
+        """The live workers, with what they have observed of the topic of orders that there is now."""
+        topic_id = await self._threads.metadata.run(admin.topic_id, self._kafka, self._kafka.names.desired)
+        return observing_topic(self._facts.live_workers(), topic_id)
 
     async def _desired(self) -> dict[str, Desired]:
         try:

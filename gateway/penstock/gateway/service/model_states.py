@@ -87,6 +87,17 @@ class Observation:
         return self.revision is not None and self.revision >= revision
 
 
+def observing_topic(workers: Iterable[WorkerState], topic_id: str | None) -> list[WorkerState]:
+    """The workers, of which those that follow another topic of orders have observed nothing of this one.
+
+    A topic that was deleted and made anew gives the same offsets to other orders. Workers of earlier releases do not
+    say which topic they follow, and are believed.
+    """
+    return [
+        one if one.observed_topic_id in (None, topic_id) else replace(one, observed_revision=None) for one in workers
+    ]
+
+
 def observation(workers: Iterable[WorkerState], pool: str | None, revision: int | None) -> Observation:
     """What the live `workers` of a pool have observed; `revision` is that of the order that is asked for, if any."""
     observed = {worker.worker_id: worker.observed_revision for worker in workers if worker.pool == pool}

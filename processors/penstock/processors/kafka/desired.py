@@ -15,7 +15,10 @@ from penstock.schemas.codec import Codec
 
 
 class DesiredFollower(RecordFollower[DesiredRecord]):
-    """Follows the topic from its start; `on_records` runs on the event loop, in log order."""
+    """Follows the topic from its start; `on_records` runs on the event loop, in log order.
+
+    `on_topic` gets Kafka's id of a topic before its first record, also of one that was made anew.
+    """
 
     def __init__(
         self,
@@ -23,6 +26,7 @@ class DesiredFollower(RecordFollower[DesiredRecord]):
         codec: Codec,
         loop: asyncio.AbstractEventLoop,
         on_records: Callable[[Sequence[DesiredRecord]], None],
+        on_topic: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         super().__init__(
             settings,
@@ -32,6 +36,10 @@ class DesiredFollower(RecordFollower[DesiredRecord]):
             on_records,
             name="desired",
         )
+        self._on_topic = on_topic
+
+    def topic_begins(self, topic_id: str | None) -> None:
+        self._on_topic(topic_id)
 
     def key_of(self, record: DesiredRecord) -> str:
         return record.key

@@ -77,9 +77,13 @@ class RecordFollower(Generic[T]):
         """What tombstones of these keys would be."""
         return []
 
+    def topic_begins(self, topic_id: str | None) -> None:
+        """A topic is read from its beginning: the first one, or another one of this name. On the event loop."""
+
     async def start(self, deadline_s: float) -> None:
         """Read to the end that the topic has now, so that an earlier order is known before work is admitted."""
         self._topic_id = await in_daemon_thread(admin.topic_id, self._settings, self._topic, deadline_s)
+        self.topic_begins(self._topic_id)
         await self._replay(deadline_s)
         self._tasks.start(self._watch_topic(), f"watch {self._topic}")
 
@@ -132,6 +136,7 @@ class RecordFollower(Generic[T]):
             self._topic,
         )
         await asyncio.to_thread(self._reader.stop)
+        self.topic_begins(topic_id)
         former, self._keys = self._keys, set()
         self._reader = self._new_reader()
         try:

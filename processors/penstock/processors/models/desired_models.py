@@ -52,13 +52,24 @@ class DesiredModels:
         self._entries = list(self._configured)
         self.observed_revision: int | None = None
         """The revision of the newest record that was followed, whatever it was about; None before the first."""
+        self.observed_topic_id: str | None = None
+        """Kafka's id of the topic that `observed_revision` is an offset of."""
+        self._unloads_from = 0
+        """Added to the revisions of unloads: above all those of the topics that were replaced."""
         self.on_observed: Callable[[], None] = lambda: None
-        """Called when `observed_revision` has changed."""
+        """Called when `observed_revision` or `observed_topic_id` has changed."""
 
     @property
     def models(self) -> list[ModelConfig]:
         """What is served now."""
         return [ModelConfig.of(entry) for entry in self._entries]
+
+    def on_topic(self, topic_id: str | None) -> None:
+        """A topic is read from its beginning. Its offsets say nothing of a former one, which may have had the same."""
+        if self.observed_revision is not None:
+            self._unloads_from += self.observed_revision + 1
+        self.observed_topic_id, self.observed_revision = topic_id, None
+        self.on_observed()
 
     def on_records(self, records: Sequence[DesiredRecord]) -> None:
         """Follow records, in log order. Those of other pools and of kinds that are not known are only observed."""
@@ -86,7 +97,7 @@ class DesiredModels:
         if state is None or state.loaded is not False:
             self._unload_revisions.pop(record.key, None)
         elif state.action == "unload" or former is None or former.loaded is not False:
-            self._unload_revisions[record.key] = record.revision
+            self._unload_revisions[record.key] = self._unloads_from + record.revision
 
     def _apply(self, kind: str, name: str, key: str) -> None:
         state = self._states.get(key)

@@ -51,6 +51,20 @@ def test_a_remote_model_that_is_replaced_by_a_local_one_goes() -> None:
     assert [replica.device for replica in world.flow.lane("a").replicas.values()] == ["sim"]
 
 
+def test_a_local_model_is_loaded_while_runs_of_its_remote_server_end() -> None:
+    """Found by the simulator: both had number 0, so it waited for memory on an empty card until the runs had ended."""
+    world = Card(80, {"a": gb(10)})
+    world.specs = {"a": spec("a", devices=(), options="remote")}
+    world.configure()
+    world.observe()
+    world.submit("before")
+    world.pass_steps(0.5)
+    world.configure(a=spec("a", options="local"))
+    world.submit("after")
+    world.pass_steps(5)
+    assert set(world.running) == {"before", "after"}
+
+
 @pytest.mark.parametrize("order", ["remove", "unload", "replace"])
 def test_an_order_ends_a_load(order: str) -> None:
     """It went on to its end, and its memory was booked so long."""

@@ -68,3 +68,24 @@ def test_a_failed_load_of_a_second_replica_does_not_hide_the_first_from_placemen
     world.submit("r2", model="b")
     world.pass_steps(30.0)
     assert ("b", 0) in world.slow_loads, world.flow.lane("a").replicas
+
+
+@pytest.mark.parametrize("order", [{"pinned": True}, {"loaded": True}])
+def test_room_for_a_paused_model_that_is_to_be_loaded_is_not_given_back_for_ever(order: dict[str, bool]) -> None:
+    """Found by the simulator: a second replica was drained for a paused model, and the drain was undone, for ever."""
+    world = Card(100, {"a": gb(40), "b": gb(50)})
+    world.configure(a=ModelSpec(model="a", devices=("simulated",), min_replicas=2, max_replicas=2))
+    world.observe()
+    world.submit("r1", model="a")
+    world.submit("r2", model="a")
+    world.pass_steps(30.0)
+    assert world.ready("a") == [0, 1]
+    world.configure(a=ModelSpec(model="a", devices=("simulated",), max_replicas=2))
+    world.flow.orders.pause("model", "b", True)
+    world.flow.orders.desire("b", order.get("loaded"), order.get("pinned"))
+    world.pass_steps(30.0)
+    drained = world.flow.lane("a").replicas[1].state
+    for name in sorted(world.running):
+        world.finish(name)
+    world.pass_steps(30.0)
+    assert (drained, world.ready("b")) == ("draining", [0])

@@ -63,6 +63,10 @@ class Topic:
         self.desired.on_records([DesiredRecord(key, state, self._next)])
         self._next += 1
 
+    def made_anew(self, topic_id: str) -> None:
+        self.desired.on_topic(topic_id)
+        self._next = 0
+
     @property
     def served(self) -> list[str]:
         return [model.id for model in self.desired.models]
@@ -211,9 +215,26 @@ def test_a_revision_is_observed_when_its_order_has_been_carried_out() -> None:
 
 
 def test_the_topic_made_anew_is_observed_from_its_first_offset() -> None:
+    """The old topic's offset stood until the first record of the new one: that order seemed observed before it was."""
     topic = Topic("a")
+    seen: list[tuple[str | None, int | None]] = []
+    topic.desired.on_observed = lambda: seen.append((topic.desired.observed_topic_id, topic.desired.observed_revision))
+    topic.made_anew("one")
     for _ in range(3):
         topic.order("a", loaded=True)
-    state = DesiredState(kind="model", name="a", action="load", created_at=9, loaded=True)
-    topic.desired.on_records([DesiredRecord("model/a", state, 0)])
-    assert topic.desired.observed_revision == 0
+    topic.made_anew("two")
+    topic.order("a", loaded=True)
+    assert seen == [("one", None), ("one", 0), ("one", 1), ("one", 2), ("two", None), ("two", 0)]
+
+
+def test_an_unload_in_the_topic_made_anew_is_another_order_than_one_of_the_same_offset() -> None:
+    """It was taken for the unload that had been carried out already, and the model stayed loaded."""
+    topic = Topic("a")
+    topic.made_anew("one")
+    topic.order("b")
+    topic.order("a", "unload", loaded=False)
+    topic.made_anew("two")
+    topic.order("b")
+    topic.order("a", "unload", loaded=False)
+    first, second = (one for one in topic.target.unload_revisions if one != NO_UNLOAD)
+    assert second > first

@@ -14,9 +14,22 @@ from enum import Enum, auto
 from penstock.processors.core.commit.span import GapInDelivery, Span, mark_of
 from penstock.schemas.topics import TP
 
-__all__ = ["TP", "Arrival", "CommitGate", "GapInDelivery", "GateStats", "Revocation", "WorkKey"]
+__all__ = [
+    "TP",
+    "Arrival",
+    "CommitGate",
+    "DuplicateNotDelivered",
+    "GapInDelivery",
+    "GateStats",
+    "Revocation",
+    "WorkKey",
+]
 
 WorkKey = tuple[str, int, int]
+
+
+class DuplicateNotDelivered(Exception):
+    """A duplicate must become work, and no delivery will bring its record: the worker has to begin again."""
 
 
 class Arrival(Enum):
@@ -111,31 +124,34 @@ class CommitGate:
         self._partitions = {tp: _kept(kept.get(tp), offset, text) for tp, (offset, text) in committed.items()}
         self._changed = set(kept)
         for entry in dropped:
-            self._drop(entry, delivered_again=True)
+            self._drop(entry)
         for partition in kept.values():
             partition.span.recede(partition.entries)
         return Revocation(dropped=tuple(entry.key for entry in dropped), restart_all=restart_all)
 
-    def _drop(self, entry: _Entry, *, delivered_again: bool = False) -> None:
-        """The work ends without an outcome of ours.
+    def _drop(self, entry: _Entry) -> list[WorkKey]:
+        """The work ends without an outcome of ours. Returns where its duplicates were, which are forgotten.
 
-        At an assignment its duplicates are forgotten: they are delivered again, and are new work then, for readers may
-        follow them and not what was dropped.
+        They are new work when they are delivered again, for readers may follow them and not what was dropped.
         """
         self.inflight -= 1
         del self._by_request[entry.request_id]
-        self._end_duplicates(entry, finish=not delivered_again)
+        forgotten = _held_duplicates(self._partitions, entry)
+        for partition, twin in forgotten:
+            del partition.entries[twin.key[2]]
+        return [twin.key for _, twin in forgotten]
 
-    def _end_duplicates(self, entry: _Entry, *, finish: bool = True) -> None:
-        for twin in entry.duplicates or ():
-            tp = twin.key[:2]
-            partition = self._partitions.get(tp)
-            if partition is None or partition.entries.get(twin.key[2]) is not twin:
-                continue
-            if finish:
-                self._finish(tp, partition, twin)
-            else:
-                del partition.entries[twin.key[2]]
+    def _replace(self, entry: _Entry) -> None:
+        """Another record stands at the offset of this work now: the topic was made anew.
+
+        Such a record comes with the deliveries that follow an assignment, and they bring each duplicate too. Raises
+        DuplicateNotDelivered when one of them came before this record.
+        """
+        for key in self._drop(entry):
+            tp, offset = key[:2], key[2]
+            begun = entry.key[2] if tp == entry.key[:2] else self._partitions[tp].span.brought
+            if offset < begun:
+                raise DuplicateNotDelivered(f"{key} waited for {entry.key}, which is another request now")
 
     def _finish(self, tp: TP, partition: _Partition, entry: _Entry) -> None:
         offset = entry.key[2]
@@ -177,7 +193,10 @@ class CommitGate:
         return partition.span.finished(offset, mark_of(request_id))
 
     def arrive(self, tp: TP, offset: int, request_id: str) -> Arrival:
-        """A delivered record. `request_id` must name the request within all tenants."""
+        """A delivered record. `request_id` must name the request within all tenants.
+
+        Raises GapInDelivery for what no delivery covers, DuplicateNotDelivered.
+        """
         partition = self._partitions.get(tp)
         if partition is None:
             return Arrival.FOREIGN
@@ -190,7 +209,7 @@ class CommitGate:
                 return Arrival.HELD if entry.first is None else Arrival.DUPLICATE
             del partition.entries[offset]  # the topic was made anew: another record stands at this offset now
             if entry.first is None:
-                self._drop(entry)
+                self._replace(entry)
         return self._hold(tp, partition, offset, request_id, mark)
 
     def _hold(self, tp: TP, partition: _Partition, offset: int, request_id: str, mark: int) -> Arrival:
@@ -216,8 +235,8 @@ class CommitGate:
         self.inflight -= 1
         del self._by_request[entry.request_id]
         self._finish(tp, partition, entry)
-        if entry.duplicates is not None:
-            self._end_duplicates(entry)
+        for where, twin in _held_duplicates(self._partitions, entry):
+            self._finish(twin.key[:2], where, twin)
 
     def commits(self) -> dict[TP, tuple[int, str]]:
         """What the broker should have and has not: the offset of the unfinished head and the done map above it.
@@ -283,6 +302,15 @@ class CommitGate:
             partitions=len(self._partitions),
             full=sum(self.full(tp) for tp in self._partitions),
         )
+
+
+def _held_duplicates(partitions: Mapping[TP, _Partition], entry: _Entry) -> list[tuple[_Partition, _Entry]]:
+    held: list[tuple[_Partition, _Entry]] = []
+    for twin in entry.duplicates or ():
+        partition = partitions.get(twin.key[:2])
+        if partition is not None and partition.entries.get(twin.key[2]) is twin:
+            held.append((partition, twin))
+    return held
 
 
 def _kept(partition: _Partition | None, committed: int, metadata: str) -> _Partition:

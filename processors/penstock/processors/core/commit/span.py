@@ -31,14 +31,15 @@ class GapInDelivery(Exception):
 class Span:
     """`position`: end of the last delivery. `end`: end of all deliveries, and the highest offset to be committed.
 
+    `brought`: end of the last delivery since the last assignment, after which deliveries begin at the commit again.
     `reached`: end of the deliveries whose records are all in hand or done; after an assignment it falls to the first
     record that nobody took, which is delivered again.
     """
 
-    __slots__ = ("_base", "_done", "_head", "_marks", "_needed", "_resume", "end", "position", "reached")
+    __slots__ = ("_base", "_done", "_head", "_marks", "_needed", "_resume", "brought", "end", "position", "reached")
 
     def __init__(self, committed: int, done_map: str) -> None:
-        self._base = self._resume = self._needed = self.position = self.end = self.reached = committed
+        self._base = self._resume = self._needed = self.position = self.brought = self.end = self.reached = committed
         self._done = bytearray(donemap.decode_flags(committed, done_map))
         self._marks = array("q", (ANY if flag else EMPTY for flag in self._done))
         self._head = 0
@@ -55,7 +56,7 @@ class Span:
 
     def resume(self, committed: int) -> None:
         """A new assignment: the next delivery starts at the position or at what the broker has committed."""
-        self._resume = self._needed = committed
+        self._resume = self._needed = self.brought = committed
         if committed < self._base:
             self._reach_back(committed)
         # What is committed is done, also what was delivered again here and not taken, or never delivered here.
@@ -78,7 +79,7 @@ class Span:
                     self._done[expected - self._base : offset - self._base] = b"\x01" * (offset - expected)
                 expected = offset + 1
         self._needed = start  # what it brought may arrive later
-        self.position = end
+        self.position = self.brought = end
         self.end = max(self.end, end)
         self.reached = max(self.reached, end)
 

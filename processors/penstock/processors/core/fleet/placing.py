@@ -177,11 +177,17 @@ class Placing:
             self._ledger.cancel_reservations(owner)
 
     def _still_wants(self, owner: str, heads: Mapping[str, Head]) -> bool:
-        """Whether a model, or the run that is a device's head, still waits for memory."""
+        """Whether a model, or the run that is a device's head, still waits for memory.
+
+        It must agree with placement, or room is made for it and given back at one instant. A paused model is loaded
+        if it is pinned or ordered, though nothing of it starts.
+        """
         lane = self._lanes.get(owner)
         if lane is None:
             return owner in heads
-        return not (lane.ready or lane.loading or lane.paused) and self._is_wanted(lane)
+        if lane.ready or lane.loading:
+            return False
+        return lane.is_pinned or lane.desired is True if lane.paused else self._is_wanted(lane)
 
     def _is_wanted(self, lane: Lane) -> bool:
         return lane.is_pinned or lane.wanted or lane.desired is True or self._heads.demand(lane).counts != {}
@@ -197,11 +203,14 @@ class Placing:
             return
         lane = self._lanes[decision.model]
         if isinstance(decision, plan.Load):
-            if decision.replica in lane.replicas:
+            former = lane.replicas.get(decision.replica)
+            if former is not None and former.device is not None:
                 return  # it got one in this round already
+            # Placement does not see what takes no memory, as the server of a former entry whose runs are to end.
+            number = decision.replica if former is None else lane.next_number()
             grant = self._ledger.grant(lane.name, decision.needs, now)
             if grant is not None:
-                self._lifecycle.load(lane, Replica(lane.name, decision.replica, grant, decision.devices), now)
+                self._lifecycle.load(lane, Replica(lane.name, number, grant, decision.devices), now)
             return
         replica = lane.replicas.get(decision.replica)
         if replica is None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.processors.core.commit import span as span_module
 from penstock.processors.core.commit.donemap import decode
-from penstock.processors.core.commit.gate import TP, Arrival, CommitGate, GapInDelivery
+from penstock.processors.core.commit.gate import TP, Arrival, CommitGate, DuplicateNotDelivered, GapInDelivery
 
 TPS: tuple[TP, ...] = (("high", 0), ("high", 1), ("low", 0))
 SPAN = 6
@@ -425,11 +425,44 @@ def test_a_topic_made_anew_replaces_what_was_held_and_what_was_done() -> None:
     gate.arrive(T0, 1, "old")
     gate.arrive(T0, 2, "done")
     gate.complete(T0, 2)
+    gate.batch(T0, 0, 3, range(3))
     assert gate.arrive(T0, 0, "new") is Arrival.NEW
     assert gate.arrive(T0, 2, "newer") is Arrival.NEW
     assert gate.inflight == 2
     gate.complete(T0, 0)
-    assert gate.commits()[T0] == (2, "")
+    assert gate.commits()[T0] == (1, ""), "what stands at 1 now has not arrived yet"
+    assert gate.arrive(T0, 1, "old") is Arrival.NEW
+
+
+def test_a_duplicate_of_work_whose_topic_was_made_anew_becomes_work_when_it_is_delivered_again() -> None:
+    """It was committed, and its request had no outcome."""
+    gate = new_gate(T0, T1)
+    gate.arrive(T0, 3, "r")
+    gate.arrive(T1, 8, "r")
+    gate.assign(dict.fromkeys((T0, T1), (0, "")), 2)
+    gate.batch(T0, 0, 9, range(9))
+    assert gate.arrive(T0, 3, "of the new topic") is Arrival.NEW
+    gate.batch(T1, 0, 9, range(9))
+    for offset in range(8):
+        gate.arrive(T1, offset, f"t1-{offset}")
+        gate.complete(T1, offset)
+    assert gate.commits()[T1] == (8, "")
+    assert gate.arrive(T1, 8, "r") is Arrival.NEW
+
+
+@pytest.mark.parametrize("duplicate", [(T1, 8), (T0, 2)])
+def test_a_duplicate_that_no_delivery_will_bring_is_not_passed_over(duplicate: tuple[TP, int]) -> None:
+    """It came again before the record that replaced the work that it waited for."""
+    gate = new_gate(T0, T1)
+    gate.arrive(T0, 3, "r")
+    gate.arrive(*duplicate, "r")
+    gate.assign(dict.fromkeys((T0, T1), (0, "")), 2)
+    gate.batch(duplicate[0], 0, 9, range(9))
+    assert gate.arrive(*duplicate, "r") is Arrival.DUPLICATE
+    gate.batch(T0, 0, 9, range(9))
+    with pytest.raises(DuplicateNotDelivered):
+        gate.arrive(T0, 3, "of the new topic")
+    assert gate.commits().get(duplicate[0], (0, ""))[0] <= duplicate[1]
 
 
 def test_a_takeover_runs_nothing_again_that_the_map_names() -> None:
