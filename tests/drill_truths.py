@@ -1,7 +1,7 @@
 """What is true of a model and its requests in the operator's drill: outcomes, reasons to wait, facts in lists. Pure.
 
-A combination is an order that meets a model in a state. `operators_drill.py` brings it about, and holds what the gateway
-says against this module.
+A combination is an order that meets a model in a state. `operators_drill.py` brings it about, and holds what the
+gateway says against this module.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ def reasons_of(
     if not world.worker_up:
         return {"no_worker"}
     behind_turn = role == "second turn" and "runs" in open_roles
-    if combination.model in world.paused:
-        return {"paused", "conversation"} if behind_turn else {"paused"}
     if behind_turn:
         return {"conversation"}
+    if combination.model in world.paused:
+        return {"paused"}
     if world.ordered and combination.order == "remove":
         return set()
     if state != "ready":

@@ -62,8 +62,12 @@ class Asked:
     def reason(self) -> str | None:
         return (self.said.get("waiting_for") or {}).get("reason")
 
+    @property
+    def name(self) -> str:
+        return f"{self.combination.model} {self.role}"
+
     def __str__(self) -> str:
-        return f"{self.combination.model} {self.role}: {self.said.get('status')} {self.said.get('waiting_for')}"
+        return f"{self.name}: {self.said.get('status')} {self.said.get('waiting_for')}"
 
 
 class Untruths:
@@ -71,20 +75,22 @@ class Untruths:
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, int]] = {}
+        self._not_before = 0.0
         self.proven: dict[str, None] = {}
 
     def sampled(self, untrue: set[str], now: float) -> None:
         """`untrue`: all that is untrue in the sample of this moment."""
         before, self._since = self._since, {}
-        for statement in untrue:
+        for statement in untrue if now >= self._not_before else ():
             since, samples = before.get(statement, (now, 0))
             self._since[statement] = (since, samples + 1)
             if now - since > GRACE_S and samples >= 3:
                 self.proven[statement] = None
 
-    def event(self) -> None:
-        """The world has changed: from now on the grace begins anew."""
+    def event(self, unnoticed_s: float = 0.0) -> None:
+        """The world has changed, which nobody can know for so long: the grace begins after that."""
         self._since.clear()
+        self._not_before = time.monotonic() + unnoticed_s
 
 
 class Drill:
@@ -189,15 +195,16 @@ class Drill:
             if status is None:
                 yield f"{asked.request_id} of {asked.combination.model} is not listed"
             elif status == "running" and self.world.worker_up and asked.reason is not None:
-                yield f"{asked}: it runs"
+                yield f"{asked.name}: runs, and waits for {asked.reason}"
             elif (status in WAITING or not self.world.worker_up) and asked.reason not in true:
                 # A worker that is dead leaves what it said last: the gateway alone knows better.
                 runs_on = status == "running" and not self.world.worker_up
                 if not runs_on:
-                    yield f"{asked}; true is {sorted(true)}, as the model is {state}, open are {open_roles}"
+                    why = f"as the model is {state}, open are {', '.join(open_roles)}"
+                    yield f"{asked.name}: {status}, {asked.reason}; true is {sorted(true)}, {why}"
             waiting = asked.said.get("waiting_for") or {}
             if asked.reason in ("paused", "no_worker", "conversation") and waiting["estimated_start_at"] is not None:
-                yield f"{asked}: nobody can know when it starts"
+                yield f"{asked.name}: {asked.reason}, and nobody can know when it starts"
 
     def _open_roles(self, combination: Combination) -> dict[str, str]:
         return {
@@ -299,7 +306,7 @@ class Drill:
         self.worker.kill9()
         assert self.worker.popen.returncode == -signal.SIGKILL, f"{pid} ended otherwise"
         self.world.worker_up, self.world.worker_was_killed = False, True
-        self.untruths.event()
+        self.untruths.event(LATE_S)
         time_of_death = time.monotonic()
         self.until(self._all_say_no_worker, "each open request says that no worker is there", LATE_S + 30)
         assert time.monotonic() - time_of_death >= LATE_S / 2, "the gateway judged a worker dead that had just reported"

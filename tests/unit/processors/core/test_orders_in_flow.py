@@ -6,6 +6,7 @@ import pytest
 
 from card_driver import Card, card, gb
 from flow_driver import HIGH, LOW, MEDIUM, World
+from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.queue.slack import SlackSettings
 from penstock.schemas.errors import EngineFailed
@@ -205,3 +206,36 @@ def test_a_turn_behind_another_one_is_promised_no_start() -> None:
     waiting = world.flow.waiting_for(work, world.now)
     assert waiting.reason == "conversation"
     assert waiting.estimated_start_at is None
+
+
+def test_a_turn_behind_another_one_says_no_longer_that_it_is_paused_once_it_is_resumed() -> None:
+    """Only those that may start hear of changes: it said so for as long as the turn before it ran."""
+    world = World("m")
+    world.up("m", slots=4)
+    world.flow.orders.pause("model", "m", True)
+    world.submit("first", line="c")
+    world.submit("second", line="c")
+    pass_seconds(world, 2)
+    assert said(world, "first") == "paused"
+    world.flow.orders.pause("model", "m", False)
+    pass_seconds(world, 2)
+    assert world.running.keys() == {"first"}
+    assert said(world, "second") == "conversation"
+    world.flow.orders.pause("model", "m", True)
+    world.finish("first")
+    pass_seconds(world, 2)
+    assert said(world, "second") == "paused"
+
+
+def pass_seconds(world: World, seconds: int) -> None:
+    """As a worker lets time pass: each second it tells those near the front how they stand."""
+    for _ in range(seconds):
+        world.pass_time(1.0)
+        world.flow.tell_positions(64)
+        world.settle()
+
+
+def said(world: World, request_id: str) -> str | None:
+    """The reason to wait that the newest status of a request states."""
+    statuses = [one for one in world.seen if isinstance(one, ask.Status) and one.work.request_id == request_id]
+    return None if not statuses or statuses[-1].waiting is None else statuses[-1].waiting.reason
