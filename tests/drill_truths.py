@@ -120,6 +120,14 @@ def reasons_of(
     return {"class"} if _slot_is_taken(combination, role, open_roles, world) else set()
 
 
+STATUS_OF = {"memory": "waiting_for_memory", "model_loading": "loading_model"}
+
+
+def fits(status: str | None, reason: str | None) -> bool:
+    """Whether the status of a request that waits says nothing else than its reason. `queued` says nothing."""
+    return status not in STATUS_OF.values() or STATUS_OF.get(reason or "") == status
+
+
 def _slot_is_taken(combination: Combination, role: str, open_roles: Mapping[str, str], world: World) -> bool:
     """Only models of the state `waiting` have one slot. After these orders the long run is on an engine that ends."""
     if combination.state != "waiting":

@@ -25,6 +25,7 @@ from drill_truths import (
     Combination,
     World,
     final_state,
+    fits,
     history_of,
     model_facts,
     outcome_of,
@@ -202,6 +203,8 @@ class Drill:
                 if not runs_on:
                     why = f"as the model is {state}, open are {', '.join(open_roles)}"
                     yield f"{asked.name}: {status}, {asked.reason}; true is {sorted(true)}, {why}"
+            if self.world.worker_up and not fits(status, asked.reason):
+                yield f"{asked.name}: {status}, but it waits for {asked.reason}"
             waiting = asked.said.get("waiting_for") or {}
             if asked.reason in ("paused", "no_worker", "conversation") and waiting["estimated_start_at"] is not None:
                 yield f"{asked.name}: {asked.reason}, and nobody can know when it starts"

@@ -10,6 +10,7 @@ from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.queue.slack import SlackSettings
 from penstock.schemas.errors import EngineFailed
+from penstock.schemas.records import STATUS_RANKS
 
 
 def spec(model: str, **fields: object) -> ModelSpec:
@@ -239,3 +240,28 @@ def said(world: World, request_id: str) -> str | None:
     """The reason to wait that the newest status of a request states."""
     statuses = [one for one in world.seen if isinstance(one, ask.Status) and one.work.request_id == request_id]
     return None if not statuses or statuses[-1].waiting is None else statuses[-1].waiting.reason
+
+
+def test_a_status_does_not_name_a_load_that_has_ended() -> None:
+    """It stayed "loading_model" until the request started, though its model was ready and paused."""
+    world = Card(80, {"a": gb(10)}, status_linger_s=0.05)
+    world.slow_loads = []
+    world.configure()
+    world.observe()
+    world.submit("r")
+    pass_seconds(world, 2)
+    assert said_as(world, "r") == ("loading_model", "model_loading")
+    world.flow.orders.pause("model", "a", True)
+    world.loaded("a", 0)
+    pass_seconds(world, 2)
+    assert said_as(world, "r") == ("queued", "paused")
+    told = len(world.seen)
+    pass_seconds(world, 5)
+    assert len(world.seen) == told, "it is not said again and again"
+    assert STATUS_RANKS["queued"] >= STATUS_RANKS["loading_model"], "else readers keep the former one"
+
+
+def said_as(world: World, request_id: str) -> tuple[str, str | None]:
+    """The newest status of a request, with its reason to wait."""
+    status = next(s for s in reversed(world.seen) if isinstance(s, ask.Status) and s.work.request_id == request_id)
+    return status.status, said(world, request_id)

@@ -68,17 +68,21 @@ class Statuses:
         while due and due[0][0] <= now:
             _, work, status = due.popleft()
             if work.pending_status == status and work.published_status != status and work.live:
-                work.published_status = status
                 self._publish(work, status, now)
 
     def _publish(self, work: Work, status: str, now: float, ahead: tuple[int, int] | None = None) -> None:
         waiting = None
         if status in WAITING and self._explainer is not None:
             waiting = self._explainer.explain(work, now, ahead)
-            if status in STATUS_OF.values():  # it lasted for the linger: meanwhile it may wait for the other
-                status = work.pending_status = work.published_status = STATUS_OF.get(waiting.reason, status)
-            work.told_waiting = (waiting.reason, waiting.position)
+            if status in STATUS_OF.values():  # it lasted for the linger: meanwhile it may wait for something else
+                status = STATUS_OF.get(waiting.reason, "queued")
+            work.pending_status = status
+            told, now_told = (work.published_status, work.told_waiting), (waiting.reason, waiting.position)
+            if told == (status, now_told):
+                return
+            work.told_waiting = now_told
             work.told_start_at = self._explainer.to_clock(waiting.estimated_start_at)
+        work.published_status = status
         self._emit(Status(work, status, work.attempt, work.epoch, waiting=waiting))
 
     def next_due(self) -> float | None:
