@@ -15,9 +15,9 @@ STATES = ("idle", "waiting", "running", "loading", "turns")
 FOLLOWERS = ("nothing", "worker restart", "gateway restart")
 
 TOKEN_MS = 50
-LONG, SHORT = 400, 4
-"""Tokens of a run that outlasts the setup (20 s), and of one that does not."""
-LOAD_MS = 12_000
+LONG, SHORT = 300, 4
+"""Tokens of a run that outlasts the setup (15 s), and of one that does not."""
+LOAD_MS = 10_000
 """So long a load takes in the state `loading`."""
 
 ROLES = {
@@ -109,10 +109,10 @@ def reasons_of(
     if not world.worker_up:
         return {"no_worker"}
     behind_turn = role == "second turn" and "runs" in open_roles
+    if combination.model in world.paused:
+        return {"paused", "conversation"} if behind_turn else {"paused"}
     if behind_turn:
         return {"conversation"}
-    if combination.model in world.paused:
-        return {"paused"}
     if world.ordered and combination.order == "remove":
         return set()
     if state != "ready":

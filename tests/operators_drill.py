@@ -255,9 +255,14 @@ class Drill:
         self.until(self._preloaded, "all models that are to be preloaded are ready")
         early = [self.ask(one, "asked before") for one in COMBINATIONS if one.was_asked_before]
         self.until(lambda: all(asked.done for asked in early), "what has a model loaded has ended")
+        # Two requests of a model may lie on two partitions: the second is asked once the first is on the engine.
         for combination in COMBINATIONS:
-            if combination.state in ("waiting", "running", "turns"):
-                for role in ROLES[combination.state]:
+            if "runs" in ROLES[combination.state]:
+                self.ask(combination, "runs")
+        self.until(self._runs_and_waits, "what is to run runs")
+        for combination in COMBINATIONS:
+            if "runs" in ROLES[combination.state]:
+                for role in ROLES[combination.state][1:]:
                     self.ask(combination, role)
         self.until(self._runs_and_waits, "what is to run runs, and what is behind it says what it waits for")
         for combination in COMBINATIONS:

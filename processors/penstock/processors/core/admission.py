@@ -86,10 +86,10 @@ class Admission:
     def of_queue(self, lane: Lane, work: Work) -> Refusal | None:
         """What keeps it back whatever is free: an order, its conversation, its model, what is left to urgent work."""
         scheduler = self._scheduler
-        if not scheduler.eligible(work):
-            return BEHIND_TURN  # first: it hears of nothing else before it may start, and this stays true until then
         if lane.paused or work.klass in scheduler.paused:
             return PAUSED
+        if not scheduler.eligible(work):
+            return BEHIND_TURN
         if not lane.ready:
             return LOADING
         if scheduler.holds_back(work):

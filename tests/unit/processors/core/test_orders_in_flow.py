@@ -265,3 +265,19 @@ def said_as(world: World, request_id: str) -> tuple[str, str | None]:
     """The newest status of a request, with its reason to wait."""
     status = next(s for s in reversed(world.seen) if isinstance(s, ask.Status) and s.work.request_id == request_id)
     return status.status, said(world, request_id)
+
+
+def test_a_turn_that_another_class_passes_says_that_it_waits_for_that_turn() -> None:
+    """It may start, until the other one does: it kept saying that its model was loaded while the other one ran."""
+    world = World("m", "other")
+    world.up("other")
+    world.submit("low", LOW, model="m", line="c")
+    pass_seconds(world, 2)
+    assert said(world, "low") == "model_loading"
+    world.submit("high", HIGH, model="other", line="c")
+    pass_seconds(world, 2)
+    assert world.running.keys() == {"high"}
+    assert said(world, "low") == "conversation"
+    world.finish("high")
+    pass_seconds(world, 2)
+    assert said(world, "low") == "model_loading"
