@@ -44,9 +44,10 @@ PAYLOAD_FIELDS: tuple[str, ...] = tuple(task.value for task in Task if task is n
 
 STATUS_RANKS: dict[str, int] = {
     "accepted": 0,
+    # One rank for all that waits: what a request waits for changes to and fro, and the newest counts.
     "queued": 10,
-    "waiting_for_memory": 20,
-    "loading_model": 30,
+    "waiting_for_memory": 10,
+    "loading_model": 10,
     "running": 40,
     "retrying": 50,
     "completed": 100,

@@ -319,6 +319,7 @@ class Flow:
             requests, tokens = ahead.get(work.lane, (0, 0))
             self.statuses.near_front(work, self.agenda.now, (requests, tokens))
             ahead[work.lane] = requests + 1, tokens + work.cost
+        self.statuses.turns_behind(self.scheduler.eligible, count, self.agenda.now)
 
     # -- what the consumer should do
 

@@ -1,7 +1,8 @@
 """The no-op engine: a scripted text in place of a model, for benchmarks and tests of everything around it.
 
-Options: tokens (4), delay_ms between tokens (0), first_delay_ms (0), slots (256), chars (the least length of a
-token's text), echo (false; true: answer with the context it was given, so that tests see it).
+Options: tokens (4), delay_ms between tokens (0), first_delay_ms (0), load_ms that its load takes (0), slots (256),
+chars (the least length of a token's text), echo (false; true: answer with the context it was given, so that tests see
+it).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from penstock.processors.engines.context import build_context
 from penstock.processors.engines.encodable import encodable
 from penstock.processors.engines.sinks import GuardedSink
 from penstock.processors.engines.stops import StopMatcher
-from penstock.schemas.errors import InternalError
+from penstock.schemas.errors import EngineFailed, InternalError
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class NoopEngine:
         self._tokens = int(options.get("tokens", 4))
         self._delay_s = float(options.get("delay_ms", 0)) / 1000
         self._first_delay_s = float(options.get("first_delay_ms", 0)) / 1000
+        self._load_s = float(options.get("load_ms", 0)) / 1000
         self.on_died: Callable[[int], None] = lambda code: None
         self.on_busy: Callable[[float], None] = lambda seconds: None
         self.on_limits: Callable[[Limits], None] = lambda limits: None
@@ -57,6 +59,7 @@ class NoopEngine:
         self._window = int(options.get("window", WINDOW))
         self._running: dict[str, tuple[asyncio.TimerHandle, GuardedSink]] = {}
         self._state = EngineState.NEW
+        self._stopping = asyncio.Event()
 
     @property
     def state(self) -> EngineState:
@@ -67,6 +70,15 @@ class NoopEngine:
         return None
 
     async def start(self) -> None:
+        """Raises EngineFailed if `stop` is called before the load has ended."""
+        if self._load_s:
+            self._state = EngineState.STARTING
+            try:
+                await asyncio.wait_for(self._stopping.wait(), self._load_s)
+            except TimeoutError:
+                pass
+            else:
+                raise EngineFailed(f"{self.model} was stopped while it was loaded")
         self._state = EngineState.READY
 
     async def prepare(self, spec: RunSpec) -> Prepared:
@@ -144,6 +156,7 @@ class NoopEngine:
         return Limits(slots=self._slots)
 
     async def stop(self) -> None:
+        self._stopping.set()
         for run_id in list(self._running):
             self.cancel(run_id)
         self._state = EngineState.STOPPED

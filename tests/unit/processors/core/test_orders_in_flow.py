@@ -6,9 +6,11 @@ import pytest
 
 from card_driver import Card, card, gb
 from flow_driver import HIGH, LOW, MEDIUM, World
+from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.queue.slack import SlackSettings
 from penstock.schemas.errors import EngineFailed
+from penstock.schemas.records import STATUS_RANKS
 
 
 def spec(model: str, **fields: object) -> ModelSpec:
@@ -205,3 +207,77 @@ def test_a_turn_behind_another_one_is_promised_no_start() -> None:
     waiting = world.flow.waiting_for(work, world.now)
     assert waiting.reason == "conversation"
     assert waiting.estimated_start_at is None
+
+
+def test_a_turn_behind_another_one_says_no_longer_that_it_is_paused_once_it_is_resumed() -> None:
+    """Only those that may start hear of changes: it said so for as long as the turn before it ran."""
+    world = World("m")
+    world.up("m", slots=4)
+    world.flow.orders.pause("model", "m", True)
+    world.submit("first", line="c")
+    world.submit("second", line="c")
+    pass_seconds(world, 2)
+    assert said(world, "first") == "paused"
+    world.flow.orders.pause("model", "m", False)
+    pass_seconds(world, 2)
+    assert world.running.keys() == {"first"}
+    assert said(world, "second") == "conversation"
+    world.flow.orders.pause("model", "m", True)
+    world.finish("first")
+    pass_seconds(world, 2)
+    assert said(world, "second") == "paused"
+
+
+def pass_seconds(world: World, seconds: int) -> None:
+    """As a worker lets time pass: each second it tells those near the front how they stand."""
+    for _ in range(seconds):
+        world.pass_time(1.0)
+        world.flow.tell_positions(64)
+        world.settle()
+
+
+def said(world: World, request_id: str) -> str | None:
+    """The reason to wait that the newest status of a request states."""
+    statuses = [one for one in world.seen if isinstance(one, ask.Status) and one.work.request_id == request_id]
+    return None if not statuses or statuses[-1].waiting is None else statuses[-1].waiting.reason
+
+
+def test_a_status_does_not_name_a_load_that_has_ended() -> None:
+    """It stayed "loading_model" until the request started, though its model was ready and paused."""
+    world = Card(80, {"a": gb(10)}, status_linger_s=0.05)
+    world.slow_loads = []
+    world.configure()
+    world.observe()
+    world.submit("r")
+    pass_seconds(world, 2)
+    assert said_as(world, "r") == ("loading_model", "model_loading")
+    world.flow.orders.pause("model", "a", True)
+    world.loaded("a", 0)
+    pass_seconds(world, 2)
+    assert said_as(world, "r") == ("queued", "paused")
+    told = len(world.seen)
+    pass_seconds(world, 5)
+    assert len(world.seen) == told, "it is not said again and again"
+    assert STATUS_RANKS["queued"] >= STATUS_RANKS["loading_model"], "else readers keep the former one"
+
+
+def said_as(world: World, request_id: str) -> tuple[str, str | None]:
+    """The newest status of a request, with its reason to wait."""
+    status = next(s for s in reversed(world.seen) if isinstance(s, ask.Status) and s.work.request_id == request_id)
+    return status.status, said(world, request_id)
+
+
+def test_a_turn_that_another_class_passes_says_that_it_waits_for_that_turn() -> None:
+    """It may start, until the other one does: it kept saying that its model was loaded while the other one ran."""
+    world = World("m", "other")
+    world.up("other")
+    world.submit("low", LOW, model="m", line="c")
+    pass_seconds(world, 2)
+    assert said(world, "low") == "model_loading"
+    world.submit("high", HIGH, model="other", line="c")
+    pass_seconds(world, 2)
+    assert world.running.keys() == {"high"}
+    assert said(world, "low") == "conversation"
+    world.finish("high")
+    pass_seconds(world, 2)
+    assert said(world, "low") == "model_loading"

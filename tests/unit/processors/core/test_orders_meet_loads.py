@@ -69,6 +69,7 @@ def test_a_local_model_is_loaded_while_runs_of_its_remote_server_end() -> None:
 def test_an_order_ends_a_load(order: str) -> None:
     """It went on to its end, and its memory was booked so long."""
     world = loading(total_gb=10, a=8, b=8)
+    world.submit("waits", model="b")
     if order == "remove":
         world.specs.pop("a")
         world.configure()
@@ -77,7 +78,6 @@ def test_an_order_ends_a_load(order: str) -> None:
     else:
         world.flow.orders.desire("a", None, None, -1)
         world.configure(a=spec("a", options="new"))
-    world.submit("waits", model="b")
     world.pass_steps(1)
     assert world.unloads[0][:2] == ("a", 0)
     assert world.slow_loads is not None
@@ -250,3 +250,69 @@ def test_nothing_is_kept_or_drained_for_a_model_that_is_paused() -> None:
     world.pass_steps(1)
     assert "next" in world.running
     assert world.loads.count("a") == 1
+
+
+def order_end(world: Card, order: str) -> None:
+    """Order the end of the replicas of model a; the flow has not taken its next step yet."""
+    if order == "unload":
+        world.flow.orders.desire("a", False, None, 5)
+        return
+    changed = {} if order == "remove" else {"a": spec("a", devices=world.specs["a"].devices, options="new")}
+    world.flow.orders.configure(changed, world.now)
+
+
+@pytest.mark.parametrize("devices", [("simulated",), ()])
+@pytest.mark.parametrize("order", ["remove", "unload", "replace"])
+def test_a_replica_that_is_ordered_to_end_takes_no_more_runs_in_the_same_turn(
+    order: str, devices: tuple[str, ...]
+) -> None:
+    """Lanes are looked at before placement is asked: what came in the turn of the order ran on the old engine."""
+    world = Card(80, {"a": gb(10)}, slots=4)
+    world.specs = {"a": spec("a", devices=devices)}
+    world.configure()
+    world.observe()
+    world.submit("before")
+    world.pass_steps(0.3)
+    assert world.running.keys() == {"before"}
+    world.hold_answers = {ask.Load}
+    order_end(world, order)
+    world.submit("after")
+    assert world.running.keys() == {"before"}, "it runs on the engine that was ordered to end"
+    assert world.flow.lane("a").replicas[0].state == "draining"
+
+
+@pytest.mark.parametrize("devices", [("simulated",), ()])
+@pytest.mark.parametrize("order", ["remove", "unload", "replace"])
+def test_a_load_that_was_ordered_to_end_and_ends_in_the_same_turn_takes_no_runs(
+    order: str, devices: tuple[str, ...]
+) -> None:
+    world = Card(80, {"a": gb(10)}, slots=4)
+    world.specs = {"a": spec("a", devices=devices)}
+    world.slow_loads = []
+    world.configure()
+    world.observe()
+    world.submit("waits")
+    world.pass_steps(0.3)
+    assert world.slow_loads == [("a", 0)]
+    order_end(world, order)
+    world.loaded("a", 0)
+    world.settle()
+    assert not world.running
+    assert world.unloads[0][:2] == ("a", 0)
+
+
+@pytest.mark.parametrize("devices", [("simulated",), ()])
+def test_a_preloaded_model_that_is_replaced_while_it_is_loaded_is_loaded_anew(devices: tuple[str, ...]) -> None:
+    """Nobody asks for it: the end of its former load also took back that it is to be loaded."""
+    world = Card(80, {"a": gb(10)})
+    world.specs = {"a": spec("a", devices=devices)}
+    world.slow_loads = []
+    world.configure()
+    world.observe()
+    world.flow.orders.want("a")
+    world.pass_steps(0.3)
+    assert world.slow_loads == [("a", 0)]
+    world.configure(a=spec("a", devices=devices, options="new"))
+    world.pass_steps(1)
+    assert len(world.slow_loads) == 2, "the new one"
+    assert world.flow.lane("a").wanted

@@ -9,7 +9,7 @@ import pytest
 from penstock.processors.background import on_faults
 from penstock.processors.engines.base import Delta, EngineState, Finished, RunFailed, RunSpec
 from penstock.processors.engines.noop import NoopEngine
-from penstock.schemas.errors import ContextLengthExceeded
+from penstock.schemas.errors import ContextLengthExceeded, EngineFailed
 from penstock.schemas.records import ContextLimits
 from support import wait_until_async
 
@@ -143,3 +143,31 @@ async def test_what_nobody_sees_come_waits_with_one_timer_as_long_as_with_one_fo
     assert found.output["text"] == "word0 word1 word2 word3 "
     assert len(delays) == (4 if stream else 1)
     assert sum(delays) == pytest.approx(0.014)
+
+
+async def test_a_load_takes_the_time_it_was_given() -> None:
+    engine = NoopEngine("m", {"load_ms": 20})
+    began = asyncio.get_running_loop().time()
+    await engine.start()
+    assert asyncio.get_running_loop().time() - began >= 0.019
+    assert engine.state is EngineState.READY
+
+
+async def test_stopping_ends_a_load_at_once() -> None:
+    engine = NoopEngine("m", {"load_ms": 3_600_000})
+    loading = asyncio.create_task(engine.start())
+    await wait_until_async(lambda: engine.state is EngineState.STARTING, 5)
+    await engine.stop()
+    with pytest.raises(EngineFailed, match="stopped while it was loaded"):
+        await asyncio.wait_for(loading, 5)
+    assert engine.state is EngineState.STOPPED
+
+
+async def test_a_load_can_be_cancelled() -> None:
+    engine = NoopEngine("m", {"load_ms": 3_600_000})
+    loading = asyncio.create_task(engine.start())
+    await wait_until_async(lambda: engine.state is EngineState.STARTING, 5)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(loading, 5)
+    assert engine.state is EngineState.STARTING

@@ -47,6 +47,19 @@ class Lifecycle:
             self._grants.take_from_its_replica(lane, work)
         self._agenda.look_at(lane)
 
+    def end_ordered(self, lane: Lane) -> None:
+        """Replicas that orders want ended take no run from now on. Planning unloads those that are drained.
+
+        At the order, not at the next planning: lanes are looked at before placement is asked, so what waits would
+        start on them.
+        """
+        for replica in list(lane.replicas.values()):
+            reason = lane.reason_to_end(replica)
+            if reason is not None and replica.state is ReplicaState.READY:
+                self.drain(lane, replica, reason, None)
+            elif reason is not None and replica.state is ReplicaState.LOADING:
+                self.unload(lane, replica, reason, None)
+
     def undo_drain(self, model: str, number: int) -> bool:
         """Let a draining replica take runs again; False when it does not drain."""
         lane = self._lanes[model]
@@ -78,9 +91,10 @@ class Lifecycle:
         replica.state = ReplicaState.UNLOADING
         for_model = for_model or replica.ending_for
         self.evictions += for_model is not None
-        if len(lane.replicas) == 1 and replica.reason != "replaced":
+        reason = replica.reason or reason  # a load has none of its own
+        if len(lane.replicas) == 1 and reason != "replaced":
             lane.wanted = False
-        self._emit(Unload(lane.name, replica.number, replica.reason or reason, for_model))
+        self._emit(Unload(lane.name, replica.number, reason, for_model))
 
     def plan_weightless(self, lane: Lane, now: float) -> None:
         """Of replicas that take no memory only what an operator wants counts.

@@ -40,9 +40,11 @@ class Orders:
                 lane.forget_failures()
             lane.served = True
             self._take_back(lane)
+            self._lifecycle.end_ordered(lane)
         for lane in self._lanes.values():
             if lane.name not in models and lane.served:
                 lane.served, lane.wanted = False, False
+                self._lifecycle.end_ordered(lane)
         self._agenda.look_at_all(self._lanes.values())
         self._agenda.plan_soon()
 
@@ -68,6 +70,7 @@ class Orders:
         if loaded is False:
             lane.wanted = False
         self._take_back(lane, all_drains=loaded is True)
+        self._lifecycle.end_ordered(lane)
         self._agenda.plan_soon()
         self._agenda.look_at(lane)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 from penstock.processors.core.effects import Status
 from penstock.processors.core.queue.explaining import Explainer
@@ -52,6 +53,8 @@ class Statuses:
         self._explainer = explainer
         self._on_run = on_run
         self._due: deque[tuple[float, Work, str]] = deque()
+        self._turns: dict[Work, None] = {}
+        """Turns of conversations that stated another reason than the turn before them, or did until they started."""
 
     def say(self, work: Work, status: str, now: float) -> None:
         """The work is in this status from now on."""
@@ -66,10 +69,10 @@ class Statuses:
         work.pending_status = work.published_status = status
         self._emit(status_event(work, status, detail))
 
-    def near_front(self, work: Work, now: float, ahead: tuple[int, int]) -> None:
+    def near_front(self, work: Work, now: float, ahead: tuple[int, int] | None) -> None:
         """It will start soon: what has changed is said, if it was told to be waiting at all.
 
-        `ahead`: (requests, tokens) that start before it on its lane.
+        `ahead`: (requests, tokens) that start before it on its lane, see `Explainer.explain`.
         """
         status = work.published_status
         if status not in WAITING or work.pending_status != status or self._explainer is None:
@@ -78,23 +81,43 @@ class Statuses:
         if work.told_waiting != (waiting.reason, waiting.position):
             self._publish(work, status, now, ahead)
 
+    def turns_behind(self, is_eligible: Callable[[Work], bool], count: int, now: float) -> None:
+        """Turns that wait behind another one stand near no front: of some of them, what has changed is said too.
+
+        Only those that stated another reason can be wrong. `count`: so many are looked at, or an eighth of them all.
+        """
+        for work in list(islice(self._turns, max(count, len(self._turns) // 8))):
+            del self._turns[work]
+            if not work.live or work.published_status not in WAITING or work.pending_status != work.published_status:
+                continue
+            self._turns[work] = None
+            if not is_eligible(work):
+                self.near_front(work, now, None)
+
     def tick(self, now: float) -> None:
         """Publish what has lasted for the linger."""
         due = self._due
         while due and due[0][0] <= now:
             _, work, status = due.popleft()
             if work.pending_status == status and work.published_status != status and work.live:
-                work.published_status = status
                 self._publish(work, status, now)
 
     def _publish(self, work: Work, status: str, now: float, ahead: tuple[int, int] | None = None) -> None:
         waiting = None
         if status in WAITING and self._explainer is not None:
             waiting = self._explainer.explain(work, now, ahead)
-            if status in STATUS_OF.values():  # it lasted for the linger: meanwhile it may wait for the other
-                status = work.pending_status = work.published_status = STATUS_OF.get(waiting.reason, status)
-            work.told_waiting = (waiting.reason, waiting.position)
+            if status in STATUS_OF.values():  # it lasted for the linger: meanwhile it may wait for something else
+                status = STATUS_OF.get(waiting.reason, "queued")
+            work.pending_status = status
+            told, now_told = (work.published_status, work.told_waiting), (waiting.reason, waiting.position)
+            if told == (status, now_told):
+                return
+            work.told_waiting = now_told
+            self._turns.pop(work, None)
+            if work.line is not None and waiting.reason != "conversation":
+                self._turns[work] = None
             work.told_start_at = self._explainer.to_clock(waiting.estimated_start_at)
+        work.published_status = status
         self._emit(status_event(work, status, waiting=waiting))
 
     def next_due(self) -> float | None:
