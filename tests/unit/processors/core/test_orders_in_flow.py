@@ -238,7 +238,7 @@ def pass_seconds(world: World, seconds: int) -> None:
 
 def said(world: World, request_id: str) -> str | None:
     """The reason to wait that the newest status of a request states."""
-    statuses = [one for one in world.seen if isinstance(one, ask.Status) and one.work.request_id == request_id]
+    statuses = [one for one in world.seen if isinstance(one, ask.Status) and one.subject.request_id == request_id]
     return None if not statuses or statuses[-1].waiting is None else statuses[-1].waiting.reason
 
 
@@ -263,7 +263,7 @@ def test_a_status_does_not_name_a_load_that_has_ended() -> None:
 
 def said_as(world: World, request_id: str) -> tuple[str, str | None]:
     """The newest status of a request, with its reason to wait."""
-    status = next(s for s in reversed(world.seen) if isinstance(s, ask.Status) and s.work.request_id == request_id)
+    status = next(s for s in reversed(world.seen) if isinstance(s, ask.Status) and s.subject.request_id == request_id)
     return status.status, said(world, request_id)
 
 
