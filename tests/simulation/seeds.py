@@ -18,7 +18,7 @@ from simulation.truth import Violation
 
 FAULTS_S = 6.0
 """Faults happen in this time; after it and the last request there are none."""
-QUIET_WITHIN_S = 200.0
+QUIET_WITHIN_S = 300.0
 LOOK_S = 0.25
 REST_S = 3.0
 MOST_STEPS = 150_000
