@@ -572,8 +572,8 @@ def duplicates_of_dropped_finish() -> list[Patch]:
 
     def make(drop: Callable[..., Any]) -> Callable[..., Any]:
         def finished(self: CommitGate, entry: Any) -> Any:
-            for partition, twin in gate._held_duplicates(self._partitions, entry):
-                self._finish(twin.key[:2], partition, twin)
+            for partition, duplicate in gate._held_duplicates(self._partitions, entry):
+                self._finish(duplicate.key[:2], partition, duplicate)
             return drop(self, entry)
 
         return finished

@@ -113,9 +113,9 @@ class Truth:
         return record.subject in readers.told_ends and (
             record.subject in self.lost
             or any(
-                twin.stored.offset not in self._cluster.checks.passed(twin.tp)
-                for twin in self.subjects[record.subject]
-                if twin is not record
+                other.stored.offset not in self._cluster.checks.passed(other.tp)
+                for other in self.subjects[record.subject]
+                if other is not record
             )
         )
 

@@ -137,9 +137,9 @@ class CommitGate:
         self.inflight -= 1
         del self._by_request[entry.request_id]
         forgotten = _held_duplicates(self._partitions, entry)
-        for partition, twin in forgotten:
-            del partition.entries[twin.key[2]]
-        return [twin.key for _, twin in forgotten]
+        for partition, duplicate in forgotten:
+            del partition.entries[duplicate.key[2]]
+        return [duplicate.key for _, duplicate in forgotten]
 
     def _replace(self, entry: _Entry) -> None:
         """Another record stands at the offset of this work now: the topic was made anew.
@@ -235,8 +235,8 @@ class CommitGate:
         self.inflight -= 1
         del self._by_request[entry.request_id]
         self._finish(tp, partition, entry)
-        for where, twin in _held_duplicates(self._partitions, entry):
-            self._finish(twin.key[:2], where, twin)
+        for where, duplicate in _held_duplicates(self._partitions, entry):
+            self._finish(duplicate.key[:2], where, duplicate)
 
     def commits(self) -> dict[TP, tuple[int, str]]:
         """What the broker should have and has not: the offset of the unfinished head and the done map above it.
@@ -306,10 +306,10 @@ class CommitGate:
 
 def _held_duplicates(partitions: Mapping[TP, _Partition], entry: _Entry) -> list[tuple[_Partition, _Entry]]:
     held: list[tuple[_Partition, _Entry]] = []
-    for twin in entry.duplicates or ():
-        partition = partitions.get(twin.key[:2])
-        if partition is not None and partition.entries.get(twin.key[2]) is twin:
-            held.append((partition, twin))
+    for duplicate in entry.duplicates or ():
+        partition = partitions.get(duplicate.key[:2])
+        if partition is not None and partition.entries.get(duplicate.key[2]) is duplicate:
+            held.append((partition, duplicate))
     return held
 
 

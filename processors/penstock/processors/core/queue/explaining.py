@@ -92,7 +92,7 @@ class Explainer:
 
     def reasons(self) -> dict[str, int]:
         """How many of those near the front wait for what, as was last published of them."""
-        published = (work.told_waiting for work in self._scheduler.front(NEAR_FRONT))
+        published = (work.published_waiting for work in self._scheduler.front(NEAR_FRONT))
         return dict(Counter(waiting[0] for waiting in published if waiting is not None))
 
     def to_clock(self, at_ms: int | None) -> float | None:

@@ -33,7 +33,7 @@ from penstock.schemas.errors import (
 )
 from penstock.schemas.topics import TP, priority_class
 
-TWINS = 16
+MOST_REPEATS = 16
 """So many repeats of a request have outcomes of their own."""
 
 
@@ -80,7 +80,7 @@ class Arrivals:
         key = (*tp, offset)
         arrival = self._gate.arrive(tp, offset, self._gate_id(read, key))
         if arrival is Arrival.DUPLICATE:
-            self._twin(read)
+            self._repeat(read)
         if arrival is not Arrival.NEW:
             return None
         if (former := self._registry.works.get(key)) is not None:  # of a topic that was deleted and made anew since
@@ -106,7 +106,7 @@ class Arrivals:
             self._endings.settle(work, "arrive_ended", now, error=error)
         return work
 
-    def _twin(self, read: Taken | Poison) -> None:
+    def _repeat(self, read: Taken | Poison) -> None:
         """The request that is held stands here too, and an earlier worker may have published under this origin.
 
         What came since this worker owns the partition was published by nobody: that repeat ends silently.
@@ -114,9 +114,9 @@ class Arrivals:
         if isinstance(read, Poison) or read.origin.append_time_ms >= self._registry.owned_since_ms:
             return
         work = self._registry.find(read.request.tenant, read.request.request_id)
-        known = work is None or read.origin == work.first_place or read.origin in work.twins
-        if work is not None and not known and len(work.twins) < TWINS:
-            work.twins.append(read.origin)
+        known = work is None or read.origin == work.first_place or read.origin in work.repeats
+        if work is not None and not known and len(work.repeats) < MOST_REPEATS:
+            work.repeats.append(read.origin)
 
     def _poison(
         self,

@@ -91,8 +91,8 @@ class Endings:
         """
         if (work := self._in(subject, Stage.SETTLING)) is None:
             return False
-        if work.twins:
-            self._emit(replace(work.outcome, origin=work.twins.pop(0)))
+        if work.repeats:
+            self._emit(replace(work.outcome, origin=work.repeats.pop(0)))
             return True
         self._registry.transition(work, "delivered", Stage.DONE)
         # What ended unrun, for its deaths, keeps them: it may be delivered again before its offset is committed.

@@ -78,7 +78,7 @@ class Statuses:
         if status not in WAITING or work.pending_status != status or self._explainer is None:
             return
         waiting = self._explainer.explain(work, now, ahead)
-        if work.told_waiting != (waiting.reason, waiting.position):
+        if work.published_waiting != (waiting.reason, waiting.position):
             self._publish(work, status, now, ahead)
 
     def turns_behind(self, is_eligible: Callable[[Work], bool], count: int, now: float) -> None:
@@ -109,14 +109,14 @@ class Statuses:
             if status in STATUS_OF.values():  # it lasted for the linger: meanwhile it may wait for something else
                 status = STATUS_OF.get(waiting.reason, "queued")
             work.pending_status = status
-            told, now_told = (work.published_status, work.told_waiting), (waiting.reason, waiting.position)
+            told, now_told = (work.published_status, work.published_waiting), (waiting.reason, waiting.position)
             if told == (status, now_told):
                 return
-            work.told_waiting = now_told
+            work.published_waiting = now_told
             self._turns.pop(work, None)
             if work.line is not None and waiting.reason != "conversation":
                 self._turns[work] = None
-            work.told_start_at = self._explainer.to_clock(waiting.estimated_start_at)
+            work.published_start_at = self._explainer.to_clock(waiting.estimated_start_at)
         work.published_status = status
         self._emit(status_event(work, status, waiting=waiting))
 

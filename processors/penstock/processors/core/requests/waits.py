@@ -17,7 +17,7 @@ class Waits:
     def ran(self, work: Work, now: float) -> None:
         """The work goes to its engine: its wait is held against the estimate."""
         if not work.counted_wait:
-            self._forecast.started(work.told_start_at, now)
+            self._forecast.started(work.published_start_at, now)
         self.measure(work, now)
 
     def measure(self, work: Work, now: float) -> None:

@@ -103,155 +103,83 @@ class Run:
     buffered_at: float | None = None
 
 
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Work:
     """A request between arrival and commit. The scheduler's item; it stays within the core."""
 
-    __slots__ = (
-        "_subject",
-        "alone",
-        "arrived_at",
-        "attempt",
-        "blocked_at",
-        "body",
-        "cost",
-        "counted_wait",
-        "deadline",
-        "deadline_ms",
-        "deaths",
-        "end_with",
-        "epoch",
-        "error",
-        "first_place",
-        "group",
-        "head_since",
-        "held_off_at",
-        "holds_line",
-        "in_budget",
-        "key",
-        "klass",
-        "lane",
-        "line",
-        "load_ms",
-        "max_attempts",
-        "memory_bytes",
-        "model_reason",
-        "moved_at",
-        "outcome",
-        "pending_status",
-        "position",
-        "priority",
-        "published_status",
-        "request_id",
-        "run",
-        "seq",
-        "size_bytes",
-        "spent",
-        "stage",
-        "started_at",
-        "stream",
-        "task",
-        "tenant",
-        "ticket",
-        "told_start_at",
-        "told_waiting",
-        "ttl_ms",
-        "twins",
-    )
+    key: WorkKey
+    request_id: str
+    tenant: str
+    task: str
+    klass: str
+    priority: int
+    lane: str
+    model_reason: str | None = None
+    """Why this model, when its caller named none."""
+    line: str | None
+    deadline_ms: int | None
+    deadline: float | None
+    arrived_at: float
+    cost: int
+    seq: int
+    ticket: int = 0
+    holds_line: bool = False
+    """Its conversation waits for it: it was granted once."""
+    in_budget: bool = False
+    """Whether the budget counts it."""
+    stage: Stage = Stage.NEW
+    attempt: int
+    """The number that events carry: a run whose words may have been published is never repeated under it."""
+    spent: int = 0
+    """Attempts used up, the present one included; an innocent's run beside a poisonous one is not counted."""
+    max_attempts: int
+    epoch: int
+    stream: bool
+    first_place: Origin
+    body: Body | None
+    size_bytes: int
+    run: Run | None = None
+    _subject: Subject | None = None
+    alone: bool = False
+    """Two workers died while it ran: it may run only when nothing else does on this worker."""
+    group: Any = None
+    """The suspects it belongs to, after an engine died under it."""
+    deaths: int = 0
+    """Deaths of an engine in which it took part."""
+    blocked_at: float | None = None
+    """Since when it has been the most urgent of its lane and did not fit."""
+    memory_bytes: int = 0
+    """What its engine said that its run takes of the device, beyond what the engine holds then."""
+    head_since: float | None = None
+    """Since when it has been the first that waits for memory of its device."""
+    moved_at: float | None = None
+    """When it was last taken to another replica, where memory was free."""
+    held_off_at: float | None = None
+    """Since when it waits for the replica that has its conversation's beginning."""
+    started_at: float | None = None
+    load_ms: int = 0
+    position: int | None = None
+    pending_status: str | None = None
+    published_status: str | None = None
+    published_waiting: tuple[str, int | None] | None = None
+    """(reason, position) that was last published of its waiting."""
+    published_start_at: float | None = None
+    """When it was last said to start."""
+    counted_wait: bool = False
+    """Whether its wait is among those that were measured."""
+    ttl_ms: int | None = None
+    """Its time to live when this worker chose one, milliseconds after its log append time."""
+    end_with: PenstockError | None = None
+    """It shall end with this as soon as its bytes are here."""
+    repeats: list[Origin] = field(default_factory=list[Origin])
+    """Where else the same request stands: readers may follow any of them, so each has its outcome."""
+    outcome: Any = None
+    """What is on its way to the broker as its outcome."""
+    error: PenstockError | None = None
+    """Of a dead letter: the reason, for the letter and for the terminal event that follows it."""
 
-    def __init__(
-        self,
-        *,
-        key: WorkKey,
-        request_id: str,
-        tenant: str,
-        task: str,
-        klass: str,
-        priority: int,
-        lane: str,
-        line: str | None,
-        deadline_ms: int | None,
-        deadline: float | None,
-        arrived_at: float,
-        cost: int,
-        seq: int,
-        attempt: int,
-        max_attempts: int,
-        epoch: int,
-        stream: bool,
-        first_place: Origin,
-        body: Body | None,
-        size_bytes: int,
-    ) -> None:
-        self.key = key
-        self.request_id = request_id
-        self.tenant = tenant
-        self.task = task
-        self.klass = klass
-        self.priority = priority
-        self.lane = lane
-        self.model_reason: str | None = None
-        """Why this model, when its caller named none."""
-        self.line = line
-        self.deadline_ms = deadline_ms
-        self.deadline = deadline
-        self.arrived_at = arrived_at
-        self.cost = cost
-        self.seq = seq
-        self.ticket = 0
-        self.holds_line = False
-        """Its conversation waits for it: it was granted once."""
-        self.in_budget = False
-        """Whether the budget counts it."""
-        self.stage = Stage.NEW
-        self.attempt = attempt
-        """The number that events carry: a run whose words may have been published is never repeated under it."""
-        self.spent = attempt
-        """Attempts used up, the present one included; an innocent's run beside a poisonous one is not counted."""
-        self.max_attempts = max_attempts
-        self.epoch = epoch
-        self.stream = stream
-        self.first_place = first_place
-        self.body = body
-        self.size_bytes = size_bytes
-        self.run: Run | None = None
-        self._subject: Subject | None = None
-        self.alone = False
-        """Two workers died while it ran: it may run only when nothing else does on this worker."""
-        self.group: Any = None
-        """The suspects it belongs to, after an engine died under it."""
-        self.deaths = 0
-        """Deaths of an engine in which it took part."""
-        self.blocked_at: float | None = None
-        """Since when it has been the most urgent of its lane and did not fit."""
-        self.memory_bytes = 0
-        """What its engine said that its run takes of the device, beyond what the engine holds then."""
-        self.head_since: float | None = None
-        """Since when it has been the first that waits for memory of its device."""
-        self.moved_at: float | None = None
-        """When it was last taken to another replica, where memory was free."""
-        self.held_off_at: float | None = None
-        """Since when it waits for the replica that has its conversation's beginning."""
-        self.started_at: float | None = None
-        self.load_ms = 0
-        self.position: int | None = None
-        self.pending_status: str | None = None
-        self.published_status: str | None = None
-        self.told_waiting: tuple[str, int | None] | None = None
-        """(reason, position) that was last published of its waiting."""
-        self.told_start_at: float | None = None
-        """When it was last said to start."""
-        self.counted_wait = False
-        """Whether its wait is among those that were measured."""
-        self.ttl_ms: int | None = None
-        """Its time to live when this worker chose one, milliseconds after its log append time."""
-        self.end_with: PenstockError | None = None
-        """It shall end with this as soon as its bytes are here."""
-        self.twins: list[Origin] = []
-        """Where else the same request stands: readers may follow any of them, so each has its outcome."""
-        self.outcome: Any = None
-        """What is on its way to the broker as its outcome."""
-        self.error: PenstockError | None = None
-        """Of a dead letter: the reason, for the letter and for the terminal event that follows it."""
+    def __post_init__(self) -> None:
+        self.spent = self.attempt
 
     @property
     def tp(self) -> tuple[str, int]:
