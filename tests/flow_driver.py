@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from penstock.processors.core import effects as ask
-from penstock.processors.core.flow import Flow, FlowSettings
+from penstock.processors.core.composition import new_flow
+from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.processors.core.requests.work import Body, Work
+from penstock.processors.core.settings import FlowSettings
 from penstock.schemas.abilities import Need
 from penstock.schemas.choosing import Choice
 from penstock.schemas.errors import ModelNotFound, PenstockError
@@ -101,7 +103,7 @@ class World:
 
     def make_flow(self, *args: Any) -> Flow:
         """A flow of models that take no memory; subclasses make others."""
-        return Flow(*args)
+        return new_flow(*args)
 
     # -- in
 

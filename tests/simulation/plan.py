@@ -11,8 +11,8 @@ from random import Random
 
 from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.fleet.views import PlacementSettings
-from penstock.processors.core.flow import FlowSettings
 from penstock.processors.core.queue.slack import SlackSettings
+from penstock.processors.core.settings import FlowSettings
 
 FAULTS = (
     "crash",  # kill -9 of a worker, started again a little later

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.processors.core.flow import FlowSettings
+from penstock.processors.core.settings import FlowSettings
 from simulation import plan as plans
 from simulation.livelock import bounded_cpu
 from simulation.plants import NEEDS, PLANTS, planted

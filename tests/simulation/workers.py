@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.common.desired import DesiredRecord
 from penstock.processors.core import effects as ask
 from penstock.processors.core.commit.gate import GapInDelivery
+from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.residents import Needs
-from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.arrivals import Poison
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.work import Body, Work, WorkKey
@@ -68,7 +68,7 @@ class Life(Actor):
         self.told = Told(served=dict(self._lanes))
         self._catalog = Catalog(list(self._lanes))
         self._intake = cluster.new_intake()
-        self.flow = Flow(
+        self.flow = new_flow(
             cluster.plan.settings,
             self._catalog,
             self.commands,

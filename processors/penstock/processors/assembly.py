@@ -14,11 +14,13 @@ from penstock.processors.committing import Committer
 from penstock.processors.conversations.held import HeldImages
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.turns import Turns
+from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.views import PlacementSettings
-from penstock.processors.core.flow import Flow, FlowSettings
+from penstock.processors.core.flow import Flow
 from penstock.processors.core.pools import Pools
 from penstock.processors.core.queue.lifetimes import LifetimeSettings
 from penstock.processors.core.queue.slack import SlackSettings
+from penstock.processors.core.settings import FlowSettings
 from penstock.processors.erasing import Erasing
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
@@ -127,7 +129,7 @@ def assemble(
         clock_ms=now_ms,
         clock=clock,
     )
-    flow = Flow(
+    flow = new_flow(
         flow_settings(settings),
         lanes,
         book,

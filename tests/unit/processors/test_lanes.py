@@ -12,6 +12,7 @@ from flow_driver import World
 from penstock.common.model_entry import ModelEntry
 from penstock.processors.background import on_faults
 from penstock.processors.core import effects as ask
+from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.core.flow import Flow
 from penstock.processors.lanes import Lanes
@@ -61,7 +62,7 @@ class Shell(World):
             self.published.append(record)
 
     def make_flow(self, *args: Any) -> Flow:
-        flow = Flow(*args, devices=self.serving.capacities, memory_error=self.metrics.memory_error)
+        flow = new_flow(*args, devices=self.serving.capacities, memory_error=self.metrics.memory_error)
         self.lanes.connect(self.serving, flow, self.settle)
         self.serving.connect(flow)
         return flow

@@ -14,8 +14,9 @@ from flow_driver import Book, Models
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.transport import Delivery
 from penstock.processors import worker as worker_module
-from penstock.processors.core.flow import Flow, FlowSettings
+from penstock.processors.core.composition import new_flow
 from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.settings import FlowSettings
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.kafka.intake import Intake
@@ -121,7 +122,7 @@ class Shell:
         self.broker, self.intake, self.refetches, self.loads = Broker(), RegistryBehind(), Refetches(), Loads()
         self.engine, self.metrics = ScriptedEngine(inline=True), Metrics()
         self.journal = CrashJournal(folder / "journal")
-        self.flow = Flow(FlowSettings(**settings), Models("m"), Book(), deaths=self.journal.deaths)
+        self.flow = new_flow(FlowSettings(**settings), Models("m"), Book(), deaths=self.journal.deaths)
         self.held: list[frozenset[tuple[str, int]]] = []
         self.erased: list[ControlCommand] = []
         self.broken = 0

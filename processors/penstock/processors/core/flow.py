@@ -15,35 +15,28 @@ The states of a request stand in `requests/states.py`. Models: websockets' `prot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-from penstock.processors.core.admission import Admission
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.alone import AloneClaim
 from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect
 from penstock.processors.core.fleet.estimates import Estimates
 from penstock.processors.core.fleet.facts import FleetFacts
-from penstock.processors.core.fleet.heads import Heads
 from penstock.processors.core.fleet.lane import Lane, Lanes
-from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
+from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.lifecycle import Lifecycle
 from penstock.processors.core.fleet.measurements import Measurements
-from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.orders import Orders
 from penstock.processors.core.fleet.placing import Placing
 from penstock.processors.core.fleet.replicas import Replicas
 from penstock.processors.core.fleet.run_memory import RunMemory
-from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.fleet.watch import FleetWatch
 from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.explaining import Explainer
-from penstock.processors.core.queue.fetching import Fetching
 from penstock.processors.core.queue.forecast import Forecast
-from penstock.processors.core.queue.lifetimes import Lifetimes
-from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.arriving import Arrivals
 from penstock.processors.core.requests.attempts import Attempts
@@ -57,9 +50,6 @@ from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.waits import Waits
 from penstock.processors.core.requests.work import Work, WorkKey
-from penstock.processors.core.rooms import Rooms
-from penstock.processors.core.settings import Catalog, Commands, FlowSettings
-from penstock.processors.core.starting import Starter
 from penstock.schemas.errors import ExecutionTimeout, Expired
 from penstock.schemas.records import ControlCommand, WaitingFor
 from penstock.schemas.topics import TP
@@ -75,136 +65,43 @@ class EndlessStep(RuntimeError):
     """A step went round without coming to an end: parts of the flow undo each other's decisions."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Flow:
-    """One worker's requests. Not thread-safe. Two flows in one process share nothing."""
+    """One worker's requests; `new_flow` makes it. Not thread-safe. Two flows in one process share nothing."""
 
-    def __init__(
-        self,
-        settings: FlowSettings,
-        catalog: Catalog,
-        commands: Commands,
-        *,
-        deaths: Callable[[WorkKey, str], int] = lambda key, request_id: 0,
-        devices: Sequence[DeviceCapacity] = (),
-        estimate_error: Callable[[str, float], None] | None = None,
-        memory_error: Callable[[int, int], None] | None = None,
-        estimates: Estimates | None = None,
-    ) -> None:
-        """`estimate_error` hears what came less what was estimated, `memory_error` the peak and what was booked.
-
-        `deaths`: how many workers died while a request ran. `estimates`: what was learned before.
-        """
-        placement = replace(settings.placement, longest_reservation_s=settings.longest_reservation_s)
-        self._effects: list[Effect] = []
-        self._paused: frozenset[TP] = frozenset()
-        self.taking = True
-        emit = self._effects.append
-        self.agenda = agenda = Agenda()
-        self.registry = registry = Registry(emit)
-        self.gate = gate = CommitGate(commit_span=settings.commit_span)
-        self.forecast = forecast = Forecast(estimate_error)
-        self.scheduler: Scheduler[Work] = Scheduler(
-            aging_s=settings.aging_s, aged_share=settings.aged_share, slack=settings.slack, run_s=forecast.run_s
-        )
-        scheduler = self.scheduler
-        self.budget = budget = Budget(settings.intake_bytes)
-        self.lanes = lanes = Lanes(budget.register)
-        self.ledger = ledger = Ledger(devices, longest_reservation_s=settings.longest_reservation_s)
-        self.estimates = estimates = estimates or Estimates()
-        self.run_memory = run_memory = RunMemory(ledger)
-        self.claim = claim = AloneClaim()
-        memory = DeviceMemory(ledger, estimates, lanes, run_memory, agenda)
-        admission = Admission(scheduler, lanes, run_memory, memory, ledger, claim)
-        self.facts = FleetFacts(scheduler, lanes)
-        self.explainer = Explainer(scheduler, lanes, admission, forecast)
-        lifetimes = Lifetimes(settings.lifetimes)
-        self._waits = Waits(forecast, self.explainer, lifetimes)
-        self.statuses = Statuses(emit, settings.status_linger_s, self.explainer, self._waits.ran)
-        self._streams = Streams(emit, settings.chunk_linger_s)
-        self._steps = Steps(emit)
-        self.grants = grants = Grants(
-            registry, scheduler, self.statuses, run_memory, claim, emit, settings.max_execution_s
-        )
-        fetching = Fetching(registry, scheduler, budget, emit)
-        rooms = Rooms(admission, grants, run_memory, settings.affinity_s)
-        starter = Starter(scheduler, admission, claim, grants, fetching, rooms, self.statuses, run_memory)
-        rereads = Rereads(emit, budget.ends_limit)
-        self._holdings = Holdings(
-            registry, gate, scheduler, budget, lanes, memory, grants, run_memory, agenda, emit, rereads
-        )
-        self.endings = Endings(registry, self._holdings, lanes, self._streams, emit, deaths)
-        self.attempts = Attempts(
-            registry,
-            scheduler,
-            lanes,
-            memory,
-            grants,
-            self.statuses,
-            self._streams,
-            self._steps,
-            forecast,
-            self._holdings,
-            self.endings,
-            agenda,
-            emit,
-            settings.retry_delay_s,
-        )
-        self.measurements = Measurements(ledger, estimates, lanes, memory, agenda)
-        self.replicas = Replicas(
-            registry,
-            scheduler,
-            lanes,
-            memory,
-            self.measurements,
-            claim,
-            forecast,
-            self.attempts,
-            self.endings,
-            agenda,
-            memory_error,
-        )
-        heads = Heads(scheduler, lanes, ledger, admission, run_memory, agenda, placement)
-        views = Views(ledger, memory, run_memory, heads, forecast)
-        self.lifecycle = Lifecycle(lanes, grants, agenda, emit)
-        self.placing = Placing(
-            registry,
-            scheduler,
-            lanes,
-            ledger,
-            memory,
-            starter,
-            grants,
-            run_memory,
-            self.statuses,
-            heads,
-            views,
-            self.replicas,
-            self.endings,
-            self.lifecycle,
-            agenda,
-            placement,
-        )
-        self._commanding = Commanding(registry, gate, scheduler, budget, lanes, self.endings, agenda, emit, commands)
-        self.orders = Orders(scheduler, lanes, self.lifecycle, agenda)
-        self.watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
-        self.arrivals = Arrivals(
-            registry,
-            gate,
-            scheduler,
-            budget,
-            lanes,
-            memory,
-            self.statuses,
-            self.explainer,
-            lifetimes,
-            self._holdings,
-            self.endings,
-            agenda,
-            emit,
-            catalog,
-            commands,
-            deaths,
-        )
+    agenda: Agenda
+    registry: Registry
+    gate: CommitGate
+    forecast: Forecast
+    scheduler: Scheduler[Work]
+    budget: Budget
+    lanes: Lanes
+    ledger: Ledger
+    estimates: Estimates
+    run_memory: RunMemory
+    claim: AloneClaim
+    facts: FleetFacts
+    explainer: Explainer
+    statuses: Statuses
+    grants: Grants
+    endings: Endings
+    attempts: Attempts
+    measurements: Measurements
+    replicas: Replicas
+    lifecycle: Lifecycle
+    placing: Placing
+    orders: Orders
+    watch: FleetWatch
+    arrivals: Arrivals
+    _waits: Waits
+    _streams: Streams
+    _steps: Steps
+    _holdings: Holdings
+    _commanding: Commanding
+    _effects: list[Effect]
+    """The parts append to this very list."""
+    _paused: frozenset[TP] = frozenset()
+    taking: bool = True
 
     @property
     def works(self) -> dict[WorkKey, Work]:
@@ -218,7 +115,7 @@ class Flow:
     def take_effects(self) -> list[Effect]:
         """What the shell is to do, in order."""
         effects = list(self._effects)
-        self._effects.clear()  # the parts hold this very list
+        self._effects.clear()
         return effects
 
     # -- assignments
