@@ -166,13 +166,14 @@ class Drill:
 
     def sample(self) -> None:
         """Read what the gateway says of everything, and note what of it is untrue."""
-        said = {one["request_id"]: one for one in self._requests()}
+        listed = {one["request_id"]: one for one in self._requests()}
         for asked in self.asked:
-            asked.said = said.get(asked.request_id, {})
+            asked.said = listed.get(asked.request_id, {})
         self.models = {one["id"]: one for one in self.http.get("/v1/admin/models").json()["data"]}
         public = {one["id"]: one for one in self.http.get("/v1/models").json()["data"]}
         readiness = self.http.get("/readyz").json()
-        untrue = {*self._of_requests(), *self._of_models(public), *self._of_readiness(readiness)}
+        said = Statements(self)
+        untrue = {*said.of_requests(), *said.of_models(public), *said.of_readiness(readiness)}
         self.untruths.sampled(untrue, time.monotonic())
 
     def _requests(self) -> Iterator[Json]:
@@ -184,62 +185,6 @@ class Drill:
             if not page["has_more"]:
                 return
             after = page["last_id"]
-
-    def _of_requests(self) -> Iterator[str]:
-        for asked in self.asked:
-            if asked.done:
-                continue
-            open_roles = self._open_roles(asked.combination)
-            state = self.models.get(asked.combination.model, {}).get("state")
-            true = reasons_of(asked.combination, asked.role, open_roles, state, self.world)
-            status = asked.said.get("status")
-            if status is None:
-                yield f"{asked.request_id} of {asked.combination.model} is not listed"
-            elif status == "running" and self.world.worker_up and asked.reason is not None:
-                yield f"{asked.name}: runs, and waits for {asked.reason}"
-            elif (status in WAITING or not self.world.worker_up) and asked.reason not in true:
-                # A worker that is dead leaves what it said last: the gateway alone knows better.
-                runs_on = status == "running" and not self.world.worker_up
-                if not runs_on:
-                    why = f"as the model is {state}, open are {', '.join(open_roles)}"
-                    yield f"{asked.name}: {status}, {asked.reason}; true is {sorted(true)}, {why}"
-            if self.world.worker_up and not fits(status, asked.reason):
-                yield f"{asked.name}: {status}, but it waits for {asked.reason}"
-            waiting = asked.said.get("waiting_for") or {}
-            if asked.reason in ("paused", "no_worker", "conversation") and waiting["estimated_start_at"] is not None:
-                yield f"{asked.name}: {asked.reason}, and nobody can know when it starts"
-
-    def _open_roles(self, combination: Combination) -> dict[str, str]:
-        return {
-            one.role: one.said.get("status", "unknown")
-            for one in self.asked
-            if one.combination == combination and not one.done
-        }
-
-    def _of_models(self, public: dict[str, Json]) -> Iterator[str]:
-        for combination in COMBINATIONS:
-            facts, name = model_facts(combination, self.world), combination.model
-            shown = self.models.get(name)
-            if (shown is not None) != facts.listed or (name in public) != facts.listed:
-                yield f"{name}: listed for operators {shown is not None}, for all {name in public}; true is {facts}"
-                continue
-            if shown is None:
-                continue
-            said = {key: shown[key] for key in ("paused", "pinned", "available")}
-            if said != {"paused": facts.paused, "pinned": facts.pinned, "available": facts.available}:
-                yield f"{name}: shown as {said}; true is {facts}"
-            if any(public[name][key] != shown[key] for key in ("state", "available")):
-                yield f"{name}: {shown['state']} for operators, {public[name]['state']} for all"
-            if not facts.available and shown["state"] != "absent":
-                yield f"{name}: {shown['state']} without a worker"
-
-    def _of_readiness(self, readiness: Json) -> Iterator[str]:
-        true = "ready" if self.world.worker_up else "degraded"
-        if readiness["status"] != true:
-            yield f"readyz says {readiness}; true is {true}"
-        listed = {one.model for one in COMBINATIONS if model_facts(one, self.world).listed}
-        if set(readiness["models_without_worker"]) != (set() if self.world.worker_up else listed):
-            yield f"readyz: models_without_worker {readiness['models_without_worker']}"
 
     def seen(self) -> str:
         """All that is open, what was untrue, and the ends of the logs."""
@@ -353,10 +298,11 @@ class Drill:
         """Outcomes, states and conversations; then each model that is served answers once more."""
         self.until(lambda: not self._wrong_states(), "all models come to their states", 40)
         self.probe()
-        problems = [*self.untruths.proven, *self._wrong_outcomes(), *self._wrong_histories(), *self._wrong_list()]
+        end = AtTheEnd(self)
+        problems = [*self.untruths.proven, *end.wrong_outcomes(), *end.wrong_histories(), *end.wrong_list()]
         assert not problems, "\n".join(problems) + "\n" + self.seen()
         self.system.wait_drained()
-        problems = list(self._wrong_log())
+        problems = list(end.wrong_log())
         assert not problems, "\n".join(problems) + "\n" + self.seen()
 
     def _wrong_states(self) -> dict[str, tuple[str | None, str | None]]:
@@ -378,28 +324,98 @@ class Drill:
                 self.ask(combination, "probe")
         self.until(lambda: all(asked.done for asked in self.asked), "who asks at the end is answered")
 
-    def _wrong_outcomes(self) -> Iterator[str]:
-        for asked in self.asked:
-            true = outcome_of(asked.combination, asked.role, self.world)
+
+class Statements:
+    """What a sample says that is untrue of the drill's world."""
+
+    def __init__(self, drill: Drill) -> None:
+        self._drill = drill
+
+    def of_requests(self) -> Iterator[str]:
+        for asked in self._drill.asked:
+            if asked.done:
+                continue
+            open_roles = self._open_roles(asked.combination)
+            state = self._drill.models.get(asked.combination.model, {}).get("state")
+            true = reasons_of(asked.combination, asked.role, open_roles, state, self._drill.world)
+            status = asked.said.get("status")
+            if status is None:
+                yield f"{asked.request_id} of {asked.combination.model} is not listed"
+            elif status == "running" and self._drill.world.worker_up and asked.reason is not None:
+                yield f"{asked.name}: runs, and waits for {asked.reason}"
+            elif (status in WAITING or not self._drill.world.worker_up) and asked.reason not in true:
+                # A worker that is dead leaves what it said last: the gateway alone knows better.
+                runs_on = status == "running" and not self._drill.world.worker_up
+                if not runs_on:
+                    why = f"as the model is {state}, open are {', '.join(open_roles)}"
+                    yield f"{asked.name}: {status}, {asked.reason}; true is {sorted(true)}, {why}"
+            if self._drill.world.worker_up and not fits(status, asked.reason):
+                yield f"{asked.name}: {status}, but it waits for {asked.reason}"
+            waiting = asked.said.get("waiting_for") or {}
+            if asked.reason in ("paused", "no_worker", "conversation") and waiting["estimated_start_at"] is not None:
+                yield f"{asked.name}: {asked.reason}, and nobody can know when it starts"
+
+    def _open_roles(self, combination: Combination) -> dict[str, str]:
+        return {
+            one.role: one.said.get("status", "unknown")
+            for one in self._drill.asked
+            if one.combination == combination and not one.done
+        }
+
+    def of_models(self, public: dict[str, Json]) -> Iterator[str]:
+        for combination in COMBINATIONS:
+            facts, name = model_facts(combination, self._drill.world), combination.model
+            shown = self._drill.models.get(name)
+            if (shown is not None) != facts.listed or (name in public) != facts.listed:
+                yield f"{name}: listed for operators {shown is not None}, for all {name in public}; true is {facts}"
+                continue
+            if shown is None:
+                continue
+            said = {key: shown[key] for key in ("paused", "pinned", "available")}
+            if said != {"paused": facts.paused, "pinned": facts.pinned, "available": facts.available}:
+                yield f"{name}: shown as {said}; true is {facts}"
+            if any(public[name][key] != shown[key] for key in ("state", "available")):
+                yield f"{name}: {shown['state']} for operators, {public[name]['state']} for all"
+            if not facts.available and shown["state"] != "absent":
+                yield f"{name}: {shown['state']} without a worker"
+
+    def of_readiness(self, readiness: Json) -> Iterator[str]:
+        true = "ready" if self._drill.world.worker_up else "degraded"
+        if readiness["status"] != true:
+            yield f"readyz says {readiness}; true is {true}"
+        listed = {one.model for one in COMBINATIONS if model_facts(one, self._drill.world).listed}
+        if set(readiness["models_without_worker"]) != (set() if self._drill.world.worker_up else listed):
+            yield f"readyz: models_without_worker {readiness['models_without_worker']}"
+
+
+class AtTheEnd:
+    """What is wrong once everything has ended."""
+
+    def __init__(self, drill: Drill) -> None:
+        self._drill = drill
+
+    def wrong_outcomes(self) -> Iterator[str]:
+        for asked in self._drill.asked:
+            true = outcome_of(asked.combination, asked.role, self._drill.world)
             if asked.role == "asked before":
-                true = outcome_of(Combination("pin", "running"), "waits", self.world)
-            said = self.http.get(f"/v1/requests/{asked.request_id}").json()
+                true = outcome_of(Combination("pin", "running"), "waits", self._drill.world)
+            said = self._drill.http.get(f"/v1/requests/{asked.request_id}").json()
             code = (said["error"] or {}).get("code")
             engine = None if said["result"] is None else engine_of(said["result"]["text"])
             if (said["status"], engine, code) != (true.status, true.engine, true.code):
                 yield f"{asked}: {said['status']} {engine} {said['error']}; true is {true}"
 
-    def _wrong_histories(self) -> Iterator[str]:
+    def wrong_histories(self) -> Iterator[str]:
         for combination in COMBINATIONS:
             if combination.conversation is None:
                 continue
             answers = {
-                asked.role: self.http.get(f"/v1/requests/{asked.request_id}").json()["result"]["text"]
-                for asked in self.asked
+                asked.role: self._drill.http.get(f"/v1/requests/{asked.request_id}").json()["result"]["text"]
+                for asked in self._drill.asked
                 if asked.combination == combination and asked.said["status"] == "completed"
             }
             path = f"/v1/conversations/{combination.conversation}/items"
-            items = self.http.get(path, params={"order": "asc", "limit": "100"}).json()["data"]
+            items = self._drill.http.get(path, params={"order": "asc", "limit": "100"}).json()["data"]
             found = [(item["role"], item["content"][0]["text"]) for item in items]
             true = history_of(combination, answers)
             # A turn that was cut off by the kill, and is refused since, has asked but got no answer.
@@ -412,9 +428,9 @@ class Drill:
                 if context != true[:-1]:
                     yield f"{combination.conversation}: the second turn saw {context}; true is {true[:-1]}"
 
-    def _wrong_list(self) -> Iterator[str]:
+    def wrong_list(self) -> Iterator[str]:
         """`penstock models list` says of each model what the gateway says."""
-        result = CliRunner().invoke(app, ["models", "list", "--json", "--url", self.gateway.url])
+        result = CliRunner().invoke(app, ["models", "list", "--json", "--url", self._drill.gateway.url])
         assert result.exit_code == 0, result.output
         listed = {one["id"]: one for one in map(json.loads, result.stdout.splitlines())}
         for combination in COMBINATIONS:
@@ -423,17 +439,17 @@ class Drill:
             if combination.conversation is None and state != true:
                 yield f"penstock models list: {combination.model} is {state}; true is {true}"
 
-    def _wrong_log(self) -> Iterator[str]:
+    def wrong_log(self) -> Iterator[str]:
         """On the result topic each request has one outcome, which is the one that the gateway tells."""
-        events = [event for event in self.system.results() if event.is_terminal]
-        folded = self.system.outcomes()
-        for asked in self.asked:
+        events = [event for event in self._drill.system.results() if event.is_terminal]
+        folded = self._drill.system.outcomes()
+        for asked in self._drill.asked:
             count = sum(event.request_id == asked.request_id for event in events)
-            if count != 1 and not (count and self.world.worker_was_killed):
+            if count != 1 and not (count and self._drill.world.worker_was_killed):
                 yield f"{asked}: {count} terminal events"
             if folded[asked.request_id].status != asked.said["status"]:
                 yield f"{asked}: {folded[asked.request_id].status} for a reader of the topic"
-        strangers = {event.request_id for event in events} - {asked.request_id for asked in self.asked}
+        strangers = {event.request_id for event in events} - {asked.request_id for asked in self._drill.asked}
         if strangers:
             yield f"outcomes of requests that nobody sent: {strangers}"
 

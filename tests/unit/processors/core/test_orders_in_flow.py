@@ -281,3 +281,40 @@ def test_a_turn_that_another_class_passes_says_that_it_waits_for_that_turn() -> 
     world.finish("high")
     pass_seconds(world, 2)
     assert said(world, "low") == "model_loading"
+
+
+def test_a_request_whose_engine_died_says_what_it_waits_for() -> None:
+    """It stated `retrying`, and no reason, until its model was resumed."""
+    world = World("m", status_linger_s=0.05)
+    world.up("m")
+    world.submit("r", stream=True)
+    pass_seconds(world, 1)
+    assert said_as(world, "r") == ("running", None)
+    world.flow.orders.pause("model", "m", True)
+    world.die("m")
+    assert said_as(world, "r") == ("retrying", None)
+    pass_seconds(world, 2)
+    assert said_as(world, "r") == ("queued", "paused")
+
+
+def test_a_request_that_is_tried_again_says_what_it_waits_for() -> None:
+    world = World("m", status_linger_s=0.05)
+    world.up("m")
+    world.submit("r")
+    pass_seconds(world, 1)
+    world.flow.orders.pause("model", "m", True)
+    world.fail("r", EngineFailed("no"))
+    assert said_as(world, "r") == ("retrying", None)
+    pass_seconds(world, 30)
+    assert said_as(world, "r") == ("queued", "paused")
+
+
+def test_who_hears_of_a_download_hears_what_it_waits_for_too() -> None:
+    """The news of the download came without a reason, and the reason was not said again."""
+    world = World("m", status_linger_s=0.05)
+    world.submit("r")
+    pass_seconds(world, 2)
+    assert said_as(world, "r") == ("loading_model", "model_loading")
+    world.flow.placing.loading_progressed("m", 0.42, world.now)
+    world.settle()
+    assert said_as(world, "r") == ("loading_model", "model_loading")

@@ -89,7 +89,7 @@ class Placing:
     def loading_progressed(self, model: str, fraction: float, now: float) -> None:
         """So much of the model's download is there, from 0 to 1: who waits for it hears so."""
         for work in itertools.islice(self._scheduler.candidates(model, now), TOLD_WAITING):
-            self._statuses.say_at_once(work, "loading_model", f"loading_model {fraction:.0%}")
+            self._statuses.say_at_once(work, "loading_model", now, f"loading_model {fraction:.0%}")
 
     def _tell_waiting(self, lane: Lane, now: float) -> None:
         status = "waiting_for_memory" if lane.short else "loading_model"

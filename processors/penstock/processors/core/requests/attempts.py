@@ -196,7 +196,7 @@ class Attempts:
         self._holdings.give_back(work)
         if isinstance(decision, Retry):
             self._registry.transition(work, event, Stage.RETRYING)
-            self._statuses.say_at_once(work, "retrying", error.code)
+            self._statuses.say_at_once(work, "retrying", now, error.code)
             work.attempt += 1  # after that was said: readers hear `running` of the next attempt as news
             work.spent += 1
             work.run = None
@@ -219,9 +219,8 @@ class Attempts:
         told = work.published_status == "running"
         self._registry.transition(work, event, Stage.QUEUED)
         if told:
-            self._statuses.say_at_once(work, "retrying", "engine_failed")
-        else:
-            self._statuses.say(work, "queued", now)  # that it runs, which nobody has heard yet, is not so any more
+            self._statuses.say_at_once(work, "retrying", now, "engine_failed")
+        self._statuses.say(work, "queued", now)  # if it lasts: with what it waits for; that it runs is not so any more
         if told or (run is not None and run.sent_pieces):
             work.attempt += 1  # readers must be able to tell the new words and statuses from those that were published
         self._agenda.look_at(self._lanes[work.lane])
@@ -238,6 +237,7 @@ class Attempts:
             else:
                 self._scheduler.put_back(work)
                 self._registry.transition(work, "due", Stage.QUEUED)
+                self._statuses.say(work, "queued", now)
                 self._agenda.look_at(self._lanes[work.lane])
 
     def next_due(self) -> float | None:

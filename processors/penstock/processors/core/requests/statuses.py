@@ -64,10 +64,14 @@ class Statuses:
             work.pending_status = status
             self._due.append((now + self._linger_s, work, status))
 
-    def say_at_once(self, work: Work, status: str, detail: str | None = None) -> None:
+    def say_at_once(self, work: Work, status: str, now: float, detail: str | None = None) -> None:
         """Publish it without waiting whether it lasts."""
         work.pending_status = work.published_status = status
-        self._emit(status_event(work, status, detail))
+        waiting = None
+        if status in WAITING and self._explainer is not None:
+            waiting = self._explainer.explain(work, now)
+            work.published_waiting = (waiting.reason, waiting.position)
+        self._emit(status_event(work, status, detail, waiting=waiting))
 
     def near_front(self, work: Work, now: float, ahead: tuple[int, int] | None) -> None:
         """It will start soon: what has changed is said, if it was told to be waiting at all.
