@@ -183,10 +183,16 @@ class Starter:
         return None
 
     def _move_suspects(self, able: list[Replica], now: float) -> None:
-        """They need not wait for those who run on the replica that is kept for them while another is empty."""
+        """They need not wait for others' runs, or for memory, on the replica that is kept for them: another is empty."""
         for replica in able:
             group = replica.exclusive
-            if group is None or all(holder.group is group for holder in replica.holders):
+            if group is None:
+                continue
+            if replica.holders:
+                stays = all(holder.group is group for holder in replica.holders)
+            else:
+                stays = any(self._memory.is_free(replica, work, now) for work in group.members)
+            if stays:
                 continue
             for other in able:
                 empty = other.exclusive is None and not other.holders

@@ -334,3 +334,25 @@ def test_memory_is_said_to_be_short_where_the_model_may_be_loaded() -> None:
     world.pass_steps(1.0)
     explained = world.flow.waiting_for(work, world.now)
     assert (explained.reason, explained.need_bytes, explained.free_bytes) == ("memory", 50 * GB, 20 * GB)
+
+
+def test_a_suspect_does_not_wait_for_memory_where_another_replica_has_it() -> None:
+    """Found by the simulator (seed 7005): nobody else ran on the replica that is kept for it, so it stayed there."""
+    world = Uneven(2, m=(45, 1))
+    spec = ModelSpec(model="m", devices=("simulated",), min_replicas=2, max_replicas=2)
+    world.flow.orders.configure({"m": spec}, world.now)
+    world.submit("first")
+    world.pass_steps(1.0)
+    lane = world.flow.lane("m")
+    world.finish("first")
+    world.observe(sim1=40)
+    work = world.submit("r", requirements=Requirements(vram_bytes=60 * GB), settle=False)
+    assert work is not None
+    suspect_all([work, work])
+    assert work.group is not None
+    on_sim1 = next(one for one in lane.ready if one.device == "sim1")
+    on_sim1.exclusive = work.group
+    world.pass_steps(1.0)
+    assert set(world.running) == {"r"}
+    assert work.run is not None
+    assert work.run.replica != on_sim1.number
