@@ -108,7 +108,7 @@ class Starter:
             if room is None:
                 continue
             first, ahead = seen[work.klass] == 1, seen[work.klass] <= look_ahead
-            refusal = self._step(lane, work, room, now, may_prepare=ahead, must_fetch=first)
+            refusal = self._step(lane, work, room, now, may_prepare=ahead, must_fetch=first or room.slots > 0)
             if refusal is None:
                 return work, room.replica
             if refusal.device is not None:
@@ -183,7 +183,7 @@ class Starter:
         return None
 
     def _move_suspects(self, able: list[Replica], now: float) -> None:
-        """They need not wait for others' runs, or for memory, on the replica that is kept for them: another is empty."""
+        """They need not wait for others, or for memory, on the replica that is kept for them while another is empty."""
         for replica in able:
             group = replica.exclusive
             if group is None:

@@ -149,3 +149,23 @@ def test_suspects_go_to_a_replica_that_has_become_empty() -> None:
 
 def test_all_reasons_are_those_of_the_records() -> None:
     assert set(get_args(Reason)) == set(WAITING_REASONS)
+
+
+def test_a_parked_request_is_read_again_for_a_slot_that_those_before_it_cannot_use() -> None:
+    """Found by the simulator (seed 30276): the share of its class was full of what waited for another replica, so it
+    was not read again, and the slot that was kept for it stayed empty."""
+    world = World(intake_bytes=4_000)
+    world.need = lambda work: 80 if work.request_id == "large" else 10
+    world.up(slots=1, tokens=100)
+    world.submit("busy", size=50)
+    world.submit("large", size=250)
+    world.pass_time(0.1)
+    parked = world.submit("parked", size=250)
+    assert parked is not None
+    assert parked.stage.value == "parked"
+    world.flow.replicas.up("m", 1, 1, 50, world.now, inline=False)
+    world.pass_time(0.1)
+    assert set(world.running) == {"busy", "parked"}
+    world.finish("busy")
+    world.pass_time(0.1)
+    assert set(world.running) == {"large", "parked"}
