@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 import time
@@ -163,7 +162,6 @@ def main(arguments: Sequence[str]) -> int:
         help="take this in, which is left out because it is known to fail (repeatable)",
     )
     options = parser.parse_args(arguments)
-    logging.getLogger("penstock").setLevel(logging.ERROR)  # what workers warn of is expected here
     without = left_out(options.plant, without=options.without, including=options.including)
     if options.seed is not None:
         report = Report()
