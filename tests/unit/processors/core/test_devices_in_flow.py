@@ -9,6 +9,7 @@ import pytest
 from flow_driver import HIGH, LOW, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.composition import new_flow
+from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.core.fleet.residents import ModelSpec, Needs
 from penstock.processors.core.flow import Flow
@@ -230,14 +231,19 @@ class Uneven(Fleet):
         )
 
 
-def test_a_suspect_goes_apart_where_its_run_can_be_held() -> None:
-    """Found by the simulator: a replica was kept for it alone whose device could never hold its run."""
+def on_both() -> tuple[Uneven, Lane]:
+    """The model is loaded on both devices, and a first request runs."""
     world = Uneven(2, m=(45, 1))
     spec = ModelSpec(model="m", devices=("simulated",), min_replicas=2, max_replicas=2)
     world.flow.orders.configure({"m": spec}, world.now)
     world.submit("first")
     world.pass_steps(1.0)
-    lane = world.flow.lane("m")
+    return world, world.flow.lane("m")
+
+
+def test_a_suspect_goes_apart_where_its_run_can_be_held() -> None:
+    """Found by the simulator: a replica was kept for it alone whose device could never hold its run."""
+    world, lane = on_both()
     assert [one.device for one in lane.ready] == ["sim0", "sim1"]
     world.finish("first")
     work = world.submit("large", requirements=Requirements(vram_bytes=98 * GB), settle=False)
@@ -253,12 +259,7 @@ def test_a_suspect_goes_apart_where_its_run_can_be_held() -> None:
 
 def test_a_suspect_that_goes_apart_leaves_the_others_of_its_group_by_themselves() -> None:
     """Found by the simulator (seed 4470): an innocent run started beside a suspect that had lost its replica."""
-    world = Uneven(2, m=(45, 1))
-    spec = ModelSpec(model="m", devices=("simulated",), min_replicas=2, max_replicas=2)
-    world.flow.orders.configure({"m": spec}, world.now)
-    world.submit("first")
-    world.pass_steps(1.0)
-    lane = world.flow.lane("m")
+    world, lane = on_both()
     world.finish("first")
     world.flow.replicas.limits("m", 0, 4, world.now)
     world.flow.replicas.limits("m", 1, 2, world.now)
@@ -338,12 +339,7 @@ def test_memory_is_said_to_be_short_where_the_model_may_be_loaded() -> None:
 
 def test_a_suspect_does_not_wait_for_memory_where_another_replica_has_it() -> None:
     """Found by the simulator (seed 7005): nobody else ran on the replica that is kept for it, so it stayed there."""
-    world = Uneven(2, m=(45, 1))
-    spec = ModelSpec(model="m", devices=("simulated",), min_replicas=2, max_replicas=2)
-    world.flow.orders.configure({"m": spec}, world.now)
-    world.submit("first")
-    world.pass_steps(1.0)
-    lane = world.flow.lane("m")
+    world, lane = on_both()
     world.finish("first")
     world.observe(sim1=40)
     work = world.submit("r", requirements=Requirements(vram_bytes=60 * GB), settle=False)

@@ -235,8 +235,9 @@ class CommitGate:
         self.inflight -= 1
         del self._by_request[entry.request_id]
         self._finish(tp, partition, entry)
-        for where, duplicate in _held_duplicates(self._partitions, entry):
-            self._finish(duplicate.key[:2], where, duplicate)
+        if entry.duplicates is not None:
+            for where, duplicate in _held_duplicates(self._partitions, entry):
+                self._finish(duplicate.key[:2], where, duplicate)
 
     def commits(self) -> dict[TP, tuple[int, str]]:
         """What the broker should have and has not: the offset of the unfinished head and the done map above it.
