@@ -81,10 +81,23 @@ class Rooms:
             (room for room in rooms if self._takes(room, work, now)), key=lambda room: room.emptiness, default=None
         )
         if other is None:
-            return own
+            return own if own is None else self._where_it_waits(lane, work, own, rooms)
         work.moved_at = now
         self._grants.take_from_its_replica(lane, work)
         return other
+
+    def _where_it_waits(self, lane: Lane, work: Work, own: Room, rooms: list[Room]) -> Room | None:
+        """Its own replica; if the cache there is too small for it, the emptiest whose cache is not."""
+        need = 0 if work.run is None else work.run.need_tokens
+        if own.replica.could_hold(need):
+            return own
+        larger = [room for room in rooms if room.replica.could_hold(need)]
+        if larger:
+            return max(larger, key=lambda room: room.emptiness)
+        if not any(one.could_hold(need) for one in lane.ready):  # there was one: counted anew, it is refused
+            self._grants.take_from_its_replica(lane, work)
+            return own
+        return None
 
     def _takes(self, room: Room, work: Work, now: float) -> bool:
         return self._admission.on(room.replica, work, room.slots, room.tokens, now) is None

@@ -169,3 +169,36 @@ def test_a_parked_request_is_read_again_for_a_slot_that_those_before_it_cannot_u
     world.finish("busy")
     world.pass_time(0.1)
     assert set(world.running) == {"large", "parked"}
+
+
+class Caches(World):
+    """Two engines of one model, with caches of 100 and of 50 tokens; something runs on the larger one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.need = lambda work: 80 if work.request_id == "large" else 10
+        self.up(slots=1, tokens=100)
+        self.submit("busy")
+        self.flow.replicas.up("m", 1, 1, 50, self.now, inline=False)
+        self.submit("large")
+        self.pass_time(0.1)
+
+
+def test_what_the_cache_of_one_replica_cannot_hold_waits_for_a_larger_one_and_keeps_nobody_waiting() -> None:
+    """It was refused, because its prompt had been counted where the cache is too small for it."""
+    world = Caches()
+    world.pass_time(5.0)
+    assert not world.ended
+    world.submit("small")
+    world.pass_time(0.1)
+    assert set(world.running) == {"busy", "small"}
+    world.finish("busy")
+    world.pass_time(0.1)
+    assert set(world.running) == {"large", "small"}
+
+
+def test_it_is_refused_once_no_replica_is_left_that_could_hold_it() -> None:
+    world = Caches()
+    world.die()
+    world.pass_time(1.0)
+    assert world.status_of("large") == "failed"

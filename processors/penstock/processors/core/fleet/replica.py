@@ -99,6 +99,10 @@ class Replica:
     def look_ahead(self) -> int:
         return min(max(self.slots, LOOK_AHEAD[0]), LOOK_AHEAD[1])
 
+    def could_hold(self, tokens: int) -> bool:
+        """Whether a run of so many tokens fits into its cache while nothing else runs."""
+        return self.tokens is None or tokens <= self.tokens
+
     def take(self, work: Work, tokens: int, now: float) -> None:
         """Give a slot and tokens; the caller has seen that they are free."""
         self.ahead.pop(work, None)

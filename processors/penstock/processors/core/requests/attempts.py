@@ -74,8 +74,8 @@ class Attempts:
             return
         lane = self._lanes[work.lane]
         replica = lane.replica_of(work)
-        limit = None if replica is None else replica.tokens
-        if limit is not None and need_tokens > limit:  # waited for, it would keep the replica for ever
+        if replica is not None and not any(one.could_hold(need_tokens) for one in (replica, *lane.ready)):
+            limit = max(one.tokens or 0 for one in (replica, *lane.ready))
             message = f"it needs {need_tokens} tokens of cache; {lane.name} has {limit}"
             details = {"need": need_tokens, "capacity": limit, "unit": "tokens"}
             self.attempt_failed(work, "refused", InsufficientCapacity(message, details=details), now, again=False)
