@@ -100,7 +100,7 @@ class Inside:
         return self._flow.scheduler.eligible(work)
 
     def paused_classes(self) -> Collection[str]:
-        return self._flow.scheduler.paused
+        return self._flow.scheduler.fronts.paused
 
     def parked(self) -> int:
         return sum(sum(lane.parked.values()) for lane in self._flow.lanes.values())
@@ -158,7 +158,7 @@ class Inside:
         """Whether it may not run beside what runs now."""
         if work.alone:
             return bool(self.holders())
-        if work.group is not None and self._flow.scheduler.first(work.lane) not in work.group.members:
+        if work.group is not None and self._flow.scheduler.fronts.first(work.lane) not in work.group.members:
             return True  # suspects go apart when it is the turn of one of them
         return work.group is not None and all(
             any(holder.group is not work.group for holder in one.holders)

@@ -17,7 +17,9 @@ HEADER_CONTENT_TYPE = "content-type"
 TP = tuple[str, int]
 """(topic, partition)"""
 
-CLASSES = ("high", "medium", "low")
+CLASSES: tuple[str, ...] = ("high", "medium", "low")
+RANKS: dict[str, int] = {klass: rank for rank, klass in enumerate(CLASSES)}
+"""Of classes: lower starts first."""
 RETRY_TIERS = ("1s", "10s", "1m", "10m")
 HORIZON_MS = 24 * 3_600_000
 """Bounds every time to live and the idempotency window."""

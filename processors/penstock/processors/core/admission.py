@@ -86,14 +86,14 @@ class Admission:
     def of_queue(self, lane: Lane, work: Work) -> Refusal | None:
         """What keeps it back whatever is free: an order, its conversation, its model, what is left to urgent work."""
         scheduler = self._scheduler
-        if lane.paused or work.klass in scheduler.paused:
+        if lane.paused or work.klass in scheduler.fronts.paused:
             return PAUSED
         if not scheduler.eligible(work):
             return BEHIND_TURN
         if not lane.ready:
             return LOADING
         if scheduler.holds_back(work):
-            return OTHERS_FIRST if scheduler.urgent_waits(lane.name, LOW) else SLACK
+            return OTHERS_FIRST if scheduler.fronts.urgent_waits(lane.name, LOW) else SLACK
         return None
 
     def of_replica(self, replica: Replica, work: Work, now: float) -> Refusal | None:

@@ -211,7 +211,7 @@ class Flow:
     def tell_positions(self, count: int) -> None:
         """Who is near the front and waits for long hears how the queue moves, and what it waits for."""
         ahead: dict[str, tuple[int, int]] = {}
-        for position, work in enumerate(self.scheduler.front(count)):
+        for position, work in enumerate(self.scheduler.fronts.front(count)):
             work.position = position
             requests, tokens = ahead.get(work.lane, (0, 0))
             self.statuses.near_front(work, self.agenda.now, (requests, tokens))

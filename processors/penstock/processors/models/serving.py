@@ -142,7 +142,7 @@ class Serving:
             state=lane.state,
             order=order,
             priority=config.priority,
-            queued=running + sum(self._flow.scheduler.depth(config.id, klass) for klass in CLASSES),
+            queued=running + sum(self._flow.scheduler.fronts.depth(config.id, klass) for klass in CLASSES),
             slots=sum(replica.slots for replica in lane.ready) or 1,
             load_s=self._flow.forecast.load_s(config.id),
             paused=lane.paused,
@@ -241,7 +241,7 @@ class Serving:
         states: list[ModelState] = []
         for config in self.catalog:
             lane = self._flow.lane(config.id)
-            queued = sum(self._flow.scheduler.depth(lane.name, klass) for klass in CLASSES)
+            queued = sum(self._flow.scheduler.fronts.depth(lane.name, klass) for klass in CLASSES)
             replicas: list[Replica | None] = list(lane.replicas.values()) or [None]
             for replica in replicas:
                 state = lane.state if replica is None else replica.state.value

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.processors.core.fleet.views import RANKS
 from penstock.processors.replay.policies import POLICIES
 from penstock.processors.replay.trace import Trace
 from penstock.processors.replay.world import Job, World
+from penstock.schemas.topics import RANKS
 
 COLUMNS = ("policy", "trace", "switches", "makespan_s", "p95_wait_s", "deadline_misses", "utilisation")
 PLOT_WIDTH = 48

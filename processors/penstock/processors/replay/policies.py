@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from penstock.processors.core.fleet.placement import DEFAULTS, decide
-from penstock.processors.core.fleet.views import RANKS, Demand, Drain, Load, ModelView, Reserve, Unload, UseRate
+from penstock.processors.core.fleet.views import Demand, Drain, Load, ModelView, Reserve, Unload, UseRate
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.replay.world import Job, Policy, Replica, World
+from penstock.schemas.topics import RANKS
 
 WEIGHTS = {"high": 16.0, "medium": 4.0, "low": 1.0}
 
@@ -136,7 +137,7 @@ class Penstock:
 
     def _view(self, model: str) -> ModelView:
         known, now = self._world.models[model], self._world.now
-        counts = {klass: self._scheduler.depth(model, klass) for klass in RANKS}
+        counts = {klass: self._scheduler.fronts.depth(model, klass) for klass in RANKS}
         oldest: dict[str, float] = {}
         for klass, arrivals in self._arrivals[model].items():
             while arrivals and (arrivals[0].started_at is not None or arrivals[0].expired):

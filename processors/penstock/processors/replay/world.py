@@ -11,8 +11,9 @@ from itertools import count
 from typing import Any, Protocol
 
 from penstock.processors.core.fleet.ledger import Grant, Ledger
-from penstock.processors.core.fleet.views import RANKS, ReplicaView
+from penstock.processors.core.fleet.views import ReplicaView
 from penstock.processors.replay.trace import Request, Trace, TraceModel
+from penstock.schemas.topics import RANKS
 
 UNLOAD_S = 0.5
 TICK_S = 1.0

@@ -19,7 +19,7 @@ class FleetFacts:
 
     def paused(self) -> list[str]:
         """Classes and models of which nothing new starts."""
-        classes = [f"class/{klass}" for klass in CLASSES if klass in self._scheduler.paused]
+        classes = [f"class/{klass}" for klass in CLASSES if klass in self._scheduler.fronts.paused]
         return classes + [f"model/{lane.name}" for lane in self._lanes.values() if lane.paused]
 
     def reason_of(self, lane: Lane) -> str | None:

@@ -111,10 +111,11 @@ class Heads:
         """The classes that wait for a model, and when the oldest near the front of each came."""
         counts: dict[str, int] = {}
         oldest: dict[str, float] = {}
+        fronts = self._scheduler.fronts
         for klass in CLASSES:
-            heads = [] if klass in self._scheduler.paused else self._scheduler.ahead(lane.name, klass, FRONT)
+            heads = [] if klass in fronts.paused else fronts.ahead(lane.name, klass, FRONT)
             if heads:
-                counts[klass] = self._scheduler.depth(lane.name, klass)
+                counts[klass] = fronts.depth(lane.name, klass)
                 oldest[klass] = min(work.arrived_at for work in heads)
         return plan.Demand(counts=counts, oldest=oldest)
 

@@ -85,8 +85,8 @@ class Orders:
         if kind == "model":
             self._lanes[name].paused = paused
         elif kind == "class" and name in CLASSES:
-            others = self._scheduler.paused - {name}
-            self._scheduler.paused = others | {name} if paused else others
+            others = self._scheduler.fronts.paused - {name}
+            self._scheduler.fronts.paused = others | {name} if paused else others
         else:
             raise ValueError(f"neither a model nor a class: {kind} {name}")
         self._agenda.look_at_all(self._lanes.values())

@@ -67,7 +67,7 @@ class Placing:
             elif lane.run_wants:
                 self._agenda.plan_later(now)
             return
-        waited_for = lane.name in self._scheduler.lanes()
+        waited_for = lane.name in self._scheduler.fronts.lanes()
         if not (waited_for or lane.wanted):
             return
         if not lane.spec.devices:

@@ -229,7 +229,7 @@ class Replicas:
 
     def _fail_removed(self, lane: Lane, now: float) -> bool:
         """End who waits for a model that was removed, some at a time, also behind a turn or in a paused class."""
-        queued = any(self._scheduler.depth(lane.name, klass) for klass in CLASSES)
+        queued = any(self._scheduler.fronts.depth(lane.name, klass) for klass in CLASSES)
         if not queued and not self._attempts.retrying(lane.name):
             return False  # asked at each tick, for as long as this worker lives
         error = ModelNotFound(f"the model {lane.name} is not served here any more", param="model")

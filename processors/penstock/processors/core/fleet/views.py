@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp
 
-from penstock.schemas.topics import CLASSES
+from penstock.schemas.topics import CLASSES, RANKS
 
-RANKS = {klass: rank for rank, klass in enumerate(CLASSES)}
 NO_DEMAND = len(CLASSES)
 """The rank of what nobody waits for."""
 NEVER = float("inf")

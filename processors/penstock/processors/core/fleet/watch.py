@@ -34,7 +34,7 @@ class FleetWatch:
         """What is due by time: keep-alive, the next try of a load, a replica more for what is saturated."""
         for lane in self._lanes.values():
             full = bool(lane.ready) and not any(one.free_slots > 0 for one in lane.ready)
-            if not full or lane.name not in self._scheduler.lanes():
+            if not full or lane.name not in self._scheduler.fronts.lanes():
                 lane.saturated_since = None
             elif lane.saturated_since is None:
                 lane.saturated_since = now
@@ -49,7 +49,7 @@ class FleetWatch:
 
     def _watch_idleness(self, now: float) -> None:
         fits = not self._grants.held and any(
-            lane.name in self._scheduler.lanes()
+            lane.name in self._scheduler.fronts.lanes()
             and not (lane.paused or lane.loading or lane.sizing)
             and now >= lane.not_before
             and not self._heads.lack_memory(lane)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic
 
-from penstock.processors.core.queue.lane_queues import CLASSES, ByTime, ItemT, QueuedItem
+from penstock.processors.core.queue.lane_queues import ByTime, ItemT, QueuedItem
+from penstock.schemas.topics import CLASSES
 
 
 class Census(Generic[ItemT]):

@@ -8,9 +8,10 @@ from math import isinf
 from penstock.processors.core.admission import Admission, Refusal
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.forecast import Ahead, Forecast
-from penstock.processors.core.queue.scheduler import CLASSES, Scheduler
+from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.records import TIMELESS_REASONS, WaitingFor
+from penstock.schemas.topics import CLASSES
 
 NEAR_FRONT = 1_024
 """So many of those who wait are looked at for a report."""
@@ -58,13 +59,13 @@ class Explainer:
     def _is_turn_of_other_tenant(self, work: Work) -> bool:
         """Whether of its class and model another tenant's request is next, and nothing more urgent."""
         scheduler = self._scheduler
-        if scheduler.urgent_waits(work.lane, work.klass):
+        if scheduler.fronts.urgent_waits(work.lane, work.klass):
             return False
-        return scheduler.next_tenant(work.lane, work.klass) not in (work.tenant, None)
+        return scheduler.fronts.next_tenant(work.lane, work.klass) not in (work.tenant, None)
 
     def _first_waits_unknown(self, work: Work, now: float) -> bool:
         """Whether the first that stands before it waits for something of which nobody knows when it ends."""
-        first = self._scheduler.first(work.lane)
+        first = self._scheduler.fronts.first(work.lane)
         if first is None or first is work:
             return False
         refusal = self._admission.admit(first, now)
@@ -72,7 +73,7 @@ class Explainer:
 
     def _before(self, work: Work) -> int:
         rank = CLASSES.index(work.klass)
-        before = max(0, sum(self._scheduler.depth(work.lane, klass) for klass in CLASSES[: rank + 1]) - 1)
+        before = max(0, sum(self._scheduler.fronts.depth(work.lane, klass) for klass in CLASSES[: rank + 1]) - 1)
         return before if work.position is None else min(before, work.position)
 
     def _starts_in_s(
@@ -92,7 +93,7 @@ class Explainer:
 
     def reasons(self) -> dict[str, int]:
         """How many of those near the front wait for what, as was last published of them."""
-        published = (work.published_waiting for work in self._scheduler.front(NEAR_FRONT))
+        published = (work.published_waiting for work in self._scheduler.fronts.front(NEAR_FRONT))
         return dict(Counter(waiting[0] for waiting in published if waiting is not None))
 
     def to_clock(self, at_ms: int | None) -> float | None:

@@ -30,7 +30,7 @@ class Fetching:
     def ahead(self, lane: Lane) -> None:
         """Before their turn comes, while few of their class have their bytes."""
         for klass, parked in lane.parked.items():
-            if parked and self._scheduler.depth(lane.name, klass) - parked < FETCH_AHEAD // 2:
+            if parked and self._scheduler.fronts.depth(lane.name, klass) - parked < FETCH_AHEAD // 2:
                 self.fetch(lane, klass, at_least_one=False)
 
     def fetch_one(self, lane: Lane, work: Work) -> None:
@@ -43,7 +43,7 @@ class Fetching:
         """Have the bytes of the first parked requests of a class read again, as many as their share has room for."""
         wanted: dict[tuple[str, int], list[int]] = {}
         room = self._budget.room(klass, lane.name)
-        for work in self._scheduler.ahead(lane.name, klass, FETCH_AHEAD):
+        for work in self._scheduler.fronts.ahead(lane.name, klass, FETCH_AHEAD):
             if work.stage is Stage.FETCHING:
                 room -= work.size_bytes
             if work.stage is not Stage.PARKED:

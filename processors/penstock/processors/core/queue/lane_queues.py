@@ -9,8 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from penstock.processors.core.queue.fairqueue import Entry, FairQueue
 from penstock.processors.core.queue.slack import EngineSlack
-
-CLASSES: tuple[str, ...] = ("high", "medium", "low")
+from penstock.schemas.topics import CLASSES
 
 
 class Item(Protocol):

@@ -14,13 +14,14 @@ from itertools import islice
 from typing import Generic
 
 from penstock.processors.core.queue.census import Census
-from penstock.processors.core.queue.lane_queues import CLASSES, Item, ItemT, LaneQueues, QueuedItem
+from penstock.processors.core.queue.fronts import Fronts
+from penstock.processors.core.queue.lane_queues import Item, ItemT, LaneQueues, QueuedItem
 from penstock.processors.core.queue.slack import EngineSlack, Slack, SlackSettings
 from penstock.processors.core.queue.turns import Turns
+from penstock.schemas.topics import CLASSES, RANKS
 
 __all__ = ["CLASSES", "Item", "Scheduler"]
 
-RANKS = {klass: rank for rank, klass in enumerate(CLASSES)}
 LOW = CLASSES[-1]
 AGED_TRIED = 4
 """Aged items that are offered before all others when it is their turn. More would hide what is urgent if none fits."""
@@ -48,8 +49,7 @@ class Scheduler(Generic[ItemT]):
         self.census: Census[ItemT] = Census(self._queued_items)
         self._tickets = 0
         self._changes = 0
-        self.paused: frozenset[str] = frozenset()
-        """Classes of which nothing is offered."""
+        self.fronts: Fronts[ItemT] = Fronts(self._lanes)
         self.slack = Slack(slack)
         self._run_s = run_s
         self._started: dict[int, tuple[EngineSlack, str, int]] = {}  # by seq
@@ -139,7 +139,7 @@ class Scheduler(Generic[ItemT]):
         """
         queued = self._eligible(item)
         lane = self._lanes[item.lane]
-        strict = lane.strict(self.paused)
+        strict = lane.strict(self.fronts.paused)
         aged = now - item.arrived_at > self._aging_s and strict is not None and RANKS[queued.klass] > RANKS[strict]
         if aged and self._is_turn_of_aged(lane):
             lane.since_aged = 0
@@ -201,11 +201,11 @@ class Scheduler(Generic[ItemT]):
         known.grow_old(now - self._aging_s)
         classes = CLASSES
         if known.slack.restrains and known.queues[LOW]:
-            waits = known.slack.holds_back(urgent_waits=known.strict(self.paused) != LOW)
+            waits = known.slack.holds_back(urgent_waits=known.strict(self.fronts.paused) != LOW)
             if waits or known.slack.is_paced(now, self._run_s(lane)):
                 classes = CLASSES[:-1]
-        if self.paused:
-            classes = tuple(klass for klass in classes if klass not in self.paused)
+        if self.fronts.paused:
+            classes = tuple(klass for klass in classes if klass not in self.fronts.paused)
         return self._candidates(known, self._changes, classes)
 
     def holds_back(self, item: ItemT) -> bool:
@@ -216,18 +216,18 @@ class Scheduler(Generic[ItemT]):
         known, queued = self._lanes.get(item.lane), self._queued_of(item)
         if item.klass != LOW or known is None or queued is None:
             return False
-        urgent_waits = known.strict(self.paused) != LOW
+        urgent_waits = known.strict(self.fronts.paused) != LOW
         return not (queued.aged and urgent_waits) and known.slack.holds_back(urgent_waits=urgent_waits)
 
     def _candidates(self, lane: LaneQueues[ItemT], changes: int, classes: tuple[str, ...]) -> Iterator[ItemT]:
         if self._changes != changes:
             return
         offered: set[int] = set()
-        if self._is_turn_of_aged(lane) and (strict := lane.strict(self.paused)) is not None:
+        if self._is_turn_of_aged(lane) and (strict := lane.strict(self.fronts.paused)) is not None:
             lower = [
                 iter(lane.aged[klass])
                 for klass in CLASSES[RANKS[strict] + 1 :]
-                if lane.aged[klass] and klass not in self.paused
+                if lane.aged[klass] and klass not in self.fronts.paused
             ]
             for queued in islice(merge(*lower, key=lambda one: one.item.arrived_at), AGED_TRIED):
                 offered.add(queued.ticket)
@@ -241,47 +241,7 @@ class Scheduler(Generic[ItemT]):
                     if self._changes != changes:
                         return
 
-    def ahead(self, lane: str, klass: str, count: int) -> list[ItemT]:
-        """The first eligible items of a class on a lane."""
-        known = self._lanes.get(lane)
-        return [] if known is None else [queued.item for queued in islice(known.queues[klass], count)]
-
-    def first(self, lane: str) -> ItemT | None:
-        """The first eligible item of a lane, by class."""
-        known = self._lanes.get(lane)
-        strict = None if known is None else known.strict(self.paused)
-        return None if known is None or strict is None else next(iter(known.queues[strict])).item
-
-    def front(self, count: int) -> list[ItemT]:
-        """The first eligible items of all lanes by class; lanes are merged by arrival, each keeps its order."""
-        items: list[ItemT] = []
-        for klass in CLASSES:
-            queues = (iter(lane.queues[klass]) for lane in self._lanes.values())
-            merged = merge(*queues, key=lambda queued: queued.item.arrived_at)
-            items += (queued.item for queued in islice(merged, count - len(items)))
-        return items
-
-    def urgent_waits(self, lane: str, klass: str) -> bool:
-        """Whether a class above this one has eligible items on a lane."""
-        known = self._lanes.get(lane)
-        strict = None if known is None else known.strict(self.paused)
-        return strict is not None and RANKS[strict] < RANKS[klass]
-
-    def next_tenant(self, lane: str, klass: str) -> str | None:
-        """Whose item of a class starts next on a lane; None when no item of it is eligible."""
-        first = self.ahead(lane, klass, 1)
-        return first[0].tenant if first else None
-
     def eligible(self, item: ItemT) -> bool:
         """Whether it is queued and no other turn of its conversation stands before it."""
         queued = self._queued_of(item)
         return queued is not None and queued.entry is not None
-
-    def lanes(self) -> list[str]:
-        """Lanes that have eligible items."""
-        return [name for name, lane in self._lanes.items() if lane.strict(self.paused) is not None]
-
-    def depth(self, lane: str, klass: str) -> int:
-        """Queued items of a class on a lane, those behind their line included."""
-        known = self._lanes.get(lane)
-        return 0 if known is None else known.depths[klass]

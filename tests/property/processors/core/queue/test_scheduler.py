@@ -233,7 +233,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(set(items)) == len(items)
             assert set(items) == {item for found in eligible.values() for item in found}
             assert items == list(self.scheduler.candidates(lane, self.now)), "reading has changed the order"
-            strict = [item for klass in CLASSES for item in self.scheduler.ahead(lane, klass, 99)]
+            strict = [item for klass in CLASSES for item in self.scheduler.fronts.ahead(lane, klass, 99)]
             early: list[Work] = []  # the aged that come before the others when it is their turn
             while [item for item in strict if item not in early] != items[len(early) :]:
                 early.append(items[len(early)])
@@ -241,11 +241,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert set(early) <= set(self.aged_below(lane))
             for klass in CLASSES:
                 assert {item for item in strict if item.klass == klass} == set(eligible[klass])
-                assert self.scheduler.ahead(lane, klass, 2) == [item for item in strict if item.klass == klass][:2]
+                assert (
+                    self.scheduler.fronts.ahead(lane, klass, 2) == [item for item in strict if item.klass == klass][:2]
+                )
                 for tenant in TENANTS:
                     own = [item for item in strict if (item.klass, item.tenant) == (klass, tenant)]
                     assert own == sorted(own, key=lambda one: one.urgency)
-        assert set(self.scheduler.lanes()) == {
+        assert set(self.scheduler.fronts.lanes()) == {
             lane for lane in LANES if any(self.eligible(lane, klass) for klass in CLASSES)
         }
 
@@ -261,18 +263,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert ages[klass] == max((self.now - i.arrived_at for i in items if i.klass == klass), default=0.0)
             assert scheduler.census.up_to(klass) == sum(i.klass in CLASSES[: at + 1] for i in items)
             for lane in LANES:
-                assert scheduler.depth(lane, klass) == sum((i.klass, i.lane) == (klass, lane) for i in items)
+                assert scheduler.fronts.depth(lane, klass) == sum((i.klass, i.lane) == (klass, lane) for i in items)
         expired = scheduler.census.expired(self.now)
         assert set(expired) == {i for i in items if i.deadline is not None and i.deadline <= self.now}
         deadlines = [i.deadline or 0.0 for i in expired]
         assert deadlines == sorted(deadlines)
-        front = scheduler.front(99)
+        front = scheduler.fronts.front(99)
         for klass in CLASSES:
             of_class = [i for i in front if i.klass == klass]
             for lane in LANES:
-                assert [i for i in of_class if i.lane == lane] == scheduler.ahead(lane, klass, 99)
+                assert [i for i in of_class if i.lane == lane] == scheduler.fronts.ahead(lane, klass, 99)
         assert [CLASSES.index(i.klass) for i in front] == sorted(CLASSES.index(i.klass) for i in front)
-        assert scheduler.front(3) == front[:3]
+        assert scheduler.fronts.front(3) == front[:3]
 
     def teardown(self) -> None:
         """Everything can be taken out, the turns of each line one at a time in the order of its log."""
