@@ -107,6 +107,8 @@ class Worker:
         self._effects: deque[ask.Effect] = deque()
         self._turn_due = False
         self._registry_away_until = 0.0
+        self._unreadable: TP | None = None
+        """The partition whose next record waits for the schema registry."""
         self._broken = False
         self._rooms: Rooms
         self._handlers: Mapping[type, Callable[[Any], None]] = {
@@ -147,6 +149,7 @@ class Worker:
     def on_assigned(self, assignment: Assignment) -> None:
         """A new generation. What was delivered under the old one and not taken is delivered again."""
         gone = self._inbox.clear()
+        self._unreadable = None
         kept = list(self._rooms.flow.gate.partitions())
         let_go = self._rooms.flow.assigned(
             assignment.committed,
@@ -247,7 +250,10 @@ class Worker:
                 except RegistryUnavailable as error:
                     logger.warning("intake.registry_unavailable error=%s: intake waits", error)
                     self._registry_away_until = self._clock() + SLOW_TICK_S
+                    self._unreadable = pending.tp
                     return taken
+                if pending.tp == self._unreadable:
+                    self._unreadable = None
                 pending.at += 1
                 taken += 1
             if pending.at >= len(batch.records):
@@ -405,7 +411,8 @@ class Worker:
 
     @property
     def registry_waits(self) -> bool:
-        return self._clock() < self._registry_away_until
+        """Whether intake waits for the schema registry, also while it is asked again."""
+        return self._unreadable is not None
 
 
 def _subject(effect: ask.Effect) -> Subject | None:

@@ -320,13 +320,23 @@ async def test_a_registry_that_is_away_holds_the_batch_and_it_goes_on_later(shel
     assert shell.intake.looked_at == [(LOW, 0), (LOW, 1)], "it is not asked without end"
     shell.intake.unknown = set()
     shell.now += SLOW_TICK_S
-    assert not shell.worker.registry_waits
+    assert shell.worker.registry_waits, "until it has answered"
     shell.worker.changed()
     await shell.turns()
+    assert not shell.worker.registry_waits
     assert shell.running() == ["a", "b", "c", "d"]
     assert shell.intake.looked_at == [(LOW, 0), *((LOW, offset) for offset in (1, 1, 2, 3))], "no record twice"
     assert shell.given_back == [(LOW, 0), (LOW, 0)]
     assert shell.broker.letters() == []
+
+
+async def test_an_assignment_ends_the_wait_for_a_registry(shell: Shell) -> None:
+    shell.intake.unknown = {0}
+    shell.deliver(LOW, request("a"))
+    await shell.turns()
+    assert shell.worker.registry_waits
+    shell.assign((HIGH, 0), generation=2)
+    assert not shell.worker.registry_waits
 
 
 async def test_what_was_parked_is_asked_for_again_after_a_moment_when_the_registry_is_away(
