@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.synchronize import Event
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +13,9 @@ import httpx
 import psutil
 import pytest
 
-from penstock.processors.hardware.processes import own_bytes
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import WorkerState
+from sampling import held_bytes, sampled
 from support import engine_processes
 from system import Process, System, eventually
 from worker_requests import outcome, send
@@ -61,7 +57,7 @@ def engines(worker: Process) -> list[psutil.Process]:
 def all_bytes(worker: Process) -> int:
     """What the worker and all that it started hold of their own."""
     pids = [worker.popen.pid, *(one.pid for one in psutil.Process(worker.popen.pid).children(recursive=True))]
-    return sum(own_bytes(pid) or 0 for pid in pids)
+    return sum(held_bytes(pid) for pid in pids)
 
 
 def booked_bytes(system: System) -> int:
@@ -74,29 +70,6 @@ def books_are_right(system: System, worker: Process) -> bool:
     (device,) = [one for one in states(system)[-1].devices if one.device == "cpu"]
     reserved = sum(holder.bytes for holder in device.holders)
     return len(device.holders) == len(engines(worker)) and device.reserved_bytes == reserved
-
-
-def _watch(pid: int, stop: Event, file: str) -> None:
-    most = 0
-    while not stop.is_set():
-        most = max(most, own_bytes(pid) or 0)
-        Path(file).write_text(json.dumps(most))
-        stop.wait(0.03)
-
-
-@contextmanager
-def watched(pid: int, file: Path) -> Iterator[Callable[[], int]]:
-    """The most that a process holds of its own meanwhile, sampled from outside."""
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    watcher = context.Process(target=_watch, args=(pid, stop, str(file)))
-    watcher.start()
-    eventually(file.exists, 30, lambda: "the watcher does not start")
-    try:
-        yield lambda: int(json.loads(file.read_text()))
-    finally:
-        stop.set()
-        watcher.join(20)
 
 
 def shape(number: int) -> dict[str, Any]:
@@ -124,11 +97,11 @@ def test_what_is_booked_is_what_the_engine_takes_and_all_of_it_comes_back(
     send(system, shape(0))
     eventually(lambda: bool(engines(worker)), 60, worker.tail)
     (engine,) = engines(worker)
-    with watched(engine.pid, tmp_path / "most.json") as most:
+    with sampled(held_bytes, engine.pid, 0.03) as samples:
         send(system, *(shape(number) for number in range(1, 51)))
         eventually(lambda: len(system.outcomes()) == 52, 240, worker.tail)
         assert {event.status for event in system.outcomes().values()} == {"completed"}
-        measured = most()
+        measured = samples.most
         assert engines(worker) == [engine], "one life"
         # A peak beyond what is booked is booked with the engine's next beat, and told with the next state.
         eventually(lambda: booked_bytes(system) >= measured, 10, lambda: f"{booked_bytes(system)} of {measured}")

@@ -6,12 +6,9 @@ The larger form, with 300 requests, runs with PENSTOCK_TEST_LONG=1.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ import pytest
 
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import WorkerState
+from sampling import held_by_engines, sampled
 from support import engine_processes
 from system import Process, System, eventually
 from worker_requests import outcome, send
@@ -56,19 +54,6 @@ def request(number: int) -> dict[str, Any]:
     return {"request_id": f"r{number}", "model": name, "payload": payload}
 
 
-def watch(pid: int, stop: Event, file: str) -> None:
-    """In a process of its own: the most that all engines' own pages were together, by the kernel."""
-    most = samples = 0
-    while not stop.is_set():
-        total = 0
-        for engine in engine_processes(pid):
-            with suppress(psutil.Error):
-                total += engine.memory_full_info().uss
-        most, samples = max(most, total), samples + 1
-        Path(file).write_text(json.dumps({"most": most, "samples": samples}))
-        stop.wait(0.1)
-
-
 def state(system: System) -> WorkerState:
     return default_codec().decode(system.read(system.names.worker)[-1].value() or b"", WorkerState)
 
@@ -78,17 +63,13 @@ def engines(worker: Process) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_three_models_of_which_two_fit(make_system: Callable[..., System], tiny_lm: Path, tmp_path: Path) -> None:
+def test_three_models_of_which_two_fit(make_system: Callable[..., System], tiny_lm: Path) -> None:
     limit = 210 * MIB
     models = [model("one", tiny_lm), model("two", tiny_lm), model("vectors", tiny_lm, "embedding")]
     env = {"PENSTOCK_MEMORY__CPU_BYTES": str(limit), "PENSTOCK_MEMORY__CPU_RESERVE_BYTES": "0"}
     system = make_system(models=models, worker_options={"state_interval_s": 0.5})
     worker = system.worker(env=env).wait_ready()
-    context = multiprocessing.get_context("spawn")
-    stop, told = context.Event(), tmp_path / "most.json"
-    watcher = context.Process(target=watch, args=(worker.popen.pid, stop, str(told)))
-    watcher.start()
-    try:
+    with sampled(held_by_engines, worker.popen.pid, 0.1) as samples:
         began = time.monotonic()
         for number in range(REQUESTS):
             time.sleep(max(0.0, began + number / RATE - time.monotonic()))
@@ -97,20 +78,16 @@ def test_three_models_of_which_two_fit(make_system: Callable[..., System], tiny_
             assert outcome(system, f"r{number}", 240).status == "completed", worker.tail()
         holders = [holder for device in state(system).devices for holder in device.holders]
         assert holders
-    finally:
-        stop.set()
-        watcher.join(20)
-    seen = json.loads(told.read_text())
-    assert seen["samples"] > 20
-    assert seen["most"] <= limit, f"{seen['most'] / MIB:.0f} MiB"
+    assert samples.taken > 20
+    assert samples.most <= limit, f"{samples.most / MIB:.0f} MiB"
     eventually(lambda: _books_are_right(system, worker), 60, worker.tail)
     evictions = state(system).evictions_total
     assert worker.stop() == 0, worker.tail()
     kept = json.loads(next(system.folder.rglob("memory.json")).read_text())
     assert kept["learned"], "the engine that lived to the end has taught what it took"
     print(
-        f"{REQUESTS} requests at {RATE:g}/s: engines held {seen['most'] / MIB:.0f} of {limit / MIB:.0f} MiB at most, "
-        f"{seen['samples']} samples; evictions {evictions}; learned of {len(kept['learned'])}"
+        f"{REQUESTS} requests at {RATE:g}/s: engines held {samples.most / MIB:.0f} of {limit / MIB:.0f} MiB at most, "
+        f"{samples.taken} samples; evictions {evictions}; learned of {len(kept['learned'])}"
     )
 
 
