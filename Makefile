@@ -55,6 +55,7 @@ test: $(STAMP) ## Run all tests: make test, or some: make test ARGS="tests/unit 
 ifeq ($(strip $(ARGS)),)
 	@status=0; \
 	  $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile tests/unit tests/property || status=1; \
+	  $(BIN)/python tests/prepare_models.py || status=1; \
 	  $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not alone" --durations=25 $(WITH_PARTS) || status=1; \
 	  $(BIN)/python -m pytest -m alone $(WITH_PARTS) || status=1; exit $$status
 else

@@ -5,6 +5,7 @@ The codec stands beside fastavro instead.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import time
@@ -501,7 +502,10 @@ def codec_cases() -> dict[str, tuple[Work, Work]]:
     return found
 
 
-def main(rounds: int = 7) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each case; their median counts")
+    rounds = parser.parse_args().rounds
     rows: list[Row] = []
     for name, (work, other) in codec_cases().items():
         ours, floors, steals = interleave(rounds, partial(rate, work), partial(rate, other))

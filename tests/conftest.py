@@ -132,4 +132,4 @@ def llama_cpp() -> dict[str, Any]:
     from penstock.cli import assets
 
     model = "smollm2-135m-llamacpp"
-    return assets.ASSETS[model].model_table(assets.prepare_model(model, print))
+    return assets.ASSETS[model].model_table(prepared(model))
