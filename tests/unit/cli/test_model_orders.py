@@ -154,6 +154,23 @@ def test_an_added_model_that_nobody_loads_is_not_waited_for(gateway: Gateway, fi
     assert (done.exit_code, done.stdout) == (0, expected)
 
 
+@pytest.mark.parametrize(
+    ("last", "exit_code", "said"),
+    [(model("ready", preload=False), 0, "chat is ready\n"), (model("failed", "its load failed", preload=False), 1, "")],
+)
+def test_one_that_takes_the_place_of_a_loaded_model_is_waited_for(
+    gateway: Gateway, last: Json, exit_code: int, said: str
+) -> None:
+    """`--replace --set preload=false --wait` ended with "chat is loading", whatever came of the load."""
+    gateway.script = {
+        "POST /v1/admin/models?replace=true": [order("add")],
+        f"GET {ORDER}": [observed()],
+        f"GET {MODEL}": [model("draining", preload=False), model("loading", preload=False), last],
+    }
+    done = gateway.run("add", "chat", "--source", "x", "--engine", "noop", "--replace", "--wait")
+    assert (done.exit_code, done.stdout) == (exit_code, said)
+
+
 def test_a_load_that_keeps_failing_ends_the_wait_with_its_cause(gateway: Gateway) -> None:
     failed = model("failed", "2 loads in a row failed", "OSError: no weights")
     gateway.script = {f"POST {MODEL}/load": [order("load")], f"GET {ORDER}": [observed()], f"GET {MODEL}": [failed]}

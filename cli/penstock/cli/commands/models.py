@@ -125,9 +125,12 @@ def add(
 
 
 def _loaded_if_kept(model: Json) -> bool:
-    """Whether a model that was added stands as it will: one that nobody keeps loaded waits for its first request."""
+    """Whether a model that was added stands as it will: one that nobody keeps loaded waits for its first request.
+
+    One that takes the place of a loaded model is loaded in any case.
+    """
     kept = model["pinned"] or model["preload"] or (model["desired"] or {}).get("loaded")
-    return model["state"] == "ready" or not kept
+    return model["state"] == "ready" or (model["state"] == "absent" and not kept)
 
 
 def read_entry(file: Path) -> Json:

@@ -109,7 +109,7 @@ class ModelOrders:
         try:
             return await self._threads.metadata.run(read_desired, self._kafka, self._codec)
         except NotFound as error:
-            raise BrokerUnavailable(f"{error}; `penstock topics create` makes it", retry_after_s=5) from error
+            raise BrokerUnavailable(str(error), retry_after_s=5) from error
 
     async def _order(
         self,
