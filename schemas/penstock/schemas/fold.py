@@ -2,6 +2,8 @@
 
 Events of zombies, repeats and takeovers all stand on the result topic. A reader follows the first origin it sees,
 ignores what is below the highest (epoch, attempt) seen, epoch first, and everything after the first terminal event.
+Two copies of one record may run at once, where a record was moved before partitions were added and again after it. Of
+an (epoch, attempt) only what the first worker says counts: the outcome of the followed copy has that place or a higher.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ class ResultFold:
         "tenant",
         "terminal",
         "token_count",
+        "worker_id",
     )
 
     def __init__(self, request_id: str, tenant: str) -> None:
@@ -85,6 +88,8 @@ class ResultFold:
         self.origin: Origin | None = None
         self.epoch = -1
         self.attempt = 0
+        self.worker_id: str | None = None
+        """Of the current (epoch, attempt); None after `restore`, until the next event."""
         self.offset: int | None = None
         self.token_count = 0
         self.restarts = 0
@@ -107,7 +112,7 @@ class ResultFold:
         """Set the state that another fold of the same request had (a gateway's view after its restart)."""
         self.origin, self.epoch, self.attempt = origin, epoch, attempt
         self._parts, self._length, self.token_count = ([text] if text else []), len(text), token_count
-        self._calls = None
+        self._calls = self.worker_id = None
 
     def apply(self, event: ResultEvent, offset: int | None = None) -> FoldStep:
         """Take the next event of the log. Events of other requests are ignored."""
@@ -116,10 +121,11 @@ class ResultFold:
         if self.origin is not None and not same_origin(self.origin, event.origin):
             return IGNORED
         place = (event.epoch, event.attempt)
-        if place < (self.epoch, self.attempt):
+        current = (self.epoch, self.attempt)
+        if place < current or (place == current and self.worker_id not in (None, event.worker_id)):
             return IGNORED
-        self.origin = event.origin
-        newer = place > (self.epoch, self.attempt)
+        self.origin, self.worker_id = event.origin, event.worker_id
+        newer = place > current
         if event.kind == "terminal":
             self.epoch, self.attempt = place
             self.terminal, self.offset = event, offset

@@ -221,3 +221,21 @@ def test_pieces_of_calls_come_once_each_and_behind_no_gap() -> None:
     assert step.restarted
     assert [one["arguments"] for one in step.calls] == ["{"]
     assert told(1, piece(0, "{b", 0)) == []
+
+
+def test_of_two_copies_that_run_in_one_place_the_first_worker_counts() -> None:
+    """Found by the simulator (seed 13342): the texts of two workers were read as one."""
+    fold = ResultFold("r", "default")
+
+    def says(worker_id: str, kind: str = "chunk", **values: object) -> Ignored | Chunk | Terminal:
+        found = fold.apply(event(kind, ORIGIN, 8, 1, worker_id=worker_id, **values))
+        assert isinstance(found, Ignored | Chunk | Terminal)
+        return found
+
+    answer = {"text": "yes or no", "tool_calls": None}
+    assert isinstance(says("first", text="no", text_offset=0), Chunk)
+    assert says("second", text="yes or", text_offset=0) is IGNORED
+    assert says("second", "terminal", status="completed", text_generation=answer) is IGNORED
+    assert fold.text == "no"
+    again = event("terminal", ORIGIN, 8, 2, worker_id="second", status="completed", text_generation=answer)
+    assert isinstance(fold.apply(again), Terminal), "another place: the followed copy gives the answer that stands"

@@ -49,6 +49,9 @@ UNPREPARED = Refusal("class")
 OTHERS_FIRST = Refusal("class")
 """Others run in its place, or start before it."""
 
+KEPT_FOR_SUSPECTS = Refusal("class", until=float("inf"))
+"""The worker, or the replica, is kept for requests that must run beside no others. Nobody knows how long they run."""
+
 
 @dataclass(eq=False)
 class Admission:
@@ -98,10 +101,8 @@ class Admission:
 
     def of_replica(self, replica: Replica, work: Work, now: float) -> Refusal | None:
         """What keeps it from this replica however much is free there."""
-        if self._claim.excludes(work):
-            return OTHERS_FIRST
-        if replica.exclusive is not None and replica.exclusive is not work.group:
-            return OTHERS_FIRST
+        if self._claim.excludes(work) or (replica.exclusive is not None and replica.exclusive is not work.group):
+            return KEPT_FOR_SUSPECTS
         if now < replica.busy_until:
             return Refusal("class", until=replica.busy_until)
         return None if self.is_prepared(replica, work) else UNPREPARED

@@ -14,6 +14,7 @@ from penstock.processors.core.fleet.estimates import Estimates
 from penstock.processors.core.fleet.facts import FleetFacts
 from penstock.processors.core.fleet.heads import Heads
 from penstock.processors.core.fleet.lane import Lanes
+from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.fleet.lifecycle import Lifecycle
 from penstock.processors.core.fleet.measurements import Measurements
@@ -40,6 +41,8 @@ from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
 from penstock.processors.core.requests.registry import Registry
+from penstock.processors.core.requests.retry_queue import RetryQueue
+from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.waits import Waits
@@ -96,6 +99,7 @@ def new_flow(
     rereads = Rereads(emit, budget.ends_limit)
     holdings = Holdings(registry, gate, scheduler, budget, lanes, memory, grants, run_memory, agenda, emit, rereads)
     endings = Endings(registry, holdings, lanes, streams, emit, deaths)
+    retries = RetryQueue(registry, scheduler, lanes, statuses, endings, agenda, settings.retry_delay_s)
     attempts = Attempts(
         registry,
         scheduler,
@@ -108,24 +112,13 @@ def new_flow(
         forecast,
         holdings,
         endings,
+        retries,
         agenda,
         emit,
-        settings.retry_delay_s,
     )
     measurements = Measurements(ledger, estimates, lanes, memory, agenda)
-    replicas = Replicas(
-        registry,
-        scheduler,
-        lanes,
-        memory,
-        measurements,
-        claim,
-        forecast,
-        attempts,
-        endings,
-        agenda,
-        memory_error,
-    )
+    failures = LaneFailures(registry, scheduler, endings, retries)
+    replicas = Replicas(lanes, memory, measurements, claim, forecast, attempts, failures, agenda, memory_error)
     heads = Heads(scheduler, lanes, ledger, admission, run_memory, agenda, placement)
     views = Views(ledger, memory, run_memory, heads, forecast)
     lifecycle = Lifecycle(lanes, grants, agenda, emit)
@@ -141,7 +134,7 @@ def new_flow(
         statuses,
         heads,
         views,
-        replicas,
+        failures,
         endings,
         lifecycle,
         agenda,
@@ -150,13 +143,14 @@ def new_flow(
     commanding = Commanding(registry, gate, scheduler, budget, lanes, endings, agenda, emit, commands)
     orders = Orders(scheduler, lanes, lifecycle, agenda)
     watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
+    screening = Screening(lanes, memory, catalog, commands, deaths)
     arrivals = Arrivals(
         registry,
         gate,
         scheduler,
         budget,
         lanes,
-        memory,
+        screening,
         statuses,
         explainer,
         lifetimes,
@@ -164,9 +158,6 @@ def new_flow(
         endings,
         agenda,
         emit,
-        catalog,
-        commands,
-        deaths,
     )
     return Flow(
         agenda=agenda,
@@ -196,6 +187,7 @@ def new_flow(
         _waits=waits,
         _streams=streams,
         _steps=steps,
+        _retries=retries,
         _holdings=holdings,
         _commanding=commanding,
         _effects=effects,

@@ -45,6 +45,7 @@ from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
 from penstock.processors.core.requests.registry import Registry
+from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
@@ -96,6 +97,7 @@ class Flow:
     _waits: Waits
     _streams: Streams
     _steps: Steps
+    _retries: RetryQueue
     _holdings: Holdings
     _commanding: Commanding
     _effects: list[Effect]
@@ -183,7 +185,7 @@ class Flow:
         self._steps.tick(now)
         if not self.taking:
             return
-        self.attempts.retry_due(now)
+        self._retries.tick(now)
         for work in self.scheduler.census.expired(now, EXPIRED_AT_ONCE):
             self._waits.measure(work, now)
             self.endings.end_waiting(work, "expire", Expired("its deadline passed while it waited"), now)
@@ -203,10 +205,8 @@ class Flow:
 
     def next_due(self) -> float | None:
         """When the next status, chunk, retry or paced start is due."""
-        due = (self.statuses, self._streams, self._steps, self.scheduler.slack)
-        times = [part.next_due() for part in due]
-        times.append(self.attempts.next_due())
-        return min((at for at in times if at is not None), default=None)
+        due = (self.statuses, self._streams, self._steps, self.scheduler.slack, self._retries)
+        return min((at for part in due if (at := part.next_due()) is not None), default=None)
 
     def tell_positions(self, count: int) -> None:
         """Who is near the front and waits for long hears how the queue moves, and what it waits for."""

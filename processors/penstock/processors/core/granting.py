@@ -99,7 +99,7 @@ class Grants:
             run.grant = None
         if granted:
             self.held -= 1
-            self._scheduler.ended(work)
+            self._scheduler.slack.of(work.lane).ended(work.seq)
         if self._claim.holder is work:
             self._claim.give_up()
         return granted or known

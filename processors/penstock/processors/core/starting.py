@@ -51,10 +51,10 @@ class Starter:
         """Give out what is free on the model's replicas, and count prompts ahead."""
         ready = lane.ready
         if len(ready) == 1:
-            self._scheduler.observe(lane.name, ready[0].slots, ready[0].tokens, now)
+            self._scheduler.slack.observe(lane.name, ready[0].slots, ready[0].tokens, now)
         else:
             tokens = [one.tokens for one in ready if one.tokens is not None]
-            self._scheduler.observe(lane.name, sum(one.slots for one in ready), sum(tokens) or None, now)
+            self._scheduler.slack.observe(lane.name, sum(one.slots for one in ready), sum(tokens) or None, now)
         if lane.look_due:
             self._fetching.ahead(lane)
         while (grant := self._next(lane, now)) is not None:
@@ -106,6 +106,7 @@ class Starter:
             one_room = work.run is None and len(lane.ready) == 1
             room = rooms[0] if one_room else self._rooms.choose(lane, work, rooms, now)
             if room is None:
+                seen[work.klass] -= 1  # it waits for another replica, and takes nobody's place on these
                 continue
             first, ahead = seen[work.klass] == 1, seen[work.klass] <= look_ahead
             refusal = self._step(lane, work, room, now, may_prepare=ahead, must_fetch=first or room.slots > 0)

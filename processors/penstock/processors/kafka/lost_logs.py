@@ -69,6 +69,15 @@ class LostLogs:
         self._count = count
         self._refused: dict[TP, Committed] = {}
         """What the group had committed where a position was refused and reading has not begun again yet."""
+        self._read: dict[TP, tuple[int, Committed]] = {}
+        """Up to where this consumer has read logs that were taken from it, and what the group had committed then."""
+
+    def has_read(self, tp: TP, end: int, committed: Committed) -> None:
+        """A partition is taken from this consumer, which has read its log up to `end`.
+
+        If it gets the partition back it may go on with work on records that it has read, and not committed.
+        """
+        self._read[tp] = end, committed
 
     def position_refused(self, tp: TP, committed: Committed) -> None:
         """The log did not hold what this consumer has read. Remembered until an assignment or `begin_again` mends it.
@@ -86,19 +95,29 @@ class LostLogs:
         ends = _offsets_at(kafka, list(committed), OFFSET_END)
         # Where the commit is another one now, the member that had the partition meanwhile has begun again.
         grown = {tp for tp, known in self._refused.items() if committed.get(tp) == known}
-        short = [tp for tp, end in ends.items() if end < reach_of(committed[tp]) or tp in grown]
+        reach = {tp: self._reach(tp, committed[tp]) for tp in ends}
+        short = [tp for tp, end in ends.items() if end < reach[tp] or tp in grown]
         cut = {
             tp: found
             for tp, found in extents(kafka, short).items()
-            if found.end < reach_of(committed[tp]) or (tp in grown and found.first <= committed[tp][0])
+            if found.end < reach[tp] or (tp in grown and found.first <= committed[tp][0])
         }
         for tp in ends:
             if tp not in cut:
-                self._refused.pop(tp, None)
+                self._forget(tp)
         if not cut:
             return committed
         lowered = self.begin_again(kafka, {tp: committed[tp] for tp in cut}, cut, wait)
         return None if lowered is None else {**committed, **lowered}
+
+    def _reach(self, tp: TP, committed: Committed) -> int:
+        """The end that the log had at least: by the commit, or by what was read here if nobody committed since."""
+        end, known = self._read.get(tp, (0, None))
+        return max(reach_of(committed), end if known == committed else 0)
+
+    def _forget(self, tp: TP) -> None:
+        self._refused.pop(tp, None)
+        self._read.pop(tp, None)
 
     def begin_again(
         self, kafka: Any, committed: Mapping[TP, Committed], cut: Mapping[TP, Extent], wait: Wait
@@ -112,7 +131,7 @@ class LostLogs:
         if not commit_until_taken(kafka, lowered, wait):
             return None
         for tp, (start, _) in lowered.items():
-            self._refused.pop(tp, None)
+            self._forget(tp)
             self._count("log_truncated")
             logger.error(
                 "group.log_truncated topic=%s partition=%d committed=%d log_end=%d begins=%d on_lost_log=%s: the broker"
@@ -127,7 +146,7 @@ class LostLogs:
 
     def records_deleted(self, tp: TP, position: int, first: int) -> None:
         """Retention has deleted records that were not read; reading goes on at the first one that is there."""
-        self._refused.pop(tp, None)
+        self._forget(tp)
         self._count("records_deleted")
         logger.error(
             "group.records_deleted topic=%s partition=%d position=%d begins=%d: records were deleted before they"

@@ -266,9 +266,12 @@ class Membership:
         await self._app.consumer.revoked()
         return offsets
 
-    async def assigned(self, generation: int, member_id: str, committed: Mapping[TP, Committed]) -> None:
+    async def assigned(
+        self, generation: int, member_id: str, committed: Mapping[TP, Committed], *, begins_again: bool
+    ) -> None:
         old = self.generation
-        fenced = old >= 0 and (generation != old + 1 or member_id != self._member_id)
+        # Where a log has lost its end, offsets mean other records than those that were worked on.
+        fenced = old >= 0 and (generation != old + 1 or member_id != self._member_id or begins_again)
         self._ready = -1
         self.generation, self._member_id, self.partitions = generation, member_id, frozenset(committed)
         self.rebalances += 1

@@ -59,7 +59,9 @@ _OF_ONE_PARTITION = frozenset(
 class GroupEvents(Protocol):
     """What the thread tells the event loop. The coroutines are waited for: the rebalance goes on after them."""
 
-    async def assigned(self, generation: int, member_id: str, committed: Mapping[TP, Committed]) -> None: ...
+    async def assigned(
+        self, generation: int, member_id: str, committed: Mapping[TP, Committed], *, begins_again: bool
+    ) -> None: ...
     async def revoked(self, *, lost: bool) -> Mapping[TP, Committed]:
         """Returns what should be committed before the partitions go; ignored when they are lost already."""
         ...
@@ -376,17 +378,16 @@ class PollThread:
 
     def _assign(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
         tps = [(p.topic, p.partition) for p in partitions]
-        committed = committed_or_start(kafka, tps, self._ending.wait)
+        known = committed_or_start(kafka, tps, self._ending.wait)
         generation, member_id = group_identity(kafka)
-        if committed is not None:
-            committed = self._lost_logs.at_assignment(kafka, committed, self._ending.wait)
+        committed = None if known is None else self._lost_logs.at_assignment(kafka, known, self._ending.wait)
         if committed is None:
             kafka.assign([])
             return
         kafka.assign([TopicPartition(*tp, offset) for tp, (offset, _) in committed.items()])
         self._begin(committed)
         self._generation = generation
-        self._wait_for(self._events.assigned(generation, member_id, committed))
+        self._wait_for(self._events.assigned(generation, member_id, committed, begins_again=committed is not known))
 
     def _on_revoke(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
         self._commit_what_is_done()
@@ -398,6 +399,9 @@ class PollThread:
         self._begin({})
 
     def _begin(self, committed: Mapping[TP, Committed]) -> None:
+        for tp, end in self._buffer.ends().items():
+            if tp in self._commits.known:
+                self._lost_logs.has_read(tp, end, self._commits.known[tp])
         self._buffer.assign({tp: offset for tp, (offset, _) in committed.items()})
         self._commits.begin(committed)
         self._answers.clear()

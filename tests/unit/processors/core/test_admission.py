@@ -6,9 +6,10 @@ from typing import get_args
 
 import pytest
 
-from card_driver import Card, gb
+from card_driver import GB, Card, gb
 from flow_driver import HIGH, LOW, MEDIUM, World
 from penstock.processors.core.admission import Reason
+from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.queue.slack import SlackSettings
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.suspects import set_apart
@@ -202,3 +203,48 @@ def test_it_is_refused_once_no_replica_is_left_that_could_hold_it() -> None:
     world.die()
     world.pass_time(1.0)
     assert world.status_of("large") == "failed"
+
+
+def test_what_waits_for_memory_of_another_replica_takes_nobodys_place() -> None:
+    """Found by the simulator (seed 10904): those behind it were not prepared, beside a replica with four free slots."""
+    world = Card(100, {"m": gb(30)}, slots=1)
+    world.inline = False
+    world.configure(m=ModelSpec(model="m", devices=("simulated",), min_replicas=2, max_replicas=2))
+    world.observe()
+    suspect = world.submit("suspect")
+    world.pass_steps(0.5)
+    kept, other = world.flow.lane("m").ready
+    assert suspect is not None
+    assert suspect in kept.holders
+    world.memory = lambda work: (1 if work.request_id == "small" else 50) * GB
+    world.flow.replicas.busy("m", other.number, 1.0, world.now)
+    for number in range(other.look_ahead):
+        world.submit(f"large{number}")
+    world.pass_steps(0.5)
+    assert len(kept.ahead) == other.look_ahead
+    set_apart(suspect)
+    kept.exclusive = suspect.group
+    world.submit("small")
+    world.pass_steps(2.0)
+    assert set(world.running) == {"suspect", "small"}
+
+
+def test_no_start_is_promised_while_the_worker_is_kept_for_a_suspect() -> None:
+    """A request for an idle model was told the moment of its question, and waited until the suspect had ended."""
+    world = World("m", "idle")
+    world.up(slots=2, inline=True)
+    world.up("idle", slots=2, inline=True)
+    for model in ("m", "idle"):
+        world.submit(f"measured {model}", model=model)
+        world.pass_time(2)
+        world.finish(f"measured {model}")
+    suspect = world.submit("suspect", LOW, model="m", settle=False)
+    assert suspect is not None
+    suspect.alone = True
+    world.settle()
+    assert set(world.running) == {"suspect"}
+    world.submit("r", model="idle")
+    assert (reason(world, "r"), waiting(world, "r").estimated_start_at) == ("class", None)
+    world.finish("suspect")
+    world.pass_time(0.1)
+    assert set(world.running) == {"r"}

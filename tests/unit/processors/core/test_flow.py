@@ -459,7 +459,7 @@ def test_large_dead_letters_pause_their_partition_by_their_bytes() -> None:
 
 def test_what_two_workers_died_of_runs_alone() -> None:
     world = World()
-    world.flow.arrivals._deaths = lambda key, request_id: 2 if request_id == "bad" else 0
+    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "bad" else 0
     world.up(slots=4, inline=True)
     world.submit("before")
     world.submit("bad", max_attempts=5)
@@ -790,7 +790,7 @@ STANDS = Finished(run_id="", output={"text": "it stands"}, finish_reason="stop")
 def test_a_turn_that_two_workers_died_of_ends_with_the_answer_that_stands_in_its_conversation() -> None:
     """The last of them had appended the answer, and died before it published the outcome."""
     world = World()
-    world.flow.arrivals._deaths = lambda key, request_id: 2
+    world.flow.arrivals._screening._deaths = lambda key, request_id: 2
     world.up()
     world.hold_answers = {ask.LookUp}
     turns = [world.submit(name, line=name, max_attempts=2) for name in ("answered", "silent")]
@@ -804,6 +804,35 @@ def test_a_turn_that_two_workers_died_of_ends_with_the_answer_that_stands_in_its
     assert world.letters == ["silent"]
     world.submit("plain", max_attempts=2)
     assert world.letters == ["silent", "plain"]
+
+
+@pytest.mark.parametrize("way", ["dies", "refused", "cancelled as it begins", "cancelled between attempts"])
+def test_a_turn_of_which_no_run_has_begun_here_ends_with_the_answer_that_stands(way: str) -> None:
+    """Found by the simulator (seed 11397): its engine died while it was prepared, and it got a dead letter.
+
+    The worker before this one had answered it, and was killed before it published the outcome.
+    """
+    world = World(retry_delay_s=1.0)
+    world.hold_answers = {ask.Begin if way == "cancelled as it begins" else ask.Prepare, ask.LookUp}
+    world.up()
+    turn = world.submit("turn", line="c", max_attempts=2 if way == "cancelled between attempts" else 1)
+    assert turn is not None
+    assert turn.run is not None
+    match way:
+        case "dies":
+            world.die()
+        case "refused":
+            world.flow.attempts.refused(turn.subject, turn.run.run_id, InvalidRequest("no"), world.now, again=False)
+        case "cancelled as it begins":
+            world.cancel("turn")
+        case _:
+            world.die()
+            assert turn.stage is Stage.RETRYING
+            world.cancel("turn")
+    assert turn.stage is Stage.LOOKING
+    world.flow.endings.looked_up(turn.subject, STANDS, world.now, large=False)
+    world.settle()
+    assert (world.ended, world.letters) == ([("turn", "completed")], [])
 
 
 def test_a_parked_turn_whose_record_is_gone_ends_with_the_answer_that_stands_in_its_conversation() -> None:

@@ -8,6 +8,8 @@ from card_driver import GB, Card, card, gb
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.replica import ReplicaState
 from penstock.processors.core.fleet.residents import ModelSpec
+from penstock.processors.core.fleet.views import PlacementSettings
+from penstock.processors.core.queue.slack import SlackSettings
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity
 from penstock.schemas.records import Requirements
 
@@ -401,3 +403,43 @@ def test_a_model_that_is_not_served_any_more_is_unloaded() -> None:
     world.configure()
     assert world.unloads == [("a", 0, "removed")]
     assert world.flow.ledger.grants() == []
+
+
+def test_slack_keeps_no_low_request_from_its_end_or_its_news_while_its_model_is_not_loaded() -> None:
+    """Found by the simulator (seed 10303): of a model that is not loaded low work was kept back for its urgent work.
+
+    So nobody told it that its model is loading, and when the model could not be loaded it waited for ever.
+    """
+    world = Card(80, {"large": gb(100), "slow": gb(10)}, slack=SlackSettings())
+    world.slow_loads = []
+    world.configure()
+    world.observe()
+    world.submit("never", "low", model="large")
+    world.submit("later", "low", model="slow")
+    world.pass_steps(1.0)
+    assert world.status_of("never") == "failed"
+    assert world.slow_loads == [("slow", 0)]
+    said = [(one.subject.request_id, one.status) for one in world.seen if isinstance(one, ask.Status)]
+    assert ("later", "loading_model") in said
+
+
+@pytest.mark.parametrize("total_gb", [100, 120], ids=["room for both by two", "room by one"])
+def test_a_saturated_model_and_one_that_should_have_two_replicas_do_not_take_turns(total_gb: int) -> None:
+    """Found by the simulator (seed 3478): the idle replicas were given up, and loaded again, for ever."""
+    world = Card(total_gb, {"a": gb(48), "b": gb(22)}, placement=PlacementSettings(scale_after_s=0.5))
+    two = ModelSpec(model="b", devices=("simulated",), min_replicas=2, max_replicas=2)
+    world.configure(a=ModelSpec(model="a", devices=("simulated",), max_replicas=2), b=two)
+    world.observe()
+    world.hold_answers = {ask.Unload}
+    world.submit("b0", model="b")
+    world.pass_steps(1.0)
+    world.finish("b0")
+    for number in range(6):
+        world.submit(f"a{number}", model="a")
+    for _ in range(50):
+        world.pass_steps(0.1)
+        for effect in world.asked[:1]:
+            world.asked.remove(effect)
+            world.answer(effect)
+            world.settle()
+    assert len(world.loads) <= 4

@@ -130,7 +130,7 @@ def order_load(world: Card) -> None:
 
 
 def suspect(world: World, name: str) -> None:
-    world.flow.arrivals._deaths = lambda key, request_id: 2 if request_id == name else 0  # pyright: ignore[reportPrivateUsage]
+    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == name else 0  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_suspect_of_a_paused_model_keeps_nobody_waiting() -> None:

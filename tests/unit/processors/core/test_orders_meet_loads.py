@@ -144,7 +144,7 @@ def test_a_suspect_of_a_paused_class_waits() -> None:
 def test_a_parked_request_that_must_run_alone_is_read_at_once() -> None:
     """Only the first of its class were read again: it kept all others waiting for a minute, and again."""
     world = World("m", intake_bytes=1_600_000, aging_s=2.0)
-    world.flow.arrivals._deaths = lambda key, request_id: 2 if request_id == "suspect" else 0  # pyright: ignore[reportPrivateUsage]
+    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "suspect" else 0  # pyright: ignore[reportPrivateUsage]
     world.submit("fills the share", LOW, size=190_000, ttl_ms=2_000_000, settle=False)
     suspect = world.submit("suspect", LOW, size=20_000, ttl_ms=3_600_000, settle=False)
     for number in range(300):

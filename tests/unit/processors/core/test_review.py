@@ -71,7 +71,7 @@ def test_what_never_ran_is_not_said_to_be_retried() -> None:
 @pytest.mark.parametrize("end", ["cancel", "expire", "gone"])
 def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up(end: str) -> None:
     world = World(intake_bytes=1200)
-    world.flow.arrivals._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
     world.submit("first", size=150, ttl_ms=60_000)
     work = world.submit("alone", size=150, ttl_ms=60_000)
     assert work is not None
@@ -97,7 +97,7 @@ def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up
 
 def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_holds_nobody_up() -> None:
     world = World("m", "other")
-    world.flow.arrivals._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
     world.submit("before", MEDIUM, line="c", model="other")
     work = world.submit("alone", LOW, line="c", model="m")
     world.hold_answers = {ask.Prepare}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from card_driver import GB, Card, gb
+from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.schemas.records import Requirements
 
 LARGE = Requirements(vram_bytes=70 * GB)
@@ -34,3 +35,33 @@ def test_the_run_with_which_a_model_waits_stands_for_all_that_wait_for_it() -> N
     world.finish("low")
     world.pass_steps(10.0)
     assert world.started[-1] == "medium"
+
+
+def test_a_model_that_was_loaded_runs_something_before_others_get_memory() -> None:
+    """Found by the simulator (seed 10764): two models were loaded, and no run of either had memory beside both.
+
+    The run that was first to get memory stayed the first. The model that had just been loaded stood idle for a turn,
+    and was given up for that run before one of its own had started.
+    """
+    world = Card(100, {"a": gb(44), "b": gb(45)}, placement=PlacementSettings(aging_s=0.5))
+    world.configure()
+    world.observe()
+    needs = Requirements(vram_bytes=80 * GB)
+    for number in range(12):
+        world.submit(f"a{number}", "low", model="a", requirements=needs)
+    world.pass_steps(5.0)
+    world.slow_loads = []
+    world.submit("b0", "high", model="b", requirements=needs)
+    for _ in range(20):
+        world.pass_steps(1.0)
+        for name in list(world.running):
+            world.finish(name)
+        if world.slow_loads:
+            break
+    assert world.slow_loads == [("b", 0)]
+    world.pass_steps(1.0)
+    assert not world.running
+    assert [head.work.lane for head in world.flow.run_memory.heads.values()] == ["a"]
+    world.loaded("b", 0)
+    world.pass_steps(1.0)
+    assert set(world.running) == {"b0"}

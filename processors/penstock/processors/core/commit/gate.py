@@ -20,7 +20,6 @@ __all__ = [
     "CommitGate",
     "DuplicateNotDelivered",
     "GapInDelivery",
-    "GateStats",
     "Revocation",
     "WorkKey",
 ]
@@ -50,28 +49,15 @@ class Revocation:
     restart_all: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GateStats:
-    """A snapshot. `held`: unfinished records, duplicates too. `span`: offsets from the heads to what was delivered."""
-
-    generation: int
-    inflight: int
-    held: int
-    span: int
-    partitions: int
-    full: int
-
-
 class _Entry:
     """An unfinished record."""
 
-    __slots__ = ("duplicates", "epoch", "first", "key", "mark", "request_id")
+    __slots__ = ("duplicates", "first", "key", "mark", "request_id")
 
-    def __init__(self, key: WorkKey, request_id: str, mark: int, epoch: int, first: _Entry | None) -> None:
+    def __init__(self, key: WorkKey, request_id: str, mark: int, first: _Entry | None) -> None:
         self.key = key
         self.request_id = request_id
         self.mark = mark
-        self.epoch = epoch
         self.first = first  # set on a duplicate: the work that it waits for
         self.duplicates: list[_Entry] | None = None
 
@@ -214,7 +200,7 @@ class CommitGate:
 
     def _hold(self, tp: TP, partition: _Partition, offset: int, request_id: str, mark: int) -> Arrival:
         first = self._by_request.get(request_id)
-        entry = _Entry((tp[0], tp[1], offset), request_id, mark, self.generation, first)
+        entry = _Entry((tp[0], tp[1], offset), request_id, mark, first)
         partition.entries[offset] = entry
         partition.span.reopen(offset)
         if first is None:
@@ -262,12 +248,6 @@ class CommitGate:
         partition.committed, partition.metadata = offset, metadata
         partition.span.forget(offset, self._commit_span)
 
-    def epoch_of(self, tp: TP, offset: int) -> int | None:
-        """The generation in which an unfinished record arrived as new; None when it is not held."""
-        partition = self._partitions.get(tp)
-        entry = None if partition is None else partition.entries.get(offset)
-        return None if entry is None else entry.epoch
-
     def partitions(self) -> Collection[TP]:
         """The assigned partitions."""
         return self._partitions.keys()
@@ -293,16 +273,6 @@ class CommitGate:
     def remembered(self) -> int:
         """Offsets whose state is kept, nine bytes each."""
         return sum(len(partition.span) for partition in self._partitions.values())
-
-    def stats(self) -> GateStats:
-        return GateStats(
-            generation=self.generation,
-            inflight=self.inflight,
-            held=sum(len(partition.entries) for partition in self._partitions.values()),
-            span=sum(self.span(tp) for tp in self._partitions),
-            partitions=len(self._partitions),
-            full=sum(self.full(tp) for tp in self._partitions),
-        )
 
 
 def _held_duplicates(partitions: Mapping[TP, _Partition], entry: _Entry) -> list[tuple[_Partition, _Entry]]:

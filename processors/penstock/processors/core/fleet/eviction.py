@@ -104,8 +104,13 @@ class Evictions:
         if want.reason == "desired":  # it and another that is kept by order would take turns
             return [one for one in victims if self._models[one.replica.model].desired_loaded is None]
         if want.reason == "saturated":  # two saturated models would take each other's second replica
-            return [one for one in victims if not one.replica.busy]
+            return [one for one in victims if not one.replica.busy and not self._is_due(one.replica)]
         return victims
+
+    def _is_due(self, replica: ReplicaView) -> bool:
+        """Whether its model should have no fewer replicas: it would be loaded again into the memory that it gave."""
+        up = sum(one.state in ("loading", "ready") for one in self._of_model[replica.model])
+        return up <= self._models[replica.model].min_replicas
 
     # -- who may go
 
@@ -137,6 +142,9 @@ class Evictions:
                 yield self._victim(view, replica, BUSY, "class")
             return
         if rank > own and not aged:
+            return
+        if replica.stands and self._resided(view, replica):
+            yield self._victim(view, replica, BUSY, "stands")  # a turn in which nothing runs is of use to nobody
             return
         settings = self._settings
         turn_s = settings.turn_s(view) * (settings.aged_share if rank > own else 1)

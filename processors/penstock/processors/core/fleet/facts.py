@@ -27,7 +27,7 @@ class FleetFacts:
         if lane.never_fits is not None:
             return str(lane.never_fits)
         if lane.failures:
-            return f"{lane.failures} loads in a row failed"
+            return "its load failed" if lane.failures == 1 else f"{lane.failures} loads in a row failed"
         if lane.short:
             return "it waits for memory"
         return None

@@ -119,13 +119,17 @@ class Heads:
                 oldest[klass] = min(work.arrived_at for work in heads)
         return plan.Demand(counts=counts, oldest=oldest)
 
-    def _head_order(self, head: Head, known: Head | None, now: float) -> tuple[bool, int, bool, float]:
-        """Who lets others pass comes last; then by class, but for what has waited very long; then who is it already."""
+    def _head_order(self, head: Head, known: Head | None, now: float) -> tuple[bool, int, bool, bool, float]:
+        """Who lets others pass comes last; then by class, but for what has waited very long; then who is it already.
+
+        Before that one comes a run on a replica on which nothing has run yet. Else each of two models would be given up
+        for a run of the other before a run of its own has had memory.
+        """
         settings = self._settings
         starved = now - head.oldest > settings.aging_s * settings.aged_share
         rank = 0 if starved else CLASSES.index(head.klass)
         others = known is None or known.work is not head.work
-        return settings.lets_pass(now - head.since), rank, others, head.oldest
+        return settings.lets_pass(now - head.since), rank, head.replica.runs_begun > 0, others, head.oldest
 
     def _head_goes(self, head: Head, now: float) -> None:
         """It has its memory, or does not wait any more: what was kept for it and drained for it is given back."""
@@ -153,7 +157,11 @@ class Heads:
 
     def lack_memory(self, lane: Lane) -> bool:
         """Whether a run of the model waits for memory that is not free."""
-        return any(
-            want.replica.state is ReplicaState.READY and want.need_bytes > self._ledger.free_bytes(device)
+        return any(self.lacks_memory(lane, replica) for replica in lane.ready)
+
+    def lacks_memory(self, lane: Lane, replica: Replica) -> bool:
+        """Whether a run on this replica waits for memory that is not free."""
+        return replica.state is ReplicaState.READY and any(
+            want.replica is replica and want.need_bytes > self._ledger.free_bytes(device)
             for device, want in lane.run_wants.items()
         )

@@ -92,7 +92,8 @@ class Lifecycle:
         for_model = for_model or replica.ending_for
         self.evictions += for_model is not None
         reason = replica.reason or reason  # a load has none of its own
-        if len(lane.replicas) == 1 and reason != "replaced":
+        stays = any(one.state is not ReplicaState.UNLOADING for one in lane.replicas.values())
+        if not stays and reason != "replaced":
             lane.wanted = False
         self._emit(Unload(lane.name, replica.number, reason, for_model))
 

@@ -13,7 +13,6 @@ from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.space import Plan, Space
 from penstock.processors.core.fleet.views import (
     NEVER,
-    NO_DEMAND,
     Decision,
     Drain,
     Load,
@@ -60,6 +59,7 @@ class _Round:
         self._decisions: list[Decision] = []
         self._ending: set[tuple[str, int]] = set()
         self._evictions = Evictions(now, self._models, replicas, self._of_model, settings, self._ending)
+        self._wants = Wants(now, self._models, replicas, self._of_model, settings)
         for replica in replicas:
             self._of_model.setdefault(replica.model, []).append(replica)
 
@@ -67,7 +67,7 @@ class _Round:
         for replica in self._replicas:
             self._end_unwanted(replica)
         self._relieve()
-        wants = Wants(self._now, self._models, self._replicas, self._of_model, self._settings).in_order()
+        wants = self._wants.in_order()
         self._drop_reservations({want.view.model for want in wants})
         blocked = False
         self._evictions.waiting_at = {view.at for view in self._models.values() if view.at is not None}
@@ -81,7 +81,9 @@ class _Round:
                 blocked = True
                 self._make_room(want)
         if not blocked:
-            self._scale_out()
+            for want in self._wants.to_scale_out():
+                if not self._place(want):
+                    self._make_room(want)
         return self._decisions
 
     # -- ending without being asked by others
@@ -102,16 +104,8 @@ class _Round:
         elif replica.state == "ready":
             if replica.end_reason is not None:
                 self._end(replica, replica.end_reason, None)
-            elif view is not None and not replica.busy and self._outlived(view, replica):
+            elif view is not None and not replica.busy and self._wants.outlived(view, replica):
                 self._end(replica, "keep_alive", None)
-
-    def _outlived(self, view: ModelView, replica: ReplicaView) -> bool:
-        if view.keep_alive_s is None or view.pinned or view.preload or view.desired_loaded:
-            return False
-        if view.most_urgent()[0] < NO_DEMAND or len(self._of_model[view.model]) <= view.min_replicas:
-            return False
-        times = [at for at in (replica.last_used_at, replica.ready_at) if at is not None]
-        return bool(times) and self._now - max(times) >= view.keep_alive_s
 
     def _end(self, replica: ReplicaView, reason: str, for_model: str | None) -> None:
         self._ending.add((replica.model, replica.replica))
@@ -232,19 +226,3 @@ class _Round:
                 plans, key=lambda plan: sum(self._space.shortages(plan, want.view.model, runs_end=True).values())
             )
             self._space.claim(plan, want.view.model, contest=True)
-
-    # -- more of what is saturated
-
-    def _scale_out(self) -> None:
-        """All that is asked for is loaded: a saturated model gets one replica more, into memory that nobody uses."""
-        for view in self._models.values():
-            since = view.saturated_since
-            if since is None or view.paused or view.desired_loaded is False or self._now < view.broken_until:
-                continue
-            replicas = [one for one in self._of_model[view.model] if one.state in ("loading", "ready")]
-            if not 0 < len(replicas) < view.max_replicas or any(one.state == "loading" for one in replicas):
-                continue
-            if self._now - since >= max(self._settings.scale_after_s, view.load_seconds):
-                want = Want(view, "saturated", NO_DEMAND, NEVER, NEVER)
-                if not self._place(want):
-                    self._make_room(want)

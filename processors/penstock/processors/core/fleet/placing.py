@@ -10,12 +10,12 @@ from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.fleet import views as plan
 from penstock.processors.core.fleet.heads import Heads
 from penstock.processors.core.fleet.lane import Lane, Lanes, RunWant
+from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.fleet.lifecycle import Lifecycle
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.placement import decide
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
-from penstock.processors.core.fleet.replicas import Replicas
 from penstock.processors.core.fleet.run_memory import Head, RunMemory, run_bytes
 from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.granting import Grants
@@ -46,7 +46,7 @@ class Placing:
     _statuses: Statuses
     _heads: Heads
     _views: Views
-    _replicas: Replicas
+    _failures: LaneFailures
     _endings: Endings
     _lifecycle: Lifecycle
     _agenda: Agenda
@@ -55,7 +55,7 @@ class Placing:
     # -- one model
 
     def fill_or_load(self, lane: Lane, now: float) -> None:
-        if (lane.fail_error is not None or not lane.served) and self._replicas.fail_waiting(lane, now):
+        if (lane.fail_error is not None or not lane.served) and self._failures.end_waiting(lane, now):
             lane.look_due = True
         if self._registry.stalled or lane.paused:
             return
@@ -74,7 +74,7 @@ class Placing:
             self._lifecycle.load_weightless(lane, now)
         elif waited_for and lane.never_fits is not None and lane.fail_error is None:
             # A turn of a conversation, whose turn came after that was known.
-            self._replicas.load_is_hopeless(lane, lane.never_fits, now)
+            self._failures.load_is_hopeless(lane, lane.never_fits)
             lane.look_due = True
         elif lane.size_due:
             self._lifecycle.size(lane, now)
@@ -88,12 +88,12 @@ class Placing:
 
     def loading_progressed(self, model: str, fraction: float, now: float) -> None:
         """So much of the model's download is there, from 0 to 1: who waits for it hears so."""
-        for work in itertools.islice(self._scheduler.candidates(model, now), TOLD_WAITING):
+        for work in itertools.islice(self._scheduler.fronts.waiting(model), TOLD_WAITING):
             self._statuses.say_at_once(work, "loading_model", now, f"loading_model {fraction:.0%}")
 
     def _tell_waiting(self, lane: Lane, now: float) -> None:
         status = "waiting_for_memory" if lane.short else "loading_model"
-        for work in itertools.islice(self._scheduler.candidates(lane.name, now), TOLD_WAITING):
+        for work in itertools.islice(self._scheduler.fronts.waiting(lane.name), TOLD_WAITING):
             self._statuses.say(work, status, now)
 
     # -- all models together

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.alone import AloneClaim
 from penstock.processors.core.fleet.lane import Lane, Lanes
+from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.core.fleet.measurements import Measurements
 from penstock.processors.core.fleet.memory import DeviceMemory
@@ -16,20 +16,10 @@ from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.fleet.views import HOST
 from penstock.processors.core.queue.forecast import Forecast
-from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.attempts import Attempts
-from penstock.processors.core.requests.endings import Endings
-from penstock.processors.core.requests.registry import Registry
-from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.suspects import suspect_all
-from penstock.processors.core.requests.work import Work
-from penstock.schemas.errors import EngineFailed, ModelNotFound, PenstockError
-from penstock.schemas.topics import CLASSES
+from penstock.schemas.errors import EngineFailed
 
-FAILED_AT_ONCE = 256
-"""So many are ended at a time when a model cannot be loaded."""
-LOOKED_THROUGH = 1024
-"""Of those who wait, when some are newer than the failure."""
 LIVED = 8
 """An engine that has run so many has seen its peak, if its warm-up has not."""
 AFTERMATH_S = 1.0
@@ -38,17 +28,15 @@ AFTERMATH_S = 1.0
 
 @dataclass(eq=False)
 class Replicas:
-    """Who is to blame for a death, and who is told that waiting is of no use any more."""
+    """What a load that ended, or a process that ended, means for its model; and who is to blame for a death."""
 
-    _registry: Registry
-    _scheduler: Scheduler[Work]
     _lanes: Lanes
     _memory: DeviceMemory
     _measurements: Measurements
     _claim: AloneClaim
     _forecast: Forecast
     _attempts: Attempts
-    _endings: Endings
+    _failures: LaneFailures
     _agenda: Agenda
     _memory_error: Callable[[int, int], None] | None
 
@@ -60,7 +48,7 @@ class Replicas:
         lane.sizing, lane.size_due, lane.needs = False, False, needs
         lane.never_fits = self._memory.cannot_ever(lane, needs.load_bytes + needs.run_bytes)
         if lane.never_fits is not None:
-            self.load_is_hopeless(lane, lane.never_fits, now)
+            self._failures.load_is_hopeless(lane, lane.never_fits)
         self._agenda.plan_soon()
         self._agenda.look_at(lane)
 
@@ -72,7 +60,7 @@ class Replicas:
         lane.sizing = False
         known = lane.load_failed(error, now)
         if known is not None:
-            self.load_is_hopeless(lane, known, now)
+            self._failures.load_is_hopeless(lane, known)
         self._agenda.plan_soon()
         self._agenda.look_at(lane)
 
@@ -83,12 +71,6 @@ class Replicas:
         lane.sizing, lane.size_due = False, True
         self._agenda.plan_soon()
         return True
-
-    def load_is_hopeless(self, lane: Lane, error: PenstockError, now: float) -> None:
-        """Those who wait are told, unless another replica serves them."""
-        if not lane.ready:
-            lane.fail_error, lane.fail_through = error, self._registry.next_seq()
-            lane.wanted = False
 
     def up(
         self,
@@ -202,7 +184,7 @@ class Replicas:
         if replica is not None:
             self._removed(lane, replica)
         if known is not None:
-            self.load_is_hopeless(lane, known, now)
+            self._failures.load_is_hopeless(lane, known)
         self._unset_alone(model)
         self._agenda.look_at(lane)
 
@@ -210,36 +192,3 @@ class Replicas:
         holder = self._claim.holder
         if holder is not None and holder.lane == lane and not self._claim.is_running:
             self._claim.give_up()
-
-    def fail_waiting(self, lane: Lane, now: float) -> bool:
-        """End who waited when the load failed, some at a time; whether more may wait."""
-        if not lane.served:
-            return self._fail_removed(lane, now)
-        error = lane.fail_error
-        if error is None:
-            return False
-        near = itertools.islice(self._scheduler.candidates(lane.name, now), LOOKED_THROUGH)
-        waiting = list(itertools.islice((work for work in near if work.seq <= lane.fail_through), FAILED_AT_ONCE))
-        waiting += self._attempts.retrying(lane.name)
-        for work in waiting:
-            self._endings.end_waiting(work, "lane_failed", error, now)
-        if not waiting:
-            lane.fail_error = None
-        return bool(waiting)
-
-    def _fail_removed(self, lane: Lane, now: float) -> bool:
-        """End who waits for a model that was removed, some at a time, also behind a turn or in a paused class."""
-        queued = any(self._scheduler.fronts.depth(lane.name, klass) for klass in CLASSES)
-        if not queued and not self._attempts.retrying(lane.name):
-            return False  # asked at each tick, for as long as this worker lives
-        error = ModelNotFound(f"the model {lane.name} is not served here any more", param="model")
-        waiting = [
-            work
-            for work in self._registry.works.values()
-            if work.lane == lane.name
-            and work.end_with is None
-            and (work.stage in IN_SCHEDULER or work.stage is Stage.RETRYING)
-        ][:FAILED_AT_ONCE]
-        for work in waiting:
-            self._endings.end_waiting(work, "lane_failed", error, now)
-        return bool(waiting)

@@ -105,4 +105,5 @@ class Views:
             for_model=replica.ending_for,
             run_bytes=held_by_runs(replica),
             end_reason=lane.reason_to_end(replica),
+            stands=not replica.holders and self._heads.lacks_memory(lane, replica),
         )

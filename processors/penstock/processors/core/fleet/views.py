@@ -110,6 +110,8 @@ class ReplicaView:
     for_model: str | None = None
     run_bytes: int = 0
     end_reason: str | None = None
+    stands: bool = False
+    """Nothing runs on it, because memory for the runs that wait for it is not free."""
 
     @property
     def devices(self) -> list[str]:
@@ -145,7 +147,8 @@ class Load:
 class Drain:
     """Nothing new starts on this replica; it is unloaded once what runs has ended.
 
-    Reasons: class (for more urgent work), turn (its turn is over), surplus (another replica of it stays), desired.
+    Reasons: class (for more urgent work), turn (its turn is over), stands (nothing can run on it for lack of memory),
+    surplus (another replica of it stays), desired.
     """
 
     model: str

@@ -1,8 +1,8 @@
-"""Who wants a replica, and in which order they are served. Pure."""
+"""Who wants a replica, and in which order they are served; and which replica nobody wants any more. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.processors.core.fleet.views import NEVER, NO_DEMAND, ModelView, PlacementSettings, ReplicaView, Want
@@ -42,6 +42,27 @@ class Wants:
             return (order, view.model not in promised, near, view.at is None, -rate, want.oldest)
 
         return sorted(wants, key=by_lookahead)
+
+    def to_scale_out(self) -> Iterator[Want]:
+        """Saturated models, of which one replica more may be loaded when all that is asked for is loaded."""
+        for view in self.models.values():
+            since = view.saturated_since
+            if since is None or view.paused or view.desired_loaded is False or self.now < view.broken_until:
+                continue
+            replicas = [one for one in self.of_model[view.model] if one.state in ("loading", "ready")]
+            if not 0 < len(replicas) < view.max_replicas or any(one.state == "loading" for one in replicas):
+                continue
+            if self.now - since >= max(self.settings.scale_after_s, view.load_seconds):
+                yield Want(view, "saturated", NO_DEMAND, NEVER, NEVER)
+
+    def outlived(self, view: ModelView, replica: ReplicaView) -> bool:
+        """Whether nobody has used an idle replica for as long as it is kept alive."""
+        if view.keep_alive_s is None or view.pinned or view.preload or view.desired_loaded:
+            return False
+        if view.most_urgent()[0] < NO_DEMAND or len(self.of_model[view.model]) <= view.min_replicas:
+            return False
+        times = [at for at in (replica.last_used_at, replica.ready_at) if at is not None]
+        return bool(times) and self.now - max(times) >= view.keep_alive_s
 
     def _promised(self) -> dict[str, float]:
         """For whom others are being given up, and the rank of the most urgent of those.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import islice
 from typing import Generic
@@ -29,6 +29,16 @@ class Fronts(Generic[ItemT]):
         known = self._lanes.get(lane)
         strict = None if known is None else known.strict(self.paused)
         return None if known is None or strict is None else next(iter(known.queues[strict])).item
+
+    def waiting(self, lane: str) -> Iterator[ItemT]:
+        """The eligible items of a lane by class, whether something keeps them from starting or not.
+
+        Those of a paused class are left out.
+        """
+        known = self._lanes.get(lane)
+        for klass in CLASSES:
+            if known is not None and klass not in self.paused:
+                yield from (queued.item for queued in known.queues[klass])
 
     def front(self, count: int) -> list[ItemT]:
         """The first eligible items of all lanes by class; lanes are merged by arrival, each keeps its order."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, merge
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from penstock.processors.core.queue.fairqueue import Entry, FairQueue
 from penstock.processors.core.queue.slack import EngineSlack
-from penstock.schemas.topics import CLASSES
+from penstock.schemas.topics import CLASSES, RANKS
 
 
 class Item(Protocol):
@@ -123,6 +123,11 @@ class LaneQueues(Generic[ItemT]):
             if queue and klass not in paused:
                 return klass
         return None
+
+    def aged_below(self, klass: str, paused: Set[str]) -> Iterator[QueuedItem[ItemT]]:
+        """The aged items of less urgent classes that are not paused, those that arrived first in front."""
+        classes = [lower for lower in CLASSES[RANKS[klass] + 1 :] if lower not in paused]
+        return merge(*(self.aged[lower] for lower in classes if self.aged[lower]), key=lambda one: one.item.arrived_at)
 
     def admit(self, queued: QueuedItem[ItemT], *, refund: bool = False) -> None:
         """The item becomes eligible. `refund`: its tenant paid for it before, and gets that back."""

@@ -9,14 +9,13 @@ conversation go one at a time (`lines`). What may start now is *eligible*: all b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from heapq import merge
 from itertools import islice
 from typing import Generic
 
 from penstock.processors.core.queue.census import Census
 from penstock.processors.core.queue.fronts import Fronts
 from penstock.processors.core.queue.lane_queues import Item, ItemT, LaneQueues, QueuedItem
-from penstock.processors.core.queue.slack import EngineSlack, Slack, SlackSettings
+from penstock.processors.core.queue.slack import Slack, SlackSettings
 from penstock.processors.core.queue.turns import Turns
 from penstock.schemas.topics import CLASSES, RANKS
 
@@ -52,7 +51,6 @@ class Scheduler(Generic[ItemT]):
         self.fronts: Fronts[ItemT] = Fronts(self._lanes)
         self.slack = Slack(slack)
         self._run_s = run_s
-        self._started: dict[int, tuple[EngineSlack, str, int]] = {}  # by seq
 
     def __len__(self) -> int:
         return len(self._queued_items)
@@ -135,7 +133,7 @@ class Scheduler(Generic[ItemT]):
     def start(self, item: ItemT, now: float, tokens: int = 0) -> None:
         """An eligible item starts: it leaves the queue, its tenant pays, its line is held until `release_line`.
 
-        `tokens` of its engine's cache are its own until `ended`.
+        `tokens` of its engine's cache are its own until `EngineSlack.ended`.
         """
         queued = self._eligible(item)
         lane = self._lanes[item.lane]
@@ -145,25 +143,8 @@ class Scheduler(Generic[ItemT]):
             lane.since_aged = 0
         else:
             lane.since_aged = min(lane.since_aged + 1, self._aged_share)
-        lane.slack.took(queued.klass, tokens, now)
-        self._started[item.seq] = (lane.slack, queued.klass, tokens)
+        lane.slack.took(item.seq, queued.klass, tokens, now)
         self._take(queued, lane)
-
-    def ended(self, item: ItemT) -> None:
-        """A started item holds its slot no more. Nothing happens for one that was not started."""
-        started = self._started.pop(item.seq, None)
-        if started is not None:
-            engine, klass, tokens = started
-            engine.gave_back(klass, tokens)
-
-    def observe(self, lane: str, slots: int, tokens: int | None, now: float) -> None:
-        """The engines of a lane run so many at once, in so many tokens of cache (None: no such limit).
-
-        Call it steadily: what they do is measured from one call to the next.
-        """
-        engine = self.slack.of(lane)
-        engine.pass_time(now)
-        engine.resize(slots, tokens)
 
     def hold(self, item: ItemT) -> None:
         """An eligible item leaves the queue without having started, to be put back later: its line is held."""
@@ -224,12 +205,7 @@ class Scheduler(Generic[ItemT]):
             return
         offered: set[int] = set()
         if self._is_turn_of_aged(lane) and (strict := lane.strict(self.fronts.paused)) is not None:
-            lower = [
-                iter(lane.aged[klass])
-                for klass in CLASSES[RANKS[strict] + 1 :]
-                if lane.aged[klass] and klass not in self.fronts.paused
-            ]
-            for queued in islice(merge(*lower, key=lambda one: one.item.arrived_at), AGED_TRIED):
+            for queued in islice(lane.aged_below(strict, self.fronts.paused), AGED_TRIED):
                 offered.add(queued.ticket)
                 yield queued.item
                 if self._changes != changes:

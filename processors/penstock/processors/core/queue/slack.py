@@ -65,6 +65,8 @@ class EngineSlack:
     low: Average = field(init=False)
     due_at: float | None = None
     """When the next low start is due, while one waits for that."""
+    _held: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+    """Class and tokens of each request that holds a slot, by its `seq`."""
     _low_started_at: float = float("-inf")
     _at: float | None = None
 
@@ -78,15 +80,19 @@ class EngineSlack:
             self._set_level(self.urgent)
             self._set_level(self.low)
 
-    def took(self, klass: str, tokens: int, now: float) -> None:
+    def took(self, seq: int, klass: str, tokens: int, now: float) -> None:
         """A request of the class got a slot and tokens."""
         if klass == "low":
             self._low_started_at = now
+        self._held[seq] = (klass, tokens)
         self._change(klass, 1, tokens)
 
-    def gave_back(self, klass: str, tokens: int) -> None:
-        """It has ended."""
-        self._change(klass, -1, -tokens)
+    def ended(self, seq: int) -> None:
+        """A request holds its slot no more. Nothing happens for one that was not started."""
+        held = self._held.pop(seq, None)
+        if held is not None:
+            klass, tokens = held
+            self._change(klass, -1, -tokens)
 
     @property
     def restrains(self) -> bool:
@@ -162,6 +168,15 @@ class Slack:
         if engine is None:
             engine = self._engines[model] = EngineSlack(self._settings, self._reserves)
         return engine
+
+    def observe(self, model: str, slots: int, tokens: int | None, now: float) -> None:
+        """The engines of a model run so many at once, in so many tokens of cache (None: no such limit).
+
+        Call it steadily: what they do is measured from one call to the next.
+        """
+        engine = self.of(model)
+        engine.pass_time(now)
+        engine.resize(slots, tokens)
 
     def next_due(self) -> float | None:
         """When the next paced start is due."""

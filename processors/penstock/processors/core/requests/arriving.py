@@ -9,7 +9,6 @@ from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import Arrival, CommitGate
 from penstock.processors.core.effects import Effect, Republish
 from penstock.processors.core.fleet.lane import Lanes
-from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.explaining import Explainer
 from penstock.processors.core.queue.lifetimes import Lifetimes
@@ -18,20 +17,12 @@ from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
+from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.work import Body, Work, WorkKey
-from penstock.processors.core.settings import Catalog, Commands
-from penstock.schemas.abilities import needed
-from penstock.schemas.errors import (
-    Cancelled,
-    EngineFailed,
-    Expired,
-    InternalError,
-    PenstockError,
-    conversation_deleted,
-)
-from penstock.schemas.topics import TP, priority_class
+from penstock.schemas.errors import EngineFailed, InternalError
+from penstock.schemas.topics import TP
 
 MOST_REPEATS = 16
 """So many repeats of a request have outcomes of their own."""
@@ -46,7 +37,7 @@ class Arrivals:
     _scheduler: Scheduler[Work]
     _budget: Budget
     _lanes: Lanes
-    _memory: DeviceMemory
+    _screening: Screening
     _statuses: Statuses
     _explainer: Explainer
     _lifetimes: Lifetimes
@@ -54,9 +45,6 @@ class Arrivals:
     _endings: Endings
     _agenda: Agenda
     _emit: Callable[[Effect], None]
-    _catalog: Catalog
-    _commands: Commands
-    _deaths: Callable[[WorkKey, str], int]
 
     def delivered_range(self, tp: TP, start: int, end: int, offsets: Sequence[int]) -> None:
         """The consumer has delivered [start, end) of a partition, with records at `offsets`. Raises GapInDelivery.
@@ -94,14 +82,14 @@ class Arrivals:
             self._emit(Republish(work.subject, read.belongs_on, read.origin, read.pool))
             return work
         self._registry.name(work)
-        error = read.error or self._unfit(work, read, wall_ms)
+        error = read.error or self._screening.screen(work, read, wall_ms)
         if error is None:
             self._enqueue(work, now)
         elif read.error is None and not isinstance(error, EngineFailed):
             # Also of what is not served any more: an earlier worker may have answered it.
-            self._endings.end_unrun(work, "arrive_ended", error, now)
+            self._endings.end(work, "arrive_ended", error, now)
         elif isinstance(error, EngineFailed):  # what two workers died of is not tried again
-            self._endings.letter_unrun(work, "arrive_poison", error)
+            self._endings.letter(work, "arrive_poison", error)
         else:
             self._endings.settle(work, "arrive_ended", now, error=error)
         return work
@@ -187,36 +175,6 @@ class Arrivals:
         self._registry.hold(work)
         return work
 
-    def _unfit(self, work: Work, read: Taken, wall_ms: int) -> PenstockError | None:
-        """Why it must not run at all; else its lane is known."""
-        cancel = self._commands.cancelled(work.tenant, work.request_id)
-        if cancel is not None:
-            return Cancelled(cancel.reason or "cancelled before it ran")
-        if work.line is not None and self._conversation_was_deleted(read):
-            return conversation_deleted()
-        if work.deadline_ms is not None and wall_ms >= work.deadline_ms:
-            return Expired("its deadline passed before it was taken")
-        try:
-            request = read.request
-            need = needed(work.task, request.payload)
-            work.lane, work.model_reason = self._catalog.resolve(work.task, request.model, need)
-            self._memory.check_fits(self._lanes[work.lane], read.request.requirements)
-        except PenstockError as error:
-            return error
-        deaths = self._deaths(work.key, work.request_id)
-        if deaths >= work.max_attempts:
-            return EngineFailed(f"{deaths} times a worker died while it ran")
-        work.alone = deaths >= 2
-        changed = self._commands.priority(work.tenant, work.request_id)
-        if changed is not None:
-            work.priority, work.klass = changed, priority_class(changed)
-        return None
-
-    def _conversation_was_deleted(self, read: Taken) -> bool:
-        """Whether it was deleted after this turn was sent."""
-        deleted_at = self._commands.deleted_at(read.request.tenant, read.request.conversation_id or "")
-        return deleted_at is not None and read.origin.append_time_ms <= deleted_at
-
     def _enqueue(self, work: Work, now: float) -> None:
         lane = self._lanes[work.lane]
         work.in_budget = True
@@ -243,7 +201,7 @@ class Arrivals:
         work.body = body
         self._budget.keep_body(work.klass, work.lane, work.size_bytes)
         if work.end_with is not None:
-            self._endings.end_unrun(work, "fetched_to_end", work.end_with, now)
+            self._endings.end(work, "fetched_to_end", work.end_with, now)
             return
         self._registry.transition(work, "fetched", Stage.QUEUED)
         self._agenda.look_at(self._lanes[work.lane])
@@ -255,7 +213,7 @@ class Arrivals:
             return
         self._holdings.unqueue(work)
         reason = work.end_with or InternalError("its record was deleted from the topic before its turn came")
-        self._endings.letter_unrun(work, "gone", reason)
+        self._endings.letter(work, "gone", reason)
 
     def _gate_id(self, read: Taken | Poison, key: WorkKey) -> str:
         """What names the work in the gate: the same request at a second offset is held back, except on its way home.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.processors.core.agenda import Agenda
@@ -19,15 +18,13 @@ from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retries import DeadLetter, Retry, decide
+from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.suspects import clear_suspicion
 from penstock.processors.core.requests.work import Subject, Work
-from penstock.schemas.errors import Expired, InsufficientCapacity, PenstockError
-
-RETRIES_AT_ONCE = 256
-"""Retries that are looked at in one tick: a flood that fails together must not hold up the event loop."""
+from penstock.schemas.errors import InsufficientCapacity, PenstockError
 
 
 @dataclass(eq=False)
@@ -45,10 +42,9 @@ class Attempts:
     _forecast: Forecast
     _holdings: Holdings
     _endings: Endings
+    _retries: RetryQueue
     _agenda: Agenda
     _emit: Callable[[Effect], None]
-    _retry_delay_s: float
-    _retries: list[tuple[float, int, Work]] = field(init=False, default_factory=list[tuple[float, int, Work]])
 
     def goes_on(self, subject: Subject, run_id: str, *stages: Stage) -> bool:
         """Whether this is still the request's present run, and it is in one of these stages if any are given."""
@@ -104,7 +100,7 @@ class Attempts:
         """Its turn's input stands in the conversation, on the topic with this id."""
         work = self._current(subject, run_id, Stage.BEGINNING)
         if work is not None and (run := work.run) is not None:
-            run.topic_id = topic_id
+            run.topic_id, work.begun = topic_id, True
             self._grants.run(self._lanes[work.lane], work, run, "begun", now)
 
     def log_moved(self, subject: Subject, run_id: str, now: float) -> None:
@@ -201,14 +197,11 @@ class Attempts:
             work.spent += 1
             work.run = None
             self._emit(Retried(work.subject))
-            due = now + max(decision.delay_s, self._retry_delay_s)
-            if work.deadline is not None:
-                due = min(due, work.deadline)
-            heapq.heappush(self._retries, (due, work.seq, work))
+            self._retries.add(work, decision.delay_s, now)
         elif isinstance(decision, DeadLetter):
             self._endings.letter(work, event, error)
         else:
-            self._endings.settle(work, event, now, error=error)
+            self._endings.end(work, event, error, now)
 
     def requeue(self, work: Work, event: str, now: float) -> None:
         """Back to its place in the queue, without an attempt spent."""
@@ -224,29 +217,6 @@ class Attempts:
         if told or (run is not None and run.sent_pieces):
             work.attempt += 1  # readers must be able to tell the new words and statuses from those that were published
         self._agenda.look_at(self._lanes[work.lane])
-
-    def retry_due(self, now: float) -> None:
-        for _ in range(RETRIES_AT_ONCE):
-            if not self._retries or self._retries[0][0] > now:
-                return
-            _, _, work = heapq.heappop(self._retries)
-            if work.stage is not Stage.RETRYING:
-                continue
-            if work.deadline is not None and work.deadline <= now:
-                self._endings.end_waiting(work, "expire", Expired("its deadline passed while it waited to run"), now)
-            else:
-                self._scheduler.put_back(work)
-                self._registry.transition(work, "due", Stage.QUEUED)
-                self._statuses.say(work, "queued", now)
-                self._agenda.look_at(self._lanes[work.lane])
-
-    def next_due(self) -> float | None:
-        """When the next retry is due."""
-        return self._retries[0][0] if self._retries else None
-
-    def retrying(self, model: str) -> Iterable[Work]:
-        """Requests for a model that wait for their next attempt."""
-        return [work for _, _, work in self._retries if work.lane == model and work.stage is Stage.RETRYING]
 
     def _current(self, subject: Subject, run_id: str, *stages: Stage) -> Work | None:
         """The request whose run an answer speaks of; None when that is over."""

@@ -84,7 +84,7 @@ class Commanding:
             error = Cancelled(cancel.reason or "cancelled by its caller")
         else:
             error = Expired("its record was deleted from its topic before its turn came, and its deadline has passed")
-        self._endings.end_unrun(work, "arrive_ended", error, now)
+        self._endings.end(work, "arrive_ended", error, now)
 
     def _cancel_turns(self, command: ControlCommand, now: float) -> None:
         """End the turns of a deleted conversation that were appended up to the command's time."""

@@ -69,9 +69,9 @@ class Endings:
         if (work := self._in(subject, Stage.MOVING)) is None:
             return
         if isinstance(error, InvalidRequest):
-            self.end_unrun(work, "unmovable", error, now)
+            self.end(work, "unmovable", error, now)
         else:
-            self.letter_unrun(work, "unmovable", error)
+            self.letter(work, "unmovable", error)
 
     def lettered(self, subject: Subject, now: float) -> None:
         """The broker has its dead letter."""
@@ -139,28 +139,29 @@ class Endings:
         work.outcome = Terminal(work.subject, status, timings, ran_s, replica, error, finished, artifact)
         self._emit(work.outcome)
 
-    def letter(self, work: Work, event: str, error: PenstockError) -> None:
-        work.error = error
-        self._registry.transition(work, event, Stage.LETTERING)
-        self._emit(Letter(work.subject, error, nameless=not work.request_id))
+    def end(self, work: Work, event: str, error: PenstockError, now: float) -> None:
+        """End it without an output; a turn of which no run has begun here only if its conversation has no answer.
 
-    def end_unrun(self, work: Work, event: str, error: PenstockError, now: float) -> None:
-        """End what did not run here; a turn only if it has no answer from a worker that died before it could say so."""
-        if work.line is None:
+        A worker that died, or lost its partition, may have appended one before it could say so.
+        """
+        if work.line is None or work.begun:
             self.settle(work, event, now, error=error)
         else:
             work.end_with = error
-            self._registry.transition(work, event, Stage.LOOKING)
-            self._emit(LookUp(work.subject))
+            self._look_up(work, event)
 
-    def letter_unrun(self, work: Work, event: str, error: PenstockError) -> None:
-        """As `end_unrun`, with a dead letter where no answer stands."""
-        if work.line is None:
-            self.letter(work, event, error)
+    def letter(self, work: Work, event: str, error: PenstockError) -> None:
+        """As `end`, with a dead letter where no answer stands."""
+        work.error = error
+        if work.line is None or work.begun or work.stage is Stage.LOOKING:
+            self._registry.transition(work, event, Stage.LETTERING)
+            self._emit(Letter(work.subject, error, nameless=not work.request_id))
         else:
-            work.error = error
-            self._registry.transition(work, event, Stage.LOOKING)
-            self._emit(LookUp(work.subject))
+            self._look_up(work, event)
+
+    def _look_up(self, work: Work, event: str) -> None:
+        self._registry.transition(work, event, Stage.LOOKING)
+        self._emit(LookUp(work.subject))
 
     def end_waiting(self, work: Work, event: str, error: PenstockError, now: float) -> None:
         """End what waits in the scheduler, or for a retry; what is parked is read again for its outcome."""
@@ -174,10 +175,10 @@ class Endings:
             self._registry.transition(work, "fetch", Stage.FETCHING)
             self._holdings.rereads.add(work)
         elif work.stage is Stage.RETRYING:
-            self.settle(work, event, now, error=error)
+            self.end(work, event, error, now)
         else:
             self._holdings.leave_waiting(work)
-            self.end_unrun(work, event, error, now)
+            self.end(work, event, error, now)
 
     def _in(self, subject: Subject, stage: Stage) -> Work | None:
         """The request that an answer speaks of, if it waits for that answer still."""
@@ -189,7 +190,7 @@ class Endings:
         if work.stage is Stage.RUNNING and work.stream and run is not None:
             self._streams.flush(work, run)
         self._holdings.stop_run(work)
-        self.settle(work, event, now, error=error)
+        self.end(work, event, error, now)
 
 
 def status_of(error: PenstockError) -> str:

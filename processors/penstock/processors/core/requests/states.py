@@ -74,26 +74,24 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     },
     _S.PREPARING: {
         "prepared": (_S.READY,),
-        "refused": (_S.SETTLING, _S.LETTERING, _S.RETRYING, _S.QUEUED),
+        "refused": (_S.SETTLING, _S.LETTERING, _S.LOOKING, _S.RETRYING, _S.QUEUED),
         "answer_stands": (_S.SETTLING, _S.KEEPING),
         "elsewhere": (_S.QUEUED,),  # nothing new starts on the replica that prepares it
-        "replica_down": (_S.QUEUED, _S.LETTERING, _S.RETRYING),
-        "lane_failed": (_S.SETTLING, _S.LOOKING),  # its model was removed
+        "replica_down": (_S.QUEUED, _S.LETTERING, _S.LOOKING, _S.RETRYING),
         **_END_WAITING,
     },
     _S.READY: {
         "grant": (_S.BEGINNING, _S.RUNNING),
         "elsewhere": (_S.QUEUED,),  # the replica that prepared it has no room, or takes no more
         "replica_down": (_S.QUEUED,),
-        "lane_failed": (_S.SETTLING, _S.LOOKING),
         **_END_WAITING,
     },
     _S.BEGINNING: {
         "begun": (_S.RUNNING,),
         "log_moved": (_S.QUEUED,),
-        "refused": (_S.SETTLING,),
+        "refused": (_S.SETTLING, _S.LOOKING),
         "replica_down": (_S.QUEUED,),
-        "cancel": (_S.SETTLING,),
+        "cancel": (_S.SETTLING, _S.LOOKING),
         "drop": (_S.DROPPED,),
     },
     _S.RUNNING: {
@@ -106,10 +104,8 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     },
     _S.RETRYING: {
         "due": (_S.QUEUED,),
-        "cancel": (_S.SETTLING,),
-        "expire": (_S.SETTLING,),
-        "lane_failed": (_S.SETTLING,),
-        "drop": (_S.DROPPED,),
+        "lane_failed": (_S.SETTLING, _S.LOOKING),
+        **_END_WAITING,
     },
     _S.KEEPING: {"kept": (_S.SETTLING,), "drop": (_S.DROPPED,)},
     _S.LOOKING: {"looked_up": (_S.SETTLING, _S.KEEPING, _S.LETTERING), "drop": (_S.DROPPED,)},

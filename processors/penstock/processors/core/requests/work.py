@@ -125,6 +125,8 @@ class Work:
     ticket: int = 0
     holds_line: bool = False
     """Its conversation waits for it: it was granted once."""
+    begun: bool = False
+    """A run of it has begun here: no answer stood in its conversation then."""
     in_budget: bool = False
     """Whether the budget counts it."""
     stage: Stage = Stage.NEW

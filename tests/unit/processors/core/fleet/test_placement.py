@@ -319,3 +319,28 @@ def test_chance_of_use_decays() -> None:
     assert rate.rate(1000.0) == pytest.approx(1.0, rel=0.05)
     assert rate.rate(1500.0) < 0.01
     assert model("a", use_rate=0.1).chance_of_use(10) == pytest.approx(0.632, abs=0.001)
+
+
+def test_a_replica_on_which_nothing_can_run_has_no_turn() -> None:
+    """Found by the simulator (seed 10764): it was kept for its whole turn, while no run of either model had memory."""
+    ledger = books()
+    standing = replica("a", ledger, 40, ready_at=95.0, queued_for_it=1, stands=True)
+    other = replica("b", ledger, 35, ready_at=60.0, queued_for_it=1)
+    models = [
+        model("a", 40, demand=waits(since=80.0)),
+        model("b", 35, demand=waits(since=70.0)),
+        ModelView(
+            model="b (run 1)",
+            needs={"cuda": Need(bytes=20 * GB)},
+            load_seconds=0.0,
+            demand=waits(since=70.0),
+            at=("b", 0),
+            waits_since=70.0,
+        ),
+    ]
+    ends = [one for one in decide(99.0, models, [standing, other], ledger, TEN) if isinstance(one, Drain | Unload)]
+    assert not ends, "it has not been ready for as long as its load took"
+    (end,) = [one for one in decide(100.0, models, [standing, other], ledger, TEN) if isinstance(one, Drain | Unload)]
+    assert (end.model, end.reason, end.for_model) == ("a", "stands", "b (run 1)")
+    served = replace(standing, stands=False, running=1)
+    assert not [one for one in decide(100.0, models, [served, other], ledger, TEN) if isinstance(one, Drain | Unload)]

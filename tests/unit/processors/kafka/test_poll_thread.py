@@ -1,0 +1,75 @@
+"""What the thread of the consumer tells of an assignment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
+
+from penstock.processors.kafka.batches import TP, Committed
+from penstock.processors.kafka.lost_logs import Extent, LostLogs
+from penstock.processors.kafka.poll_thread import PollThread
+
+A = ("t", 0)
+
+
+class Broker:
+    """One partition with this log and this commit."""
+
+    def __init__(self, log: Extent, committed: Committed) -> None:
+        self.log, self.stored = log, committed
+        self.assigned: list[dict[TP, int]] = []
+
+    def committed(self, partitions: Sequence[TopicPartition], timeout: float) -> list[Any]:
+        return [TopicPartition(*A, self.stored[0], self.stored[1])]
+
+    def offsets_for_times(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        at = {OFFSET_BEGINNING: self.log.first, OFFSET_END: self.log.end}
+        return [TopicPartition(p.topic, p.partition, at[p.offset]) for p in partitions]
+
+    def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> Sequence[TopicPartition]:
+        self.stored = offsets[0].offset, offsets[0].metadata or ""
+        return offsets
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        self.assigned.append({(p.topic, p.partition): p.offset for p in partitions})
+
+    def consumer_group_metadata(self) -> bytes:
+        return b"CGMDv2:" + (7).to_bytes(4, "little")
+
+    def memberid(self) -> str:
+        return "m"
+
+
+@pytest.mark.parametrize(
+    ("end", "read", "begins_again"),
+    [(90, 90, False), (60, 0, True), (85, 90, True)],
+    ids=["whole", "shorter than the commit", "shorter than what was read"],
+)
+async def test_it_says_when_a_log_begins_again(end: int, read: int, begins_again: bool) -> None:
+    """Found by the simulator (seed 1500): a member that kept its partition went on with what it knew to be done."""
+    told: list[tuple[Mapping[TP, Committed], bool]] = []
+
+    async def assigned(
+        generation: int, member_id: str, committed: Mapping[TP, Committed], *, begins_again: bool
+    ) -> None:
+        told.append((committed, begins_again))
+
+    broker, logs = Broker(Extent(0, end), (80, "")), LostLogs("beginning")
+    events: Any = SimpleNamespace(assigned=assigned)
+    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
+    thread = PollThread(config, asyncio.get_running_loop(), events, urgency=lambda topic: 0, lost_logs=logs)
+    if read:
+        await asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)])
+        told.clear()
+        thread._buffer.reached_end(A, read)
+        await asyncio.to_thread(thread._begin, {})
+    await asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)])
+    start = 0 if begins_again else 80
+    assert told == [({A: (start, "")}, begins_again)]
+    assert broker.assigned[-1] == {A: start}
+    assert broker.stored == (start, "")
