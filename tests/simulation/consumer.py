@@ -38,6 +38,7 @@ class Consumer:
         self._cluster = life.cluster
         self._rng = life.world.stream(f"consumer/{life.name}")
         self.positions: dict[TP, int] = {}
+        self._cuts_known: dict[TP, int] = {}
         self.generation = -1
         self.held: frozenset[TP] = frozenset()
         self._inbox: dict[int, deque[Batch]] = {urgency: deque() for urgency in range(4)}
@@ -70,6 +71,7 @@ class Consumer:
         """Start again at what is committed: what was not taken is delivered again."""
         self.clear()
         self.positions = {tp: offset for tp, (offset, _) in committed.items()}
+        self._cuts_known = {tp: len(self._cluster.log.partitions[tp].cuts) for tp in committed}
         self.generation = generation
         self.held = frozenset()
         self._flying = 0
@@ -84,7 +86,15 @@ class Consumer:
 
     def _behind(self) -> list[TP]:
         partitions = self._cluster.log.partitions
-        return [tp for tp, at in self.positions.items() if tp not in self.held and at < partitions[tp].end]
+        return [
+            tp
+            for tp, at in self.positions.items()
+            if tp not in self.held and (at < partitions[tp].end or self._refused(tp))
+        ]
+
+    def _refused(self, tp: TP) -> bool:
+        """Whether the log has lost what was read of it."""
+        return self._cluster.log.partitions[tp].refuses(self.positions[tp], self._cuts_known[tp])
 
     @property
     def has_more(self) -> bool:
@@ -92,8 +102,11 @@ class Consumer:
         return bool(self._behind() or self.inbox or self._flying)
 
     def rewind(self) -> None:
-        """It forgets its positions, as after an error, and goes on from what is committed."""
-        committed = self._cluster.log.group.committed(list(self.positions))
+        """It forgets its positions, as after an error, and goes on from what is committed.
+
+        Not where the log has lost what was read: that position is refused first.
+        """
+        committed = self._cluster.log.group.committed([tp for tp in self.positions if not self._refused(tp)])
         for tp, (offset, _) in committed.items():
             self.positions[tp] = min(offset, self.positions[tp])
 
@@ -106,6 +119,9 @@ class Consumer:
             self._life.timer("fetch", FETCH_RETRY_S, self._fetch)
             return
         tp = self._rng.choice(behind)
+        if self._refused(tp):
+            self._life.membership.log_lost_its_end(tp)
+            return
         most = self._rng.randint(1, 4) if self._cluster.plan.has("truncated_batches") else MOST_RECORDS
         start = self.positions[tp]
         end, records = self._cluster.log.partitions[tp].read(start, most)

@@ -67,11 +67,13 @@ class Memory:
     def unloads(self, effect: ask.Unload) -> None:
         """A replica is given up: for another only when it has had its turn."""
         replica = self._inside.replica(effect.model, effect.replica)
-        if replica is None or effect.reason not in ("turn", "class"):
+        if replica is None or effect.reason not in ("turn", "class", "stands"):
             return
         resided = self._life.world.now - replica.ready_at
         took = 0.5 * (replica.ready_at - replica.load_began)
         least = max(self._settings.min_turn_s, self._settings.turn_factor * took) if effect.reason == "turn" else took
+        if effect.reason == "stands" and replica.holders:
+            raise Violation(f"hysteresis: {replica} is given up because nothing runs on it, and {replica.holders} run")
         if resided < least - 1e-6:
             raise Violation(f"hysteresis: {replica} is given up ({effect.reason}) {resided:.3f} s after it was ready")
 

@@ -227,6 +227,11 @@ class Inside:
     def span(self, tp: TP) -> int:
         return self._flow.gate.span(tp)
 
+    def delivered_up_to(self, tp: TP) -> int:
+        """The offset behind all that was delivered of a partition that it has, in this assignment or before it."""
+        partition = self._flow.gate._partitions.get(tp)
+        return 0 if partition is None else partition.span.end
+
     def full(self, tp: TP) -> bool:
         """Whether a partition has run far enough ahead, or holds as many bytes as it may."""
         return self._flow.gate.full(tp) or self._flow.budget.full(tp)

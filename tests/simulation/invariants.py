@@ -37,6 +37,7 @@ class Checks:
         self._cluster = cluster
         self._committed: dict[TP, int] = {}
         self._passed: dict[TP, set[int]] = {}
+        self._lost_ends: set[TP] = set()
         self._grants: dict[Life, Grants] = {}
         self._memory: dict[Life, Memory] = {}
         self._reasons: dict[Life, Reasons] = {}
@@ -78,10 +79,13 @@ class Checks:
         """The broker has taken a commit: what it passes over must have been replaced."""
         offset, metadata = offset_and_map
         before = self._committed.get(tp, 0)
+        if tp in self._lost_ends:  # it begins again, or its owner has not noticed yet
+            self._passed[tp] = {passed for passed in self.passed(tp) if passed < offset}
+            before = min(before, offset)
         if offset < before:
             raise Violation(f"commit_backwards: {tp} went from {before} to {offset}")
         end = self._cluster.log.partitions[tp].end
-        if offset > end:
+        if offset > end and tp not in self._lost_ends:
             raise Violation(f"commit_beyond: {tp} is committed at {offset}, and ends at {end}")
         if len(metadata) > donemap.LIMIT:
             raise Violation(f"metadata: {len(metadata)} characters for {tp}")
@@ -99,6 +103,10 @@ class Checks:
             if not self._cluster.truth.replaced(tp, offset):
                 record = self._cluster.truth.records[(tp, offset)]
                 raise Violation(f"commit_before_outcome: {tp} {offset} of {record.subject} is passed, with no outcome")
+
+    def loses_end(self, tp: TP) -> None:
+        """The broker has lost the end of this log: its offsets may go back, and name records that are gone."""
+        self._lost_ends.add(tp)
 
     # -- effects
 

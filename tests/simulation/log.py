@@ -27,6 +27,8 @@ class Partition:
 
     def __init__(self) -> None:
         self.slots: list[Stored | None] = []
+        self.cuts: list[int] = []
+        """Where the log has lost its end, each time: a leader epoch ends there."""
 
     @property
     def end(self) -> int:
@@ -45,6 +47,19 @@ class Partition:
 
     def delete(self, offset: int) -> None:
         self.slots[offset] = None
+
+    def lose_end(self, end: int) -> None:
+        """The broker has lost what was appended at `end` and after it."""
+        del self.slots[end:]
+        self.cuts.append(end)
+
+    def at(self, offset: int) -> Stored | None:
+        """The record there, if there is one."""
+        return self.slots[offset] if offset < self.end else None
+
+    def refuses(self, position: int, cuts_known: int) -> bool:
+        """Whether a consumer that has read up to `position`, when so many cuts had been, has read what is lost now."""
+        return position > self.end or any(cut < position for cut in self.cuts[cuts_known:])
 
     def read(self, start: int, most: int) -> tuple[int, list[Stored]]:
         """Records from `start`, and the position after them; a consumer passes over offsets without a record."""

@@ -68,7 +68,9 @@ class Mischief:
         away = [work for work in life.inside.works() if work.stage in (Stage.PARKED, Stage.FETCHING)]
         if away:
             work = rng.choice(away)
-            self._cluster.truth.lose(self._cluster.truth.records[(work.tp, work.key[2])])
+            record = self._cluster.truth.records.get((work.tp, work.key[2]))
+            if record is not None:  # else the log has lost its end
+                self._cluster.truth.lose(record)
 
     def _unload(self, rng: Random, life: Life) -> None:
         if life.engines:

@@ -108,7 +108,7 @@ class Network:
 
     def hear(self, channel: str, label: str, reply: Reply, *values: Any) -> None:
         """Something comes from the broker."""
-        if self.cut:
+        if self.cut or self._unheard:  # what comes later does not overtake what could not be heard yet
             self._unheard.append((channel, label, reply, values))
             return
         delay = self.latency()

@@ -40,6 +40,7 @@ class Operators:
             "registry_away": self._registry_away,
             "store_away": self._store_away,
             "retention": self._retention,
+            "lose_end": self._lose_end,
         }
 
     def start(self, until_s: float) -> None:
@@ -78,6 +79,8 @@ class Operators:
         self._cluster.registry_away_until = self._cluster.store.away_until = self._world.now
         for key, wish in self._orders.standing():
             if key == self._paused_for_good:
+                if wish.pinned:
+                    self._orders.give(MODEL, wish.name, "unpin")
                 continue
             if not self._cluster.plan.has("standing_orders") or wish.pinned or rng.random() >= STANDING:
                 self._orders.withdraw(key)
@@ -145,6 +148,22 @@ class Operators:
         for record in rng.sample(waiting, min(len(waiting), rng.randint(1, 3))):
             self._world.note(f"retention takes {record.tp} {record.stored.offset}")
             truth.lose(record)
+
+    def _lose_end(self, rng: Random) -> None:
+        """A disk that failed, an older backup: records of a log are gone, and their offsets are given again.
+
+        Not while a worker goes on with records that it has yet to read again since an assignment: its position is lower
+        than they are, and no broker refuses it.
+        """
+        logs, lives = self._cluster.log.partitions, self._cluster.lives()
+        tp = rng.choice(sorted(tp for tp, log in logs.items() if log.end) or sorted(logs))
+        end = rng.randint(0, logs[tp].end)
+        if any(life.consumer.positions.get(tp, 0) < life.inside.delivered_up_to(tp) for life in lives):
+            return
+        self._world.note(f"{tp} loses what it holds from {end} to {logs[tp].end}")
+        self._cluster.truth.lose_end(tp, end)
+        self._cluster.checks.loses_end(tp)
+        self._cluster.wake_consumers()
 
     # -- other systems
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from random import Random
+from typing import get_args
 
 from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.queue.slack import SlackSettings
 from penstock.processors.core.settings import FlowSettings
+from penstock.processors.kafka.lost_logs import OnLostLog
 
 FAULTS = (
     "crash",  # kill -9 of a worker, started again a little later
@@ -97,6 +99,7 @@ OPERATORS = (
     "foreign_metadata",  # the metadata of a commit is no map of its offset
     "other_partitioner",  # a producer sends its duplicates to any partition
     "slack",  # slots are left free of low work
+    "lose_end",  # a broker loses the end of a log whose records were acknowledged
     "unknown_pool",  # a producer names a pool that there is not
     "pause_suspects",  # some requests kill their workers; the model of one that must run by itself is paused for good
 )
@@ -228,6 +231,7 @@ class Plan:
     checks: frozenset[str] = frozenset()
     variants: tuple[LaneSpec, ...] = ()
     """Models that operators may add, or put in the place of others."""
+    on_lost_log: OnLostLog = "beginning"
 
     def has(self, name: str) -> bool:
         return name in self.faults or name in self.kinds or name in self.operators
@@ -313,6 +317,7 @@ def _with_operators(plan: Plan, without: Collection[str]) -> Plan:
         plan,
         operators=frozenset(operators),
         variants=tuple(variants),
+        on_lost_log=Random(f"{plan.seed}/on_lost_log").choice(get_args(OnLostLog)),
         settings=settings,
         faults=faults if operators else plan.faults,
         kinds=kinds if operators else plan.kinds,

@@ -18,6 +18,7 @@ from penstock.processors.core.commit.gate import Arrival, CommitGate
 from penstock.processors.core.commit.span import Span
 from penstock.processors.core.effects import Fetch, RunEnded, Terminal
 from penstock.processors.core.fleet.eviction import Evictions
+from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.placing import Placing
@@ -35,9 +36,12 @@ from penstock.processors.core.requests.commanding import Commanding
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
+from penstock.processors.core.requests.retry_queue import RetryQueue
+from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.states import OVER, Stage
 from penstock.processors.core.requests.work import Work
 from penstock.processors.kafka.intake import Intake
+from penstock.processors.kafka.lost_logs import LostLogs
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import WaitingFor
@@ -270,17 +274,17 @@ def aged_never_start() -> list[Patch]:
 def retry_polls_slot() -> list[Patch]:
     """A retry that is due looks for a free slot now and then, and loses to newer work (6)."""
 
-    def make(retry_due: Callable[..., None]) -> Callable[..., None]:
-        def poll(self: Attempts, now: float) -> None:
-            for at, (due, seq, work) in enumerate(self._retries):
+    def make(tick: Callable[..., None]) -> Callable[..., None]:
+        def poll(self: RetryQueue, now: float) -> None:
+            for at, (due, seq, work) in enumerate(self._queue):
                 if due <= now and not any(one.free_slots > 0 for one in self._lanes[work.lane].ready):
-                    self._retries[at] = (now + 0.05, seq, work)
-            self._retries.sort()
-            retry_due(self, now)
+                    self._queue[at] = (now + 0.05, seq, work)
+            self._queue.sort()
+            tick(self, now)
 
         return poll
 
-    return [_wrap(Attempts, "retry_due", make)]
+    return [_wrap(RetryQueue, "tick", make)]
 
 
 @plant
@@ -337,7 +341,7 @@ def batch_dies_with_poison() -> list[Patch]:
                         self._attempts._holdings.leave_waiting(work)
                         work.stage = Stage.RUNNING
                         error = EngineFailed("the engine's process died while it ran")
-                        self._endings.letter(work, "replica_down", error)
+                        self._attempts._endings.letter(work, "replica_down", error)
 
         return all_guilty
 
@@ -434,7 +438,7 @@ def suspect_stops_worker() -> list[Patch]:
 def removed_still_waited_for() -> list[Patch]:
     """What waits for a model that is removed goes on waiting for it (W3)."""
 
-    return [(Replicas, "_fail_removed", lambda self, lane, now: False)]
+    return [(LaneFailures, "_end_removed", lambda self, lane, now: False)]
 
 
 @plant_for("retention")
@@ -465,7 +469,7 @@ def answered_after_deletion() -> list[Patch]:
         (talks.Talks, "topic_id", lambda self, line: line),
         _wrap(talks.Talks, "append", make),
         (Commanding, "_cancel_turns", lambda self, command, now: None),
-        (Arrivals, "_conversation_was_deleted", lambda self, read: False),
+        (Screening, "_conversation_was_deleted", lambda self, read: False),
     ]
 
 
@@ -544,20 +548,55 @@ def _says(reason: str, false: str) -> Patch:
 def ended_without_look_up() -> list[Patch]:
     """A turn that ends without having run is not looked up in its conversation, where its answer may stand."""
 
-    def end_unrun(self: Endings, work: Work, event: str, error: Any, now: float) -> None:
+    def end(self: Endings, work: Work, event: str, error: Any, now: float) -> None:
         self.settle(work, event, now, error=error)
 
-    return [(Endings, "end_unrun", end_unrun)]
+    return [(Endings, "end", end)]
 
 
 @plant_for("answers_of_letters")
 def lettered_without_look_up() -> list[Patch]:
     """As `ended_without_look_up`, of turns that get a dead letter."""
 
-    def letter_unrun(self: Endings, work: Work, event: str, error: Any) -> None:
-        self.letter(work, event, error)
+    letter = Endings.letter
 
-    return [(Endings, "letter_unrun", letter_unrun)]
+    def unlooked(self: Endings, work: Work, event: str, error: Any) -> None:
+        work.begun = True
+        letter(self, work, event, error)
+
+    return [(Endings, "letter", unlooked)]
+
+
+@plant_for("answers", "answers_of_letters")
+def failed_attempts_without_look_up() -> list[Patch]:
+    """A turn whose engine dies before its run has begun ends by that, whatever stands in its conversation."""
+    failed = Attempts.attempt_failed
+
+    def unlooked(self: Attempts, work: Work, event: str, error: Any, now: float, *, again: bool) -> None:
+        work.begun = True
+        failed(self, work, event, error, now, again=again)
+
+    return [(Attempts, "attempt_failed", unlooked)]
+
+
+@plant_for("lose_end")
+def lost_end_unnoticed() -> list[Patch]:
+    """At an assignment nobody asks whether the log is shorter than the commit, or than what was read of it."""
+
+    def at_assignment(self: LostLogs, kafka: Any, committed: Any, wait: Any) -> Any:
+        return committed
+
+    return [(LostLogs, "at_assignment", at_assignment)]
+
+
+@plant_for("lose_end")
+def read_end_forgotten() -> list[Patch]:
+    """A member that gets its partition back does not know up to where it had read its log."""
+
+    def has_read(self: LostLogs, tp: Any, end: int, committed: Any) -> None:
+        """Nothing is remembered."""
+
+    return [(LostLogs, "has_read", has_read)]
 
 
 @plant_for("add_partitions")

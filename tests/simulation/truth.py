@@ -48,6 +48,10 @@ class Truth:
         """Their records were taken by retention: they need not get an outcome."""
         self.unkept: set[Work] = set()
         """Their output could not be kept, though the run had ended well."""
+        self._lost_up_to: dict[TP, int] = {}
+        """Where logs ended that have lost their ends."""
+        self._unsafe: set[Stored] = set()
+        """Appended below: it may be taken for what was read there before, and need not get an outcome."""
         self.skipped: set[tuple[TP, int]] = set()
         """Passed over by a tool that committed for the worker."""
         self.killers: set[Subject] = set()
@@ -70,6 +74,10 @@ class Truth:
             subject = (read.request.tenant, read.request.request_id)
         record = Accepted(tp, stored, subject, (read.origin.topic, read.origin.partition, read.origin.offset))
         self.records[(tp, stored.offset)] = record
+        if stored.offset < self._lost_up_to.get(tp, 0):
+            self._unsafe.add(stored)
+            if subject is not None:
+                self.lost.add(subject)
         if subject is not None:
             self.subjects.setdefault(subject, []).append(record)
         self._copies.setdefault(record.first_place, []).append((*tp, stored.offset))
@@ -79,6 +87,19 @@ class Truth:
         self._cluster.log.partitions[record.tp].delete(record.stored.offset)
         if record.subject is not None:
             self.lost.add(record.subject)
+
+    def lose_end(self, tp: TP, end: int) -> None:
+        """The broker loses the end of a log. Until its owner has begun again, nobody need work on what comes there.
+
+        A log that has grown again beyond the commit while nobody looked looks whole.
+        """
+        log = self._cluster.log.partitions[tp]
+        for offset in range(end, log.end):
+            record = self.records.pop((tp, offset), None)
+            if record is not None and record.subject is not None:
+                self.lost.add(record.subject)
+        self._lost_up_to[tp] = max(self._lost_up_to.get(tp, 0), log.end)
+        log.lose_end(end)
 
     def skip(self, tp: TP, offset: int, count: int) -> None:
         """A tool commits an offset further on: nobody need work on what it passes over."""
@@ -100,6 +121,8 @@ class Truth:
         """Whether what replaces the record is on the log, so that its offset may be committed."""
         record = self.records.get((tp, offset))
         if record is None or self._cluster.log.partitions[tp].slots[offset] is None:
+            return True
+        if record.stored in self._unsafe:
             return True
         place = (*tp, offset)
         if (tp, offset) in self.skipped:

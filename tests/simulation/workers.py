@@ -592,7 +592,7 @@ class Life(Actor):
         tp = effect.tp
 
         def read() -> list[Stored | None]:
-            return [self.cluster.log.partitions[tp].slots[offset] for offset in effect.offsets]
+            return [self.cluster.log.partitions[tp].at(offset) for offset in effect.offsets]
 
         def told(records: list[Stored | None]) -> None:
             for offset, record in zip(effect.offsets, records, strict=True):
