@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -81,16 +81,17 @@ class Consumer:
 
     def arm(self) -> None:
         """Fetch, if there is anything to fetch."""
-        if self._behind() and self.inbox + self._flying < INBOX_BATCHES and not self._life.stopping:
+        if self.inbox + self._flying < INBOX_BATCHES and not self._life.stopping and self._is_behind():
             self._life.timer("fetch", self._life.network.latency(), self._fetch)
 
-    def _behind(self) -> list[TP]:
+    def _unread(self) -> Iterator[TP]:
         partitions = self._cluster.log.partitions
-        return [
-            tp
-            for tp, at in self.positions.items()
-            if tp not in self.held and (at < partitions[tp].end or self._refused(tp))
-        ]
+        for tp, at in self.positions.items():
+            if tp not in self.held and (at < partitions[tp].end or self._refused(tp)):
+                yield tp
+
+    def _is_behind(self) -> bool:
+        return next(self._unread(), None) is not None
 
     def _refused(self, tp: TP) -> bool:
         """Whether the log has lost what was read of it."""
@@ -99,7 +100,7 @@ class Consumer:
     @property
     def has_more(self) -> bool:
         """Something is on its way, or is to be fetched."""
-        return bool(self._behind() or self.inbox or self._flying)
+        return bool(self.inbox or self._flying or self._is_behind())
 
     def rewind(self) -> None:
         """It forgets its positions, as after an error, and goes on from what is committed.
@@ -112,7 +113,7 @@ class Consumer:
 
     def _fetch(self) -> None:
         world, network = self._life.world, self._life.network
-        behind = self._behind()
+        behind = list(self._unread())
         if not behind:
             return
         if not network.reachable or world.now < self._cluster.broker_down_until:
