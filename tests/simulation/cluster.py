@@ -16,6 +16,7 @@ from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, St
 from penstock.schemas.topics import TopicNames, conversation_key
 from simulation.coordinator import Coordinator
 from simulation.devices import Devices
+from simulation.gateways import Gateway
 from simulation.invariants import Checks
 from simulation.log import TP, Log
 from simulation.operators import Store
@@ -88,6 +89,7 @@ class Cluster:
         self.talks = Talks()
         self.truth = Truth(self)
         self.readers = Readers(self)
+        self.gateway = Gateway(self) if plan.has("delete_records") else None
         self.checks = Checks(self)
         self.coordinator = Coordinator(self)
         self.transitions: set[Transition] = set()
@@ -200,6 +202,8 @@ class Cluster:
     def append_request(self, tp: TP, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> None:
         stored = self.log.append(tp, self.world.wall_ms, key, value, headers)
         self.truth.accepted(tp, stored)
+        if self.gateway is not None:
+            self.gateway.request(tp, stored)
         self.wake_consumers()
 
     def wake_consumers(self) -> None:
@@ -210,9 +214,13 @@ class Cluster:
 
     def on_result(self, event: ResultEvent) -> None:
         self.readers.result(event)
+        if self.gateway is not None:
+            self.gateway.result(event)
 
     def on_status(self, event: StatusEvent) -> None:
         self.readers.status(event)
+        if self.gateway is not None:
+            self.gateway.status(event)
         if self.clients is not None and not self.calm:
             self.clients.hears(event)
 
@@ -222,6 +230,8 @@ class Cluster:
     def command(self, command: ControlCommand) -> None:
         """A record on the control topic: every worker hears of it."""
         self.commands.append(command)
+        if self.gateway is not None:
+            self.gateway.commanded(command)
         for life in self.lives():
             self._pass_on(life, command)
 
@@ -249,7 +259,7 @@ class Cluster:
         """
         if len(self.lives()) < len(self.hosts) or self.log.group.rebalancing:
             return False
-        if any(life.stopping for life in self.lives()):
+        if any(life.stopping for life in self.lives()) or self._lost_ones_left:
             return False
         offsets = self.log.group.offsets
         if any(offsets.get(tp, (0, ""))[0] != partition.end for tp, partition in self.log.partitions.items()):
@@ -257,9 +267,13 @@ class Cluster:
         return not any(life.inside.works() for life in self.lives())
 
     @property
+    def _lost_ones_left(self) -> bool:
+        return self.gateway is not None and bool(self.gateway.left())
+
+    @property
     def at_rest(self) -> bool:
         """Nothing is left to do but what orders forbid: each request that is left is paused, or a turn behind one."""
-        if len(self.lives()) < len(self.hosts) or self.log.group.rebalancing:
+        if len(self.lives()) < len(self.hosts) or self.log.group.rebalancing or self._lost_ones_left:
             return False
         for life in self.lives():
             if life.consumer.has_more or any(self.forbidden(life, work) is None for work in life.inside.works()):

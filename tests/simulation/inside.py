@@ -239,7 +239,7 @@ class Inside:
     def counts_as_done(self, work: Work) -> bool:
         """Whether its offset is committed, or said to be done, as if the request had its outcome."""
         partition = self._flow.gate._partitions.get(work.tp)
-        if partition is None:
+        if partition is None or not work.lane:  # it ends one whose record is gone, and holds no offset
             return False
         at = work.key[2] - partition.span._base
         return at < 0 or bool(partition.span._done[at])

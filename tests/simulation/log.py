@@ -27,6 +27,8 @@ class Partition:
 
     def __init__(self) -> None:
         self.slots: list[Stored | None] = []
+        self.start = 0
+        """Nothing below is on the log any more."""
         self.cuts: list[int] = []
         """Where the log has lost its end, each time: a leader epoch ends there."""
 
@@ -48,9 +50,15 @@ class Partition:
     def delete(self, offset: int) -> None:
         self.slots[offset] = None
 
+    def lose_beginning(self, start: int) -> None:
+        """Retention, or a person, has deleted what stood below `start`."""
+        self.start = max(self.start, start)
+        self.slots[: self.start] = [None] * self.start
+
     def lose_end(self, end: int) -> None:
         """The broker has lost what was appended at `end` and after it."""
         del self.slots[end:]
+        self.start = min(self.start, end)
         self.cuts.append(end)
 
     def at(self, offset: int) -> Stored | None:

@@ -40,6 +40,7 @@ class Operators:
             "registry_away": self._registry_away,
             "store_away": self._store_away,
             "retention": self._retention,
+            "delete_records": self._delete_records,
             "lose_end": self._lose_end,
         }
 
@@ -148,6 +149,13 @@ class Operators:
         for record in rng.sample(waiting, min(len(waiting), rng.randint(1, 3))):
             self._world.note(f"retention takes {record.tp} {record.stored.offset}")
             truth.lose(record)
+
+    def _delete_records(self, rng: Random) -> None:
+        logs = self._cluster.log.partitions
+        tp = rng.choice(sorted(tp for tp, log in logs.items() if log.end > log.start) or sorted(logs))
+        start = rng.randint(logs[tp].start, logs[tp].end)
+        self._world.note(f"the records of {tp} below {start} are deleted")
+        self._cluster.truth.lose_beginning(tp, start)
 
     def _lose_end(self, rng: Random) -> None:
         """A disk that failed, an older backup: records of a log are gone, and their offsets are given again.

@@ -99,6 +99,7 @@ OPERATORS = (
     "foreign_metadata",  # the metadata of a commit is no map of its offset
     "other_partitioner",  # a producer sends its duplicates to any partition
     "slack",  # slots are left free of low work
+    "delete_records",  # all records of a log below an offset are deleted; gateways ask for the ends of what is lost
     "lose_end",  # a broker loses the end of a log whose records were acknowledged
     "unknown_pool",  # a producer names a pool that there is not
     "pause_suspects",  # some requests kill their workers; the model of one that must run by itself is paused for good

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from penstock.gateway.view import lost_requests
 from penstock.processors.core import starting
 from penstock.processors.core.admission import MANY, Admission
 from penstock.processors.core.commit import donemap, gate
@@ -577,6 +578,20 @@ def failed_attempts_without_look_up() -> list[Patch]:
         failed(self, work, event, error, now, again=again)
 
     return [(Attempts, "attempt_failed", unlooked)]
+
+
+@plant_for("delete_records")
+def lost_not_asked_for() -> list[Patch]:
+    """No gateway asks for the end of a request whose record is gone, which no worker holds (W4)."""
+
+    return [(lost_requests, "overdue", lambda entries, owned, now_ms: ())]
+
+
+@plant_for("delete_records")
+def lost_not_ended() -> list[Patch]:
+    """The owner of the partition does not end a request whose record is gone (W4)."""
+
+    return [(Commanding, "_end_lost", lambda self, command, now: None)]
 
 
 @plant_for("lose_end")

@@ -64,6 +64,8 @@ class _Watch:
         for host in self._cluster.hosts:
             host.devices.foreign = dict.fromkeys(host.devices.foreign, 0)
         self.operators.calm()
+        if self._cluster.gateway is not None:
+            self._cluster.gateway.calm()
         for life in self._cluster.lives():
             if life.consumer.skipped:  # where no later delivery shows the gap, only a restart finds what was skipped
                 self._cluster.kill_worker(life, "the end of faults")
@@ -148,10 +150,10 @@ def _verdict(cluster: Cluster, watch: _Watch, over: bool) -> str | None:
         for tp, partition in cluster.log.partitions.items()
         if offsets.get(tp, (0, ""))[0] != partition.end
     }
+    lost = [] if cluster.gateway is None else [entry.key for entry in cluster.gateway.left()]
     why = f"after {QUIET_WITHIN_S:.0f} s without faults" if watch.stuck else f"after {cluster.world.steps} steps"
-    return (
-        f"stuck: {why}: {waiting[:5]}, uncommitted {behind}, {'rebalancing' if cluster.log.group.rebalancing else ''}"
-    )
+    rebalancing = "rebalancing" if cluster.log.group.rebalancing else ""
+    return f"stuck: {why}: {waiting[:5]}, lost {lost[:5]}, uncommitted {behind}, {rebalancing}"
 
 
 def shrink(outcome: Outcome, tries: int) -> Outcome:

@@ -88,6 +88,14 @@ class Truth:
         if record.subject is not None:
             self.lost.add(record.subject)
 
+    def lose_beginning(self, tp: TP, start: int) -> None:
+        """All records of a log below an offset are deleted."""
+        log = self._cluster.log.partitions[tp]
+        for offset in range(log.start, start):
+            if log.slots[offset] is not None and (record := self.records.get((tp, offset))) is not None:
+                self.lose(record)
+        log.lose_beginning(start)
+
     def lose_end(self, tp: TP, end: int) -> None:
         """The broker loses the end of a log. Until its owner has begun again, nobody need work on what comes there.
 

@@ -16,7 +16,7 @@ from penstock.gateway.service.output_artifacts import artifact_ids_of
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
-from penstock.gateway.view.lost_requests import Overdue
+from penstock.gateway.view.lost_requests import Overdue, end_command
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
@@ -99,9 +99,7 @@ class Control:
 
     async def end_lost(self, lost: Overdue) -> None:
         """Ask the owner of the partition to end a request whose record is gone. Raises BrokerUnavailable."""
-        command = _command_about(lost.entry, "end_lost")
-        command = replace(command, origin=lost.origin, place=lost.place, task=lost.entry.task or None)
-        await self._send(command)
+        await self._send(end_command(lost, now_ms()))
 
     async def has_turns(self, tenant: str, conversation_id: str) -> bool:
         """Whether turns of the conversation wait or run."""

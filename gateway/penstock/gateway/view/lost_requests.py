@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.limits import DEFAULT_LIMITS
-from penstock.schemas.records import Origin, Place, WorkerState
+from penstock.schemas.records import ControlCommand, Origin, Place, WorkerState
 from penstock.schemas.topics import TP
 
 GRACE_MS = 3_000
@@ -46,6 +46,22 @@ def overdue(entries: Iterable[Entry], owned: Collection[TP], now_ms: int) -> Ite
 def gone(found: Iterable[Overdue], starts: Mapping[TP, int], ends: Mapping[TP, int]) -> list[Overdue]:
     """Those whose record is below the start of its partition's log, or beyond its end."""
     return [one for one in found if not starts.get(one.tp, 0) <= one.place.offset < ends.get(one.tp, 1 << 63)]
+
+
+def end_command(lost: Overdue, now_ms: int) -> ControlCommand:
+    """What asks the owner of its partition for its end."""
+    entry = lost.entry
+    return ControlCommand(
+        kind="end_lost",
+        request_id=entry.request_id,
+        tenant=entry.tenant,
+        created_at=now_ms,
+        created_by="gateway",
+        conversation_id=entry.conversation_id,
+        origin=lost.origin,
+        place=lost.place,
+        task=entry.task or None,
+    )
 
 
 def owned_partitions(workers: Iterable[WorkerState]) -> frozenset[TP]:
