@@ -121,11 +121,6 @@ class QueueBook:
                 due[tp] = self._committed[tp] = offset
         return due
 
-    def not_committed(self, offsets: Iterable[TP]) -> None:
-        """The commit failed: it is due again."""
-        for tp in offsets:
-            self._committed.pop(tp, None)
-
     def full(self) -> set[int]:
         """Queues of which no more is to be read for now."""
         return {number for number, buffer in enumerate(self._buffered) if len(buffer) >= 2 * self._window}

@@ -133,7 +133,7 @@ class QueueConsumer:
         try:
             self._consumer.commit(offsets=due, asynchronous=False)
         except KafkaException as error:
-            # The next commit of these partitions says more; what is not committed is read again and found done.
+            # It is tried again after the next read; what is never committed is read again and found done.
             logger.warning("queues.commit_failed code=%s", error.args[0].name())
             self._due = {**{(one.topic, one.partition): one.offset for one in due}, **self._due}
 

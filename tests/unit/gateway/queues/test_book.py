@@ -47,8 +47,6 @@ def test_offsets_are_committed_behind_all_that_is_settled() -> None:
     made.settled(letters[2])
     assert made.commits() == {A: 10}
     assert made.commits() == {}
-    made.not_committed([A])
-    assert made.commits() == {A: 10}
 
 
 def test_a_new_try_waits_for_its_time_holds_its_offset_and_leaves_its_place_to_others() -> None:
