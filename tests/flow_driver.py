@@ -298,7 +298,7 @@ class World:
                 if (work := flow.registry.of(subject)) is not None:
                     self.ended_works.append(work)
                 flow.endings.delivered(subject, status)
-            case ask.Letter(subject):
+            case ask.PublishDeadLetter(subject):
                 self.letters.append(subject.request_id)
                 flow.endings.lettered(subject, self.now)
             case ask.Republish(subject):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.processors.conversations.log import Mark
+from penstock.processors.conversations.log import HistoryMark
 from penstock.processors.conversations.messages import Shown
 from penstock.processors.conversations.turns import TurnStart
 from penstock.processors.engines.base import (
@@ -23,7 +23,7 @@ from penstock.processors.engines.base import (
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import ConversationMessage, InferenceRequest
 
-MARK = Mark(topic_id="t", count=1, fingerprint=7)
+MARK = HistoryMark(topic_id="t", count=1, fingerprint=7)
 
 
 class ScriptedEngine:
@@ -139,7 +139,7 @@ class ScriptedTurns:
         self.history: list[dict[str, Any]] = [{"role": "user", "content": "before"}]
         self.agrees: list[bool | BaseException] = []
         self.winner: ConversationMessage | BaseException | None = None
-        self.begun: list[tuple[str, Mark]] = []
+        self.begun: list[tuple[str, HistoryMark]] = []
         self.pictured: list[ConversationMessage] = []
         self.standing: Shown = {}
         self.shown: list[Shown] = []
@@ -161,7 +161,7 @@ class ScriptedTurns:
         epoch: int,
         now_ms: int,
         mine: Callable[[], bool],
-        mark: Mark,
+        mark: HistoryMark,
         shown: Shown | None = None,
     ) -> str | None:
         self.may_begin = mine

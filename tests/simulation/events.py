@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.processors.core.effects import Chunk, Letter, Republish, Status, Terminal
+from penstock.processors.core.effects import Chunk, PublishDeadLetter, Republish, Status, Terminal
 from penstock.processors.kafka.intake import origin_header
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import to_error_record
@@ -70,7 +70,7 @@ def terminal(effect: Terminal, worker: str, now_ms: int) -> ResultEvent:
     )
 
 
-def letter(effect: Letter, worker: str, now_ms: int) -> DeadLetter:
+def letter(effect: PublishDeadLetter, worker: str, now_ms: int) -> DeadLetter:
     subject, body = effect.subject, effect.subject.body
     return DeadLetter(
         request_id=subject.request_id or None,

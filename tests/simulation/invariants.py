@@ -27,7 +27,7 @@ LOOK_EACH = 16
 IN_FLIGHT_BYTES = 2 * INBOX_BATCHES * MOST_RECORDS * FACT_BYTES
 """What is delivered already, when a partition is held because the budget is full, is taken all the same."""
 ROUNDING_S = 1e-6
-PUBLISHES = (ask.Chunk, ask.Letter, ask.Prepare, ask.Begin, ask.Start, ask.Keep, ask.LookUp, ask.Republish)
+PUBLISHES = (ask.Chunk, ask.PublishDeadLetter, ask.Prepare, ask.Begin, ask.Start, ask.Keep, ask.LookUp, ask.Republish)
 
 
 class Checks:
@@ -119,9 +119,9 @@ class Checks:
         if isinstance(effect, PUBLISHES):
             if work.stage is Stage.DROPPED:
                 raise Violation(f"dropped_publishes: {type(effect).__name__} for {work}, which was let go of")
-            if isinstance(effect, ask.Start | ask.Letter):
+            if isinstance(effect, ask.Start | ask.PublishDeadLetter):
                 self._attempts(work)
-            if isinstance(effect, ask.Letter):
+            if isinstance(effect, ask.PublishDeadLetter):
                 self._innocent(work)
         elif isinstance(effect, ask.Retried):
             self.retried(work, self._cluster.world.now)

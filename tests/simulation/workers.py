@@ -103,7 +103,7 @@ class Life(Actor):
             ask.Status: self._status,
             ask.Chunk: self._chunk,
             ask.Terminal: self._terminal,
-            ask.Letter: self._letter,
+            ask.PublishDeadLetter: self._letter,
             ask.Republish: self._republish,
             ask.Size: self._size,
             ask.Load: self._load,
@@ -554,7 +554,7 @@ class Life(Actor):
 
         self.network.ask("result", label, lambda: self.cluster.on_result(event), acknowledged)
 
-    def _letter(self, effect: ask.Letter) -> None:
+    def _letter(self, effect: ask.PublishDeadLetter) -> None:
         work = self.inside.work_of(effect.subject)
         letter = events.letter(effect, self.name, self.world.wall_ms)
 

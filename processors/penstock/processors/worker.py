@@ -122,7 +122,7 @@ class Worker:
             ask.Chunk: self._chunk,
             ask.ShowPreview: lambda e: self._rooms.execution.show_preview(e, self._rooms.outcomes.preview),
             ask.Terminal: self._terminal,
-            ask.Letter: self._letter,
+            ask.PublishDeadLetter: self._letter,
             ask.Republish: self._republish,
             ask.Size: lambda e: self._rooms.lanes.size(e),
             ask.Load: lambda e: self._rooms.lanes.load(e),
@@ -329,7 +329,7 @@ class Worker:
             self._rooms.metrics.outcome(effect.subject.task, status, waited_s=waited_s, ran_s=effect.ran_s)
             self.changed()
 
-    def _letter(self, effect: ask.Letter) -> None:
+    def _letter(self, effect: ask.PublishDeadLetter) -> None:
         self._rooms.metrics.dead_letters.labels(effect.error.code).inc()
         self._rooms.outcomes.letter(effect, lambda: self._lettered(effect.subject))
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.processors.conversations.log import Mark
+from penstock.processors.conversations.log import HistoryMark
 from penstock.processors.conversations.messages import Shown, as_chat
 from penstock.processors.conversations.turns import TurnStart
 from penstock.processors.core.requests.work import Work
@@ -70,7 +70,7 @@ def message(role: str, content: str, *shown: str) -> ConversationMessage:
 def turn_after(*history: ConversationMessage, shown: Shown | None = None) -> TurnStart:
     pictured = list(history) if any(one.artifacts for one in history) else []
     chat = [as_chat(one) for one in history]
-    return TurnStart(answer=None, history=chat, mark=Mark("t", 0, 0), pictured=pictured, shown=shown or {})
+    return TurnStart(answer=None, history=chat, mark=HistoryMark("t", 0, 0), pictured=pictured, shown=shown or {})
 
 
 async def gathered(

@@ -20,7 +20,7 @@ from penstock.schemas.topics import TP
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class Letter:
+class QueueMessage:
     """One message of a queue. `pool` is where its request goes; `tries` counts those that ended without an outcome."""
 
     queue: int
@@ -39,12 +39,12 @@ class QueueBook:
     def __init__(self, merge: Merge, queues: int, window: int) -> None:
         self._merge = merge
         self._window = window
-        self._buffered: list[deque[Letter]] = [deque() for _ in range(queues)]
-        self._waiting: list[tuple[float, int, Letter]] = []
-        self._due: deque[Letter] = deque()
+        self._buffered: list[deque[QueueMessage]] = [deque() for _ in range(queues)]
+        self._waiting: list[tuple[float, int, QueueMessage]] = []
+        self._due: deque[QueueMessage] = deque()
         self._count = itertools.count()
         self._under_way: dict[str | None, int] = {}
-        self._open: dict[TP, dict[int, Letter]] = {}
+        self._open: dict[TP, dict[int, QueueMessage]] = {}
         self._read: dict[TP, int] = {}
         self._committed: dict[TP, int] = {}
 
@@ -59,8 +59,8 @@ class QueueBook:
         """These are others' now: what was read of them is forgotten; what is under way ends without a trace here."""
         gone = set(partitions)
         for tp in gone:
-            for letter in self._open.pop(tp, {}).values():
-                letter.taken = False
+            for message in self._open.pop(tp, {}).values():
+                message.taken = False
             self._read.pop(tp, None)
             self._committed.pop(tp, None)
         self._buffered = [deque(one for one in buffer if one.taken) for buffer in self._buffered]
@@ -70,41 +70,41 @@ class QueueBook:
 
     # -- messages
 
-    def arrived(self, letter: Letter) -> bool:
+    def arrived(self, message: QueueMessage) -> bool:
         """A message was read. False for one of a partition that is not ours, or that is here already."""
-        held = self._open.get(letter.tp)
-        if held is None or letter.offset in held or letter.offset < self._read.get(letter.tp, 0):
+        held = self._open.get(message.tp)
+        if held is None or message.offset in held or message.offset < self._read.get(message.tp, 0):
             return False
-        held[letter.offset] = letter
-        self._read[letter.tp] = letter.offset + 1
-        self._buffered[letter.queue].append(letter)
+        held[message.offset] = message
+        self._read[message.tp] = message.offset + 1
+        self._buffered[message.queue].append(message)
         return True
 
-    def take(self, now: float) -> list[Letter]:
+    def take(self, now: float) -> list[QueueMessage]:
         """All that may go out now, in the order of the policy; what waited for its time goes first. Times in s."""
         while self._waiting and self._waiting[0][0] <= now:
             self._due.append(heapq.heappop(self._waiting)[2])
-        taken: list[Letter] = []
-        for letter in list(self._due):
-            if self._has_room(letter):
-                self._due.remove(letter)
-                taken.append(self._begin(letter))
+        taken: list[QueueMessage] = []
+        for message in list(self._due):
+            if self._has_room(message):
+                self._due.remove(message)
+                taken.append(self._begin(message))
         while ready := self._ready():
             taken.append(self._begin(self._buffered[self._merge.next(ready)].popleft()))
         return taken
 
-    def again(self, letter: Letter, at: float, *, tried: bool) -> None:
+    def again(self, message: QueueMessage, at: float, *, tried: bool) -> None:
         """It is to be tried again at this time. `tried`: its request had an outcome, so the next is a new request."""
-        self._end(letter)
-        letter.tries += tried
-        if letter.taken:
-            heapq.heappush(self._waiting, (at, next(self._count), letter))
+        self._end(message)
+        message.tries += tried
+        if message.taken:
+            heapq.heappush(self._waiting, (at, next(self._count), message))
 
-    def settled(self, letter: Letter) -> None:
+    def settled(self, message: QueueMessage) -> None:
         """What became of it is durable."""
-        self._end(letter)
-        if letter.taken:
-            del self._open[letter.tp][letter.offset]
+        self._end(message)
+        if message.taken:
+            del self._open[message.tp][message.offset]
 
     def next_time(self) -> float | None:
         """When something that waits is due; what is due already goes as soon as there is room."""
@@ -139,12 +139,12 @@ class QueueBook:
     def _ready(self) -> list[int]:
         return [number for number, buffer in enumerate(self._buffered) if buffer and self._has_room(buffer[0])]
 
-    def _has_room(self, letter: Letter) -> bool:
-        return self._under_way.get(letter.pool, 0) < self._window
+    def _has_room(self, message: QueueMessage) -> bool:
+        return self._under_way.get(message.pool, 0) < self._window
 
-    def _begin(self, letter: Letter) -> Letter:
-        self._under_way[letter.pool] = self._under_way.get(letter.pool, 0) + 1
-        return letter
+    def _begin(self, message: QueueMessage) -> QueueMessage:
+        self._under_way[message.pool] = self._under_way.get(message.pool, 0) + 1
+        return message
 
-    def _end(self, letter: Letter) -> None:
-        self._under_way[letter.pool] -= 1
+    def _end(self, message: QueueMessage) -> None:
+        self._under_way[message.pool] -= 1

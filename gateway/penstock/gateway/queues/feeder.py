@@ -10,7 +10,7 @@ from random import Random
 
 from penstock.common import admin
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.queues.book import Letter, QueueBook
+from penstock.gateway.queues.book import QueueBook, QueueMessage
 from penstock.gateway.queues.consumer import Listener, QueueConsumer, Read
 from penstock.gateway.queues.errands import Errands, TryAgain
 from penstock.gateway.queues.merge import Merge
@@ -116,8 +116,8 @@ class QueueFeeder:
 
     def _step(self, consumer: QueueConsumer) -> None:
         self._woken.clear()
-        for letter in self._book.take(time.monotonic()):
-            task = asyncio.get_running_loop().create_task(self._carry(letter))
+        for message in self._book.take(time.monotonic()):
+            task = asyncio.get_running_loop().create_task(self._carry(message))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         for queue, count in zip(self._queues, self._book.buffered(), strict=True):
@@ -140,32 +140,34 @@ class QueueFeeder:
     def _arrived(self, batch: Sequence[Read]) -> None:
         for read in batch:
             number = self._numbers[read.tp[0]]
-            letter = Letter(queue=number, tp=read.tp, offset=read.offset, value=read, pool=self._queues[number].pool)
-            self._book.arrived(letter)
+            message = QueueMessage(
+                queue=number, tp=read.tp, offset=read.offset, value=read, pool=self._queues[number].pool
+            )
+            self._book.arrived(message)
         self._woken.set()
 
-    async def _carry(self, letter: Letter) -> None:
+    async def _carry(self, message: QueueMessage) -> None:
         """One message to its end, or to the time of its next try."""
-        queue = self._queues[letter.queue]
+        queue = self._queues[message.queue]
         try:
-            outcome = await self._errands.run(queue, letter.value, letter.tries)
+            outcome = await self._errands.run(queue, message.value, message.tries)
         except TryAgain as again:
-            logger.info("queues.again topic=%s offset=%d code=%s", queue.topic, letter.offset, again.error.code)
-            self._again(letter, tried=again.tried)
+            logger.info("queues.again topic=%s offset=%d code=%s", queue.topic, message.offset, again.error.code)
+            self._again(message, tried=again.tried)
         except Stopping:
             return  # the gateway ends: whoever reads the queue next finds the request
         except PenstockError as error:
-            logger.warning("queues.answer_failed topic=%s offset=%d code=%s", queue.topic, letter.offset, error.code)
-            self._again(letter, tried=False)
+            logger.warning("queues.answer_failed topic=%s offset=%d code=%s", queue.topic, message.offset, error.code)
+            self._again(message, tried=False)
         except Exception:
-            logger.exception("queues.errand_failed topic=%s offset=%d", queue.topic, letter.offset)
-            self._again(letter, tried=False)
+            logger.exception("queues.errand_failed topic=%s offset=%d", queue.topic, message.offset)
+            self._again(message, tried=False)
         else:
-            self._book.settled(letter)
+            self._book.settled(message)
             self._counted(queue.topic, outcome)
         finally:
             self._woken.set()
 
-    def _again(self, letter: Letter, *, tried: bool) -> None:
-        self._counted(self._queues[letter.queue].topic, "tried_again")
-        self._book.again(letter, time.monotonic() + self._merging.backoff_s, tried=tried)
+    def _again(self, message: QueueMessage, *, tried: bool) -> None:
+        self._counted(self._queues[message.queue].topic, "tried_again")
+        self._book.again(message, time.monotonic() + self._merging.backoff_s, tried=tried)

@@ -22,7 +22,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class HistoryMark:
     """What a turn saw in front of its own input: the same mark later means the same history."""
 
     topic_id: str | None
@@ -83,12 +83,12 @@ class ConversationLog:
         """The messages that count up to an offset, with it; all for None."""
         return [entry.message for entry in self._counting if offset is None or entry.offset <= offset]
 
-    def mark(self, request_id: str) -> Mark:
+    def mark(self, request_id: str) -> HistoryMark:
         """The mark of `history`."""
         entries = self._in_front(request_id)
-        return Mark(self.topic_id, len(entries), hash(tuple(entry.offset for entry in entries)))
+        return HistoryMark(self.topic_id, len(entries), hash(tuple(entry.offset for entry in entries)))
 
-    def agrees(self, mark: Mark, request_id: str) -> bool:
+    def agrees(self, mark: HistoryMark, request_id: str) -> bool:
         """Whether the history is still the one that `mark` was made of. A topic made since then has to be empty."""
         now = self.mark(request_id)
         if mark.topic_id is None:

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from penstock.processors.conversations.cache import LogCache
-from penstock.processors.conversations.log import ConversationLog, Mark
+from penstock.processors.conversations.log import ConversationLog, HistoryMark
 from penstock.processors.conversations.messages import Shown, as_chat, input_messages
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import Codec
@@ -60,7 +60,7 @@ class TurnStart:
 
     answer: ConversationMessage | None
     history: list[dict[str, Any]]
-    mark: Mark
+    mark: HistoryMark
     pictured: list[ConversationMessage] = field(default_factory=list[ConversationMessage])
     """The history as its records, if there are images in it; else nothing."""
     shown: Shown = field(default_factory=dict[int, Sequence[ArtifactRef]])
@@ -155,7 +155,7 @@ class Turns:
         epoch: int,
         now_ms: int,
         mine: Callable[[], bool],
-        mark: Mark,
+        mark: HistoryMark,
         shown: Shown | None = None,
     ) -> str | None:
         """At the grant: append the request's own input unless it stands there, with the images that it shows.

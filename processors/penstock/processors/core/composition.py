@@ -12,7 +12,7 @@ from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect
 from penstock.processors.core.fleet.estimates import Estimates
 from penstock.processors.core.fleet.facts import FleetFacts
-from penstock.processors.core.fleet.heads import Heads
+from penstock.processors.core.fleet.heads import MemoryHeads
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
@@ -119,7 +119,7 @@ def new_flow(
     measurements = Measurements(ledger, estimates, lanes, memory, agenda)
     failures = LaneFailures(registry, scheduler, endings, retries)
     replicas = Replicas(lanes, memory, measurements, claim, forecast, attempts, failures, agenda, memory_error)
-    heads = Heads(scheduler, lanes, ledger, admission, run_memory, agenda, placement)
+    heads = MemoryHeads(scheduler, lanes, ledger, admission, run_memory, agenda, placement)
     views = Views(ledger, memory, run_memory, heads, forecast)
     lifecycle = Lifecycle(lanes, grants, agenda, emit)
     placing = Placing(

@@ -144,7 +144,7 @@ class Terminal:
 
 
 @fixed
-class Letter:
+class PublishDeadLetter:
     """Keep its record in the dead-letter topic. → lettered"""
 
     subject: Subject
@@ -248,7 +248,7 @@ Effect = (
     | Chunk
     | ShowPreview
     | Terminal
-    | Letter
+    | PublishDeadLetter
     | Republish
     | Size
     | Load

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from penstock.common.clock import now_ms
-from penstock.processors.core.effects import Chunk, Letter, Republish, ShowPreview, Status, Terminal
+from penstock.processors.core.effects import Chunk, PublishDeadLetter, Republish, ShowPreview, Status, Terminal
 from penstock.processors.core.requests.work import Subject
 from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.intake import origin_header
@@ -165,7 +165,7 @@ class Outcomes:
             event, lambda failure: done(effect.status if failure is None else "failed"), headers=trace_of(subject)
         )
 
-    def letter(self, effect: Letter, done: Callable[[], None]) -> None:
+    def letter(self, effect: PublishDeadLetter, done: Callable[[], None]) -> None:
         """Keep the record in the dead-letter topic, with its bytes."""
         subject, error = effect.subject, effect.error
         origin, body = subject.origin, subject.body

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.gateway.queues.book import Letter, QueueBook
+from penstock.gateway.queues.book import QueueBook, QueueMessage
 from penstock.gateway.queues.merge import Merge
 
 A, B = ("a", 0), ("b", 0)
@@ -21,37 +21,37 @@ def book(window: int = 2, policy: Any = "strict", partitions: tuple[Any, ...] = 
     return made
 
 
-def letter(queue: int, offset: int, pool: str | None = None) -> Letter:
-    return Letter(queue=queue, tp=(A, B)[queue], offset=offset, value=None, pool=pool)
+def message(queue: int, offset: int, pool: str | None = None) -> QueueMessage:
+    return QueueMessage(queue=queue, tp=(A, B)[queue], offset=offset, value=None, pool=pool)
 
 
 def test_no_more_goes_out_than_the_window_of_its_pool() -> None:
     made = book(window=2)
     for offset in range(3):
-        made.arrived(letter(0, offset))
-        made.arrived(letter(1, offset, "other"))
+        made.arrived(message(0, offset))
+        made.arrived(message(1, offset, "other"))
     assert [(one.queue, one.offset) for one in made.take(0)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert made.take(0) == []
 
 
 def test_offsets_are_committed_behind_all_that_is_settled() -> None:
     made = book(window=9)
-    letters = [letter(0, offset) for offset in (5, 6, 9)]
-    for one in letters:
+    messages = [message(0, offset) for offset in (5, 6, 9)]
+    for one in messages:
         assert made.arrived(one)
     made.take(0)
-    made.settled(letters[1])
+    made.settled(messages[1])
     assert made.commits() == {A: 5}
-    made.settled(letters[0])
+    made.settled(messages[0])
     assert made.commits() == {A: 9}, "offsets that the log does not have are passed over"
-    made.settled(letters[2])
+    made.settled(messages[2])
     assert made.commits() == {A: 10}
     assert made.commits() == {}
 
 
 def test_a_new_try_waits_for_its_time_holds_its_offset_and_leaves_its_place_to_others() -> None:
     made = book(window=1)
-    first, second = letter(0, 0), letter(0, 1)
+    first, second = message(0, 0), message(0, 1)
     made.arrived(first)
     made.arrived(second)
     assert made.take(0) == [first]
@@ -69,7 +69,7 @@ def test_a_new_try_waits_for_its_time_holds_its_offset_and_leaves_its_place_to_o
 
 def test_a_refusal_is_no_try() -> None:
     made = book()
-    one = letter(0, 0)
+    one = message(0, 0)
     made.arrived(one)
     made.take(0)
     made.again(one, 1.0, tried=False)
@@ -78,7 +78,7 @@ def test_a_refusal_is_no_try() -> None:
 
 def test_what_is_taken_away_is_forgotten_and_read_again_later() -> None:
     made = book(window=1)
-    running, buffered, others = letter(0, 0), letter(0, 1), letter(1, 0)
+    running, buffered, others = message(0, 0), message(0, 1), message(1, 0)
     for one in (running, buffered, others):
         made.arrived(one)
     made.take(0)
@@ -86,24 +86,24 @@ def test_what_is_taken_away_is_forgotten_and_read_again_later() -> None:
     made.settled(running)
     assert made.commits() == {B: 0}
     assert made.take(0) == [others], "the place of what ran is free again"
-    assert not made.arrived(letter(0, 1)), "not ours"
+    assert not made.arrived(message(0, 1)), "not ours"
     made.assign([A])
-    assert made.arrived(letter(0, 0))
+    assert made.arrived(message(0, 0))
 
 
 def test_a_repeat_is_not_taken_twice() -> None:
     made = book()
-    assert made.arrived(letter(0, 3))
-    assert not made.arrived(letter(0, 3))
-    assert not made.arrived(letter(0, 2)), "behind what was read"
+    assert made.arrived(message(0, 3))
+    assert not made.arrived(message(0, 3))
+    assert not made.arrived(message(0, 2)), "behind what was read"
 
 
 def test_a_queue_is_full_at_twice_the_window() -> None:
     made = book(window=2)
     for offset in range(3):
-        made.arrived(letter(0, offset))
+        made.arrived(message(0, offset))
     assert made.full() == set()
-    made.arrived(letter(0, 3))
+    made.arrived(message(0, 3))
     assert made.full() == {0}
     made.take(0)
     assert made.full() == set()
@@ -119,13 +119,13 @@ class Books(RuleBasedStateMachine):
         self.next = {A: 0, B: 0}
         self.done: set[tuple[Any, int]] = set()
         self.committed = {A: 0, B: 0}
-        self.out: list[Letter] = []
+        self.out: list[QueueMessage] = []
         self.now = 0.0
 
     @rule(queue=st.sampled_from([0, 1]), gap=st.integers(1, 3))
     def arrive(self, queue: int, gap: int) -> None:
         tp = (A, B)[queue]
-        one = letter(queue, self.next[tp])
+        one = message(queue, self.next[tp])
         assert self.book.arrived(one) == (tp in self.owned)
         if tp in self.owned:
             for skipped in range(1, gap):

@@ -215,7 +215,7 @@ def test_a_model_that_cannot_be_loaded_fails_what_waits_and_is_tried_again() -> 
 def test_a_failed_lane_touches_only_what_waits() -> None:
     """Defect 12: it could settle work whose dead letter was not acknowledged yet, and overrule a standing answer."""
     world = World()
-    world.hold_answers = {ask.Letter, ask.LookUp}
+    world.hold_answers = {ask.PublishDeadLetter, ask.LookUp}
     letter = world.poison(BadAvro("no"), "named")
     world.submit("turn", line="c")
     world.cancel("turn")
@@ -224,7 +224,7 @@ def test_a_failed_lane_touches_only_what_waits() -> None:
     assert letter is not None
     assert letter.stage is Stage.LETTERING
     assert world.ended == []
-    world.release(ask.Letter)
+    world.release(ask.PublishDeadLetter)
     world.release(ask.LookUp)
     assert sorted(world.ended) == [("named", "dead_lettered"), ("turn", "cancelled")]
 
@@ -439,21 +439,21 @@ def test_parked_requests_that_end_are_read_in_ranges_and_let_go_of_with_their_pa
 
 def test_a_flood_of_dead_letters_pauses_its_partition_alone() -> None:
     world = World()
-    world.hold_answers = {ask.Letter}
+    world.hold_answers = {ask.PublishDeadLetter}
     for _ in range(600):
         world.poison(BadAvro("no"))
     assert world.flow.pauses() == {(MEDIUM, 0)}
-    world.release(ask.Letter)
+    world.release(ask.PublishDeadLetter)
     assert world.flow.pauses() == frozenset()
 
 
 def test_large_dead_letters_pause_their_partition_by_their_bytes() -> None:
     world = World()
-    world.hold_answers = {ask.Letter}
+    world.hold_answers = {ask.PublishDeadLetter}
     for number in range(10):
         world.poison(BadAvro("no"), value=b"x" * 2**20)
         assert world.flow.pauses() == (frozenset() if number < 7 else {(MEDIUM, 0)})
-    world.release(ask.Letter)
+    world.release(ask.PublishDeadLetter)
     assert world.flow.pauses() == frozenset()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flow_driver import HIGH, MEDIUM, World
-from penstock.processors.core.effects import Letter, LookUp, Terminal
+from penstock.processors.core.effects import LookUp, PublishDeadLetter, Terminal
 from penstock.schemas.records import ControlCommand, Origin, Place
 
 ORIGIN = Origin(topic=MEDIUM, partition=0, offset=7, append_time_ms=5)
@@ -106,4 +106,4 @@ def test_the_record_comes_after_all() -> None:
     assert world.flow.works[work.key] is work
     world.flow.endings.delivered(effect.subject, "expired")
     assert world.flow.works[work.key] is work
-    assert not [one for one in world.flow.take_effects() if isinstance(one, Letter)]
+    assert not [one for one in world.flow.take_effects() if isinstance(one, PublishDeadLetter)]

@@ -25,7 +25,7 @@ FRONT = 8
 
 
 @dataclass(eq=False)
-class Heads:
+class MemoryHeads:
     """Chosen anew before each planning from those that wait; who is a head already stays it among equals."""
 
     _scheduler: Scheduler[Work]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.fleet import views as plan
-from penstock.processors.core.fleet.heads import Heads
+from penstock.processors.core.fleet.heads import MemoryHeads
 from penstock.processors.core.fleet.lane import Lane, Lanes, RunWant
 from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
@@ -44,7 +44,7 @@ class Placing:
     _grants: Grants
     _runs: RunMemory
     _statuses: Statuses
-    _heads: Heads
+    _heads: MemoryHeads
     _views: Views
     _failures: LaneFailures
     _endings: Endings

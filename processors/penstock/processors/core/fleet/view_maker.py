@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.processors.core.fleet import views as plan
-from penstock.processors.core.fleet.heads import Heads
+from penstock.processors.core.fleet.heads import MemoryHeads
 from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.memory import DeviceMemory
@@ -27,7 +27,7 @@ class Views:
     _ledger: Ledger
     _memory: DeviceMemory
     _runs: RunMemory
-    _heads: Heads
+    _heads: MemoryHeads
     _forecast: Forecast
 
     def model(self, lane: Lane, now: float) -> plan.ModelView:

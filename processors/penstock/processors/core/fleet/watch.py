@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.processors.core.agenda import Agenda
-from penstock.processors.core.fleet.heads import Heads
+from penstock.processors.core.fleet.heads import MemoryHeads
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.view_maker import Views
@@ -24,7 +24,7 @@ class FleetWatch:
     _lanes: Lanes
     _memory: DeviceMemory
     _grants: Grants
-    _heads: Heads
+    _heads: MemoryHeads
     _views: Views
     _agenda: Agenda
     _idle_since: float | None = field(init=False, default=None)

@@ -20,7 +20,7 @@ CLASSES_OF_A_LANE = 3
 FACT_BYTES = 1_024
 """What a parked request costs in memory, with its places in the gate and the scheduler."""
 
-Pair = tuple[str, str]
+ClassAndLane = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +47,9 @@ class Budget:
         self._facts_limit = total_bytes // 2 // fact_bytes
         self._lanes: set[str] = set()
         self._pair_share = self._bodies_limit // CLASSES_OF_A_LANE
-        self._bodies: dict[Pair, int] = {}
+        self._bodies: dict[ClassAndLane, int] = {}
         self._bodies_used = 0
-        self._large: tuple[Pair, int] | None = None  # the body that is larger than its share
+        self._large: tuple[ClassAndLane, int] | None = None  # the body that is larger than its share
         self._partitions: frozenset[TP] = frozenset()
         self._facts: dict[TP, int] = {}
         self._facts_used = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.processors.core.effects import Effect, ForgetDeaths, Keep, Letter, LookUp, Terminal
+from penstock.processors.core.effects import Effect, ForgetDeaths, Keep, LookUp, PublishDeadLetter, Terminal
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
@@ -155,7 +155,7 @@ class Endings:
         work.error = error
         if work.line is None or work.begun or work.stage is Stage.LOOKING:
             self._registry.transition(work, event, Stage.LETTERING)
-            self._emit(Letter(work.subject, error, nameless=not work.request_id))
+            self._emit(PublishDeadLetter(work.subject, error, nameless=not work.request_id))
         else:
             self._look_up(work, event)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from penstock.processors.engines.batching.wishes import Wishes
+from penstock.processors.engines.batching.logit_options import LogitOptions
 from penstock.schemas.errors import InvalidRequest, PenstockError
 
 
@@ -23,10 +23,10 @@ class Logprob:
 
 
 class Control:
-    """One run's wishes and the state of its grammar. `matcher` is an LLMatcher of its own."""
+    """One run's options and the state of its grammar. `matcher` is an LLMatcher of its own."""
 
-    def __init__(self, wishes: Wishes, *, matcher: Any = None, index: int = 0, param: str = "payload") -> None:
-        self.wishes = wishes
+    def __init__(self, options: LogitOptions, *, matcher: Any = None, index: int = 0, param: str = "payload") -> None:
+        self.options = options
         self.matcher = matcher
         self.param = param
         self.tokens: list[int] = []
@@ -39,11 +39,11 @@ class Control:
 
     @property
     def penalises(self) -> bool:
-        return bool(self.wishes.presence_penalty or self.wishes.frequency_penalty)
+        return bool(self.options.presence_penalty or self.options.frequency_penalty)
 
     def _draws(self) -> Random | None:
         """Answers of one request draw differently, and each the same numbers every time."""
-        seed = self.wishes.seed
+        seed = self.options.seed
         return None if seed is None else Random(f"{seed}/{self._index}")
 
     def draw(self) -> float | None:

@@ -80,10 +80,10 @@ class ControlledRunner(ModelRunner):
 
     def before(self, scores: torch.Tensor) -> torch.Tensor:
         """Keep what the model gave, then penalties, bias and masks."""
-        wanted = [row for row, control in self._rows if control.wishes.top_logprobs is not None]
+        wanted = [row for row, control in self._rows if control.options.top_logprobs is not None]
         self._raw = torch.log_softmax(scores[wanted], dim=-1) if wanted else None
         for row, control in self._rows:
-            if control.counts or control.wishes.bias:
+            if control.counts or control.options.bias:
                 _shift(scores, row, control)
         guided = [(row, control) for row, control in self._rows if control.matcher is not None]
         if guided:
@@ -110,8 +110,8 @@ class ControlledRunner(ModelRunner):
     def after(self, scores: torch.Tensor) -> torch.Tensor:
         """min_p, of what is left after temperature, top_k and top_p."""
         for row, control in self._rows:
-            if control.wishes.min_p > 0:
-                least = scores[row].max() + math.log(control.wishes.min_p)
+            if control.options.min_p > 0:
+                least = scores[row].max() + math.log(control.options.min_p)
                 scores[row] = scores[row].masked_fill(scores[row] < least, -math.inf)
         return scores
 
@@ -134,13 +134,13 @@ class ControlledRunner(ModelRunner):
                 self._end(control, failure)
 
     def _keep_logprobs(self, raw: torch.Tensor, tokens: list[int]) -> None:
-        rows = [(row, control) for row, control in self._rows if control.wishes.top_logprobs is not None]
+        rows = [(row, control) for row, control in self._rows if control.options.top_logprobs is not None]
         chosen = raw[torch.arange(len(rows)), [tokens[row] for row, _ in rows]].tolist()
-        most = max(control.wishes.top_logprobs or 0 for _, control in rows)
+        most = max(control.options.top_logprobs or 0 for _, control in rows)
         values, ids = raw.topk(most, dim=-1) if most else (raw[:, :0], raw[:, :0])
         tops = [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
         for place, (row, control) in enumerate(rows):
-            top = tuple(tops[place][: control.wishes.top_logprobs])
+            top = tuple(tops[place][: control.options.top_logprobs])
             control.logprobs.append(Logprob(tokens[row], chosen[place], top))
 
     # -- failures
@@ -200,10 +200,10 @@ def _made(state: Any) -> int:
 
 def _shift(scores: torch.Tensor, row: int, control: Control) -> None:
     """Penalties for the tokens so far, and the bias."""
-    wishes = control.wishes
-    shifts = dict(wishes.bias)
+    options = control.options
+    shifts = dict(options.bias)
     for token, count in control.counts.items():
-        shifts[token] = shifts.get(token, 0.0) - wishes.presence_penalty - wishes.frequency_penalty * count
+        shifts[token] = shifts.get(token, 0.0) - options.presence_penalty - options.frequency_penalty * count
     ids = torch.tensor(list(shifts), device=scores.device)
     scores[row, ids] += torch.tensor(list(shifts.values()), dtype=scores.dtype, device=scores.device)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.batching.controls import Control
-from penstock.processors.engines.batching.wishes import NONE, Wishes, wishes_of
+from penstock.processors.engines.batching.logit_options import NONE, LogitOptions, logit_options_of
 from penstock.processors.engines.guidance import dialects
 from penstock.processors.engines.guidance.calls import CallReader
 from penstock.processors.engines.guidance.dialects import Dialect
@@ -53,7 +53,7 @@ NO_TOOLS = ToolUse(tools=())
 class Plan:
     """`answers`: how many are made. `matcher` is at its start, and copied for each. `param` is blamed for it."""
 
-    wishes: Wishes = NONE
+    options: LogitOptions = NONE
     answers: int = 1
     matcher: Any = None
     param: str = "payload"
@@ -64,10 +64,10 @@ class Plan:
 
     def control(self, index: int) -> Control | None:
         """For the run of one answer; None when it needs none."""
-        if self.wishes == NONE and self.matcher is None:
+        if self.options == NONE and self.matcher is None:
             return None
         matcher = None if self.matcher is None else self.matcher.deep_copy()
-        return Control(self.wishes, matcher=matcher, index=index, param=self.param)
+        return Control(self.options, matcher=matcher, index=index, param=self.param)
 
     def reader(self, answer_id: str) -> CallReader | None:
         """What reads calls out of one answer, and names them after it; None when there are no tools."""
@@ -102,16 +102,16 @@ class Guidance:
         answers = int(spec.params.get("n") or 1)
         if answers > self._slots:
             raise UnsupportedParameter(f"n can be at most {self._slots} here", param="payload.n")
-        wishes = wishes_of(spec.params, spec.extra, vocabulary=self._vocabulary, greedy=greedy)
+        options = logit_options_of(spec.params, spec.extra, vocabulary=self._vocabulary, greedy=greedy)
         use = _tool_use(spec)
         rule = self._rule(spec.params, use)
-        if rule is None and wishes == NONE and answers == 1 and not use.tools:
+        if rule is None and options == NONE and answers == 1 and not use.tools:
             return None
         shaped = (spec.params.get("response_format") or {}).get("type", "text") != "text"
         param = "payload.response_format" if shaped and not use.forced else "payload.tools"
         prefix = self._dialect.prefix if use.forced else ""
         return Plan(
-            wishes=wishes,
+            options=options,
             answers=answers,
             matcher=None if rule is None else self._grammars.matcher(rule, param),
             param=param,

@@ -76,12 +76,12 @@ def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, A
 
 async def serve(sock: socket.socket, backend_name: str, source: str, options: Mapping[str, Any]) -> None:
     """Load, then answer messages until told to stop or the worker is gone."""
-    desk: Desk | None = None
+    handler: MessageHandler | None = None
     asyncio.get_running_loop().set_exception_handler(_on_fault)
 
     def on_message(message: Event) -> None:
         # What is not loaded yet is only ever told to stop.
-        if desk is None or not desk.handle(message):
+        if handler is None or not handler.handle(message):
             leave()
 
     channel = await Channel.open(sock, on_message, leave)
@@ -98,7 +98,7 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
         while channel.unsent_bytes:
             await asyncio.sleep(0.01)
         leave(1)
-    desk = Desk(backend, outbox.emit)
+    handler = MessageHandler(backend, outbox.emit)
     measured = await asyncio.to_thread(backend.measured_memory)
     outbox.emit(("ready", info, measured, _peak(backend, measured)))
     await _beat(backend, outbox.emit, measured)
@@ -181,7 +181,7 @@ class Outbox:
             leave(1)
 
 
-class Desk:
+class MessageHandler:
     """Answers the worker's messages, and keeps prompts between `prepare` and `run`."""
 
     def __init__(self, backend: Backend, emit: Emit) -> None:

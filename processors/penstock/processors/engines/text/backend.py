@@ -286,7 +286,7 @@ class TextBackend:
         ids, new_tokens, _ = prompt
         control = plan.control(index)
         told_logprobs = None
-        if control is not None and plan.wishes.top_logprobs is not None:
+        if control is not None and plan.options.top_logprobs is not None:
             told_logprobs = partial(self._guidance.told_logprobs, control)
         run = TextRun(
             spec,

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.batching.controls import Control
-from penstock.processors.engines.batching.wishes import Wishes
+from penstock.processors.engines.batching.logit_options import LogitOptions
 from penstock.processors.engines.guidance.dialects import DIALECTS
 from penstock.processors.engines.guidance.forms import json_rule
 from penstock.processors.engines.guidance.grammars import LEAST_BYTES, MOST_COMPILING, Grammars
@@ -128,7 +128,7 @@ def test_a_run_that_is_set_back_goes_on_as_if_nothing_had_been() -> None:
 
     def control() -> Control:
         matcher = made.matcher(rule({"type": "object"}), PARAM)
-        return Control(Wishes(seed=5, presence_penalty=1), matcher=matcher, index=1)
+        return Control(LogitOptions(seed=5, presence_penalty=1), matcher=matcher, index=1)
 
     def take(one: Control, tokens: list[int]) -> list[float | None]:
         drawn = []
@@ -145,11 +145,11 @@ def test_a_run_that_is_set_back_goes_on_as_if_nothing_had_been() -> None:
     assert take(back, [*ids[2:], END]) == drawn[2:]
     assert (back.tokens, back.counts) == (straight.tokens, straight.counts)
     assert back.matcher.is_stopped()
-    assert Control(Wishes(seed=5), index=0).draw() != drawn[0]
+    assert Control(LogitOptions(seed=5), index=0).draw() != drawn[0]
 
 
 def test_a_token_that_the_grammar_forbids_fails_the_run() -> None:
-    control = Control(Wishes(), matcher=grammars().matcher(rule({"const": 1}), PARAM), param=PARAM)
+    control = Control(LogitOptions(), matcher=grammars().matcher(rule({"const": 1}), PARAM), param=PARAM)
     error = control.take(TOKENIZER("x")["input_ids"][0])
     assert isinstance(error, InvalidRequest)
     assert error.param == PARAM

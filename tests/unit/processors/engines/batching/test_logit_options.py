@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.engines.batching.wishes import NONE, Wishes, wishes_of
+from penstock.processors.engines.batching.logit_options import NONE, LogitOptions, logit_options_of
 from penstock.schemas.errors import InvalidRequest
 
 
-def read(params: dict[str, Any], extra: dict[str, str] | None = None, *, greedy: bool = False) -> Wishes:
-    return wishes_of(params, extra or {}, vocabulary=100, greedy=greedy)
+def read(params: dict[str, Any], extra: dict[str, str] | None = None, *, greedy: bool = False) -> LogitOptions:
+    return logit_options_of(params, extra or {}, vocabulary=100, greedy=greedy)
 
 
 def test_a_plain_request_wants_nothing() -> None:
@@ -19,7 +19,7 @@ def test_a_plain_request_wants_nothing() -> None:
 
 def test_what_is_wanted() -> None:
     params = {"presence_penalty": 1, "frequency_penalty": -2, "min_p": 0.1, "seed": -7, "logprobs": True}
-    assert read(params, {"logit_bias": '{"5": -100, "7": 1.5}', "other": "x"}) == Wishes(
+    assert read(params, {"logit_bias": '{"5": -100, "7": 1.5}', "other": "x"}) == LogitOptions(
         presence_penalty=1.0, frequency_penalty=-2.0, min_p=0.1, seed=-7, top_logprobs=0, bias={5: -100.0, 7: 1.5}
     )
     assert read({"logprobs": True, "top_logprobs": 4}).top_logprobs == 4

@@ -1,4 +1,4 @@
-"""What a request wants of its tokens beyond temperature, top_k and top_p: checked here, obeyed by `controls`.
+"""What a request asks of its tokens beyond temperature, top_k and top_p: checked here, obeyed by `controls`.
 
 Continuous batching knows none of it. A request that wants nothing of it costs nothing more.
 """
@@ -17,7 +17,7 @@ MAX_BIASED = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wishes:
+class LogitOptions:
     """`top_logprobs`: None when no log probabilities are wanted. `bias`: added to the logits of these tokens."""
 
     presence_penalty: float = 0.0
@@ -28,13 +28,15 @@ class Wishes:
     bias: Mapping[int, float] = field(default_factory=dict[int, float])
 
 
-NONE = Wishes()
+NONE = LogitOptions()
 
 
-def wishes_of(params: Mapping[str, Any], extra: Mapping[str, str], *, vocabulary: int, greedy: bool) -> Wishes:
-    """The wishes of a request. A greedy one draws nothing: its seed and min_p change nothing. Raises InvalidRequest."""
+def logit_options_of(
+    params: Mapping[str, Any], extra: Mapping[str, str], *, vocabulary: int, greedy: bool
+) -> LogitOptions:
+    """Of a request. A greedy one draws nothing: its seed and min_p change nothing. Raises InvalidRequest."""
     seed = params.get("seed")
-    return Wishes(
+    return LogitOptions(
         presence_penalty=_within(params, "presence_penalty", -2, 2),
         frequency_penalty=_within(params, "frequency_penalty", -2, 2),
         min_p=0.0 if greedy else _within(params, "min_p", 0, 1),

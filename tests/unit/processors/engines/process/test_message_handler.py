@@ -1,4 +1,4 @@
-"""The desk of an engine's process: every prompt is answered, whatever happens while it is built."""
+"""The handler of an engine's process: every prompt is answered, whatever happens while it is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from engine_backends import Plain
 from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.engines.base import Prepared, RunSpec
-from penstock.processors.engines.process.child import INLINE_CHARS, Desk
+from penstock.processors.engines.process.child import INLINE_CHARS, MessageHandler
 
 LONG = "a" * (INLINE_CHARS + 1)
 
@@ -21,8 +21,8 @@ class Starved(Plain):
         raise MemoryError
 
 
-async def answer(desk: Desk, told: list[Any], prompt: str) -> Any:
-    desk.handle(("prepare", 7, RunSpec(run_id="r", task="text_generation", model="m", prompt=prompt)))
+async def answer(handler: MessageHandler, told: list[Any], prompt: str) -> Any:
+    handler.handle(("prepare", 7, RunSpec(run_id="r", task="text_generation", model="m", prompt=prompt)))
     for _ in range(500):
         if told:
             return told.pop()
@@ -35,21 +35,21 @@ async def test_a_thread_that_the_system_refuses_fails_the_prompt_and_no_later_on
 ) -> None:
     """Found where the kernel gave an engine no more memory: its requests waited for their prompts for ever."""
     told: list[Any] = []
-    desk = Desk(Plain("", {}, told.append), told.append)
+    handler = MessageHandler(Plain("", {}, told.append), told.append)
 
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
-        name, number, error = await answer(desk, told, LONG)
+        name, number, error = await answer(handler, told, LONG)
     assert (name, number, isinstance(error, OutOfMemory)) == ("prepared", 7, True)
-    _, _, prepared = await answer(desk, told, LONG)
+    _, _, prepared = await answer(handler, told, LONG)
     assert isinstance(prepared, Prepared)
 
 
 @pytest.mark.parametrize("prompt", ["short", LONG])
 async def test_memory_that_runs_out_over_a_prompt_is_said_to_be_that(prompt: str) -> None:
     told: list[Any] = []
-    _, _, error = await answer(Desk(Starved("", {}, told.append), told.append), told, prompt)
+    _, _, error = await answer(MessageHandler(Starved("", {}, told.append), told.append), told, prompt)
     assert isinstance(error, OutOfMemory)
