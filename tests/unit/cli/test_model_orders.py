@@ -186,3 +186,11 @@ def test_the_list_says_what_made_a_load_fail(gateway: Gateway, monkeypatch: pyte
     for replicas in ([], [{**replica, "queued": 0, "running": 0}]):
         gateway.script = {"GET /v1/admin/models": [{"data": [{**failed, "replicas": replicas}]}]}
         assert "2 loads in a row failed: OSError: no weights" in gateway.run("list").stdout
+
+
+def test_the_list_shows_models_whose_orders_are_unknown(gateway: Gateway) -> None:
+    shown = {**model("ready"), "pool": None, "paused": None, "desired": None, "replicas": []}
+    gateway.script = {"GET /v1/admin/models": [{"data": [shown]}]}
+    listed = gateway.run("list")
+    assert (listed.exit_code, "ready" in listed.stdout) == (0, True)
+    assert "the topic of orders is missing: create it with `penstock topics create`" in listed.stderr
