@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.cli.commands import order_waits
+from penstock.cli.commands.models import set_fields
 from penstock.cli.main import app
 
 Json = dict[str, Any]
@@ -194,3 +195,9 @@ def test_the_list_shows_models_whose_orders_are_unknown(gateway: Gateway) -> Non
     listed = gateway.run("list")
     assert (listed.exit_code, "ready" in listed.stdout) == (0, True)
     assert "the topic of orders is missing: create it with `penstock topics create`" in listed.stderr
+
+
+def test_set_gives_numbers_as_numbers_and_what_is_no_json_as_text() -> None:
+    pairs = ["priority=3", "keep_alive=5m", "pinned=true", 'options={"tokens": 5, "delay_ms": 0.5}']
+    fields = {"priority": 3, "keep_alive": "5m", "pinned": True, "options": {"tokens": 5, "delay_ms": 0.5}}
+    assert set_fields(pairs) == fields
