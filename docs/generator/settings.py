@@ -72,7 +72,8 @@ source = "/models/my-model"
 engine = "text"
 tasks = ["text_generation"]
 aliases = ["default"]
-options = {temperature = 0.2, cache_tokens = 16384}
+defaults = {temperature = 0.2}
+options = {cache_tokens = 16384}
 
 [auth]
 keys_file = "keys.json"

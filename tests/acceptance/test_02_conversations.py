@@ -85,7 +85,7 @@ def test_turns_run_in_order_one_at_a_time(system: System, gateway: Process) -> N
 
 
 def test_killed_between_the_answer_and_the_outcome(make_system: Callable[..., System]) -> None:
-    system = make_system(models=[{**ECHO, "options": {"echo": True, "stamp": True}}])
+    system = make_system(models=[{**ECHO, "options": {"echo": True}}])
     gateway = system.gateway().wait_ready()
     doomed = system.worker("w1", faults="kill:after_answer_append")
     request_id = submit(gateway, "killed", "hello")

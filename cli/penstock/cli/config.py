@@ -98,8 +98,10 @@ def describe(error: ValidationError, path: str | None) -> str:
     variable = "PENSTOCK_" + "__".join(str(part).upper() for part in first["loc"])
     where = f"the variable {variable}" if variable in os.environ else (path or "the environment (PENSTOCK_*)")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    shown = "" if is_secret(field) or first["type"] == "missing" else f", not {first['input']!r}"
-    return f"configuration: {field}: {first['msg'].rstrip('.')}{shortened(shown, 80)}; mend it in {where}{more}"
+    whole = isinstance(first["input"], Mapping)  # all of a table, secrets too, of which the message names a part
+    shown = "" if whole or is_secret(field) or first["type"] == "missing" else f", not {first['input']!r}"
+    wrong = first["msg"].removeprefix("Value error, ").rstrip(".")
+    return f"configuration: {field}: {wrong}{shortened(shown, 80)}; mend it in {where}{more}"
 
 
 def is_secret(name: str) -> bool:

@@ -26,6 +26,7 @@ from penstock.cli.paths import cache_dir, default_data_dir, port_in_use
 from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import Readiness, ask
 from penstock.cli.state import Home
+from penstock.cli.topics import findings, running_bootstrap
 from penstock.common.settings import KafkaSettings
 
 OFFSETS_RETENTION_MINUTES = 30 * 24 * 60
@@ -48,7 +49,7 @@ class Check:
 
 def doctor(
     bootstrap_servers: Annotated[
-        str | None, typer.Option("--bootstrap-servers", "-b", help="Kafka (default: what runs here, or [kafka]).")
+        str | None, typer.Option("--bootstrap-servers", "-b", help="Kafka (default: [kafka], or what runs here).")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="The data folder of `penstock up`.")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="penstock.toml.")] = None,
@@ -89,7 +90,7 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
     yield from model_checks()
     yield memory_check()
     yield from disk_checks(home.data_dir)
-    running = home.read() if home.held() else None
+    running = home.running()
     yield from port_checks(None if running is None else running.url)
     url = os.environ.get("PENSTOCK_URL") or (None if running is None else running.url)
     if url is not None:
@@ -103,7 +104,7 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
         yield Check(name="configuration", state="fail", detail=str(failure), cure="mend that field")
         return
     yield Check(name="configuration", state="ok", detail=os.environ.get("PENSTOCK_CONFIG", "defaults and environment"))
-    known = bootstrap_servers or (None if running is None else running.bootstrap_servers)
+    known = bootstrap_servers or running_bootstrap(settings, home)
     named = known is not None or "bootstrap_servers" in settings.kafka.model_fields_set
     yield from kafka_checks(settings.kafka_settings(known), named=named)
 
@@ -317,8 +318,6 @@ def broker_setting_checks(config: dict[str, str], brokers: int) -> Iterator[Chec
 
 
 def topic_checks(settings: KafkaSettings) -> Iterator[Check]:
-    from penstock.cli.topics import findings
-
     problems = findings(settings)
     if not problems:
         yield Check(name="topics", state="ok", detail="all there, as the invariants need them")

@@ -103,6 +103,10 @@ class Home:
         found["parts"] = [PartState(**part) for part in found["parts"]]
         return SystemState(**found)
 
+    def running(self) -> SystemState | None:
+        """The state of the `penstock up` that runs on this folder, if one does and has written it."""
+        return self.read() if self.held() else None
+
     def wait_released(self, deadline_s: float) -> bool:
         give_up = time.monotonic() + deadline_s
         while self.held():

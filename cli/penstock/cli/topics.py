@@ -12,8 +12,9 @@ import typer
 
 from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.cli.paths import Progress, silent
+from penstock.cli.paths import Progress, default_data_dir, silent
 from penstock.cli.reaching import require_kafka
+from penstock.cli.state import Home
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, topic_specs
 
@@ -32,7 +33,12 @@ Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
 ]
 Bootstrap = Annotated[
-    str | None, typer.Option("--bootstrap-servers", "-b", help="Kafka (default: [kafka], else 127.0.0.1:9092).")
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        "-b",
+        help="Kafka (default: [kafka], else that of the running `penstock up`, else 127.0.0.1:9092).",
+    ),
 ]
 Prefix = Annotated[
     str | None, typer.Option("--topic-prefix", help="Prefix of the names (default: [kafka], else none).")
@@ -126,14 +132,23 @@ def check(
 
 
 def kafka_settings(settings: ClusterSettings, bootstrap_servers: str | None, prefix: str | None) -> KafkaSettings:
-    """The cluster that the options name, else the one of the settings. Raises CliFailure for a prefix Kafka refuses."""
+    """The cluster of the options, else of the settings, else of the `penstock up` that runs on the data folder.
+
+    Raises CliFailure for a prefix Kafka refuses.
+    """
     chosen = settings.kafka.topic_prefix if prefix is None else prefix
     if not re.fullmatch(rf"[a-zA-Z0-9._-]{{0,{MAX_PREFIX}}}", chosen):
         raise CliFailure(
             f"kafka.topic_prefix {chosen!r}: use at most {MAX_PREFIX} letters, digits, dots, underscores and dashes",
             exit_code=ExitCode.USAGE,
         )
-    return settings.kafka_settings(bootstrap_servers, chosen)
+    return settings.kafka_settings(bootstrap_servers or running_bootstrap(settings, Home(default_data_dir())), chosen)
+
+
+def running_bootstrap(settings: ClusterSettings, home: Home) -> str | None:
+    """The broker of the `penstock up` that runs on this folder; None without one, or when the settings name another."""
+    running = None if "bootstrap_servers" in settings.kafka.model_fields_set else home.running()
+    return None if running is None else running.bootstrap_servers
 
 
 def create_topics(

@@ -287,7 +287,7 @@ def labelled(file: Path, line: str, *, many: bool) -> str:
 
 def running(home: Home) -> SystemState:
     """The state of the system that runs on this folder. Raises CliFailure (unreachable) when none does."""
-    state = home.read() if home.held() else None
+    state = home.running()
     if state is None:
         raise CliFailure(
             f"Penstock is not running on {home.data_dir}: start it with `penstock up{home.option}`",

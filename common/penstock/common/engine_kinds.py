@@ -10,17 +10,33 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.common.engine_options import (
+    ABOVE_ZERO,
+    COMMAND,
+    FLAG,
+    HEADERS,
+    NUMBER,
+    TEXT,
+    VARIABLES,
+    Options,
+    whole,
+)
 from penstock.schemas.abilities import READ_IMAGES, UPSCALE
 
 _SIZING = "penstock.processors.models.sizing"
 _FACTORY = "penstock.processors.models.factory"
 
-CHILD_OPTIONS = frozenset({"load_timeout_s", "silent_s", "threads", "slots"})
-"""Options of every engine in a process of its own."""
-OF_THE_ENTRY = frozenset(
-    {"device", "dtype", "quantization", "window", "trust_remote_code", "granted_bytes", "adapters"}
-)
-"""What engines are told in `options` although it stands elsewhere in a model's entry."""
+PROCESS_OPTIONS: Options = {"load_timeout_s": ABOVE_ZERO, "silent_s": ABOVE_ZERO, "threads": whole(1)}
+"""Options of every engine in processes of its own."""
+REMOTE_OPTIONS: Options = {
+    "tokens_per_minute": ABOVE_ZERO,
+    "headers": HEADERS,
+    "remote_model": TEXT,
+    "api_key_env": TEXT,
+    "timeout_s": ABOVE_ZERO,
+    "patience_s": NUMBER,
+}
+"""Options of every engine that speaks to an OpenAI-compatible server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +48,8 @@ class EngineKind:
     """The tasks that it can serve; the first is what an entry serves that names none."""
     slots: int
     """Runs that are together on one engine, where an entry does not say it."""
+    options: Options
+    """Its own options: a local engine also has PROCESS_OPTIONS."""
     local: bool = True
     """Whether it runs on this machine, with memory to be granted."""
     backend: str | None = None
@@ -49,14 +67,11 @@ class EngineKind:
     """What it can do beyond its tasks (`penstock.schemas.abilities`)."""
     opens_images: bool = False
     """Whether it opens images itself, under guard: it is given files as they came, else pixels."""
-    options: frozenset[str] | None = None
-    """The options that it knows; None: it looks at them itself."""
 
-    def unknown_option(self, options: dict[str, Any]) -> str | None:
-        """An option that it does not know, if there is one."""
-        if self.options is None:
-            return None
-        return next((name for name in options if name not in self.options | CHILD_OPTIONS | OF_THE_ENTRY), None)
+    @property
+    def all_options(self) -> Options:
+        """What `options` of a model's entry may hold."""
+        return {**(PROCESS_OPTIONS if self.local else {}), **self.options}
 
 
 KINDS: dict[str, EngineKind] = {
@@ -70,6 +85,15 @@ KINDS: dict[str, EngineKind] = {
             sizer=f"{_SIZING}:size_of_files",
             files_need=f"{_SIZING}:text_need",
             estimate=f"{_SIZING}:text_estimate",
+            options={
+                "cache_tokens": whole(1),
+                "block_size": whole(1),
+                "num_blocks": whole(1),
+                "max_batch_tokens": whole(1),
+                "ignore_eos": FLAG,
+                "attention": TEXT,
+                "tool_parser": TEXT,
+            },
         ),
         EngineKind(
             name="embedding",
@@ -77,6 +101,7 @@ KINDS: dict[str, EngineKind] = {
             slots=256,
             backend="penstock.processors.engines.text.embedding:EmbeddingBackend",
             sizer=f"{_SIZING}:size_of_files",
+            options={"max_batch_tokens": whole(1)},
         ),
         EngineKind(
             name="diffusers",
@@ -85,7 +110,14 @@ KINDS: dict[str, EngineKind] = {
             backend="penstock.processors.engines.images.diffusion:DiffusionBackend",
             sizer=f"{_SIZING}:size_of_files",
             files_need="penstock.processors.models.diffusion_sizing:files_need",
-            options=frozenset({"variant", "vae_tiling", "vae_slicing", "cpu_offload", "batch_window_ms", "max_pixels"}),
+            options={
+                "variant": TEXT,
+                "batch_window_ms": NUMBER,
+                "max_pixels": whole(1),
+                "vae_tiling": FLAG,
+                "vae_slicing": FLAG,
+                "cpu_offload": FLAG,
+            },
         ),
         EngineKind(
             name="imaging",
@@ -94,7 +126,7 @@ KINDS: dict[str, EngineKind] = {
             backend="penstock.processors.engines.images.imaging:ImagingBackend",
             sizer="penstock.processors.models.vision_sizing:size_of_imaging",
             opens_images=True,
-            options=frozenset({"max_pixels"}),
+            options={"max_pixels": whole(1)},
         ),
         EngineKind(
             name="upscaling",
@@ -104,7 +136,7 @@ KINDS: dict[str, EngineKind] = {
             sizer=f"{_SIZING}:size_of_files",
             files_need="penstock.processors.models.vision_sizing:upscaling_need",
             abilities=frozenset({UPSCALE}),
-            options=frozenset({"max_pixels", "tile"}),
+            options={"max_pixels": whole(1), "tile": whole(1)},
         ),
         EngineKind(
             name="vision",
@@ -114,7 +146,7 @@ KINDS: dict[str, EngineKind] = {
             sizer=f"{_SIZING}:size_of_files",
             files_need="penstock.processors.models.vision_sizing:vision_need",
             abilities=frozenset({READ_IMAGES}),
-            options=frozenset({"caption_prompt", "batch_window_ms"}),
+            options={"caption_prompt": TEXT, "batch_window_ms": NUMBER},
         ),
         EngineKind(
             name="remote",
@@ -123,6 +155,7 @@ KINDS: dict[str, EngineKind] = {
             local=False,
             maker=f"{_FACTORY}:make_remote",
             openai=True,
+            options=REMOTE_OPTIONS,
         ),
         EngineKind(
             name="managed",
@@ -131,6 +164,15 @@ KINDS: dict[str, EngineKind] = {
             maker=f"{_FACTORY}:make_managed",
             sizer=f"{_SIZING}:managed_size",
             openai=True,
+            options={
+                **REMOTE_OPTIONS,
+                "command": COMMAND,
+                "env": VARIABLES,
+                "health": TEXT,
+                "port": whole(1, 65_535),
+                "devices": whole(1),
+                "grace_s": NUMBER,
+            },
         ),
         EngineKind(
             name="noop",
@@ -138,6 +180,14 @@ KINDS: dict[str, EngineKind] = {
             slots=256,
             local=False,
             maker=f"{_FACTORY}:make_noop",
+            options={
+                "tokens": whole(0),
+                "delay_ms": NUMBER,
+                "first_delay_ms": NUMBER,
+                "load_ms": NUMBER,
+                "chars": whole(0),
+                "echo": FLAG,
+            },
         ),
     )
 }

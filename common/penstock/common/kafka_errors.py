@@ -135,6 +135,14 @@ def missing_topic(topic: str) -> NotFound:
     )
 
 
+def unavailable(missing: NotFound) -> BrokerUnavailable:
+    """The error of a service whose own topic is missing: its caller can only wait, its operator creates the topic.
+
+    A broker that has just started may not know its topics yet: then waiting is enough.
+    """
+    return BrokerUnavailable(missing.message, details=missing.details, retry_after_s=1)
+
+
 def too_large(topic: str, size_bytes: int, limit_bytes: int) -> TooLarge:
     """The error for a record over the limit, naming it."""
     return TooLarge(

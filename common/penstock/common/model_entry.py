@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from penstock.common.configuration import Section
-from penstock.common.engine_kinds import CHILD_OPTIONS, KINDS
+from penstock.common.engine_kinds import KINDS
+from penstock.common.engine_options import wrong_option
 from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.payloads import only_remote
 from penstock.schemas.requests import parse_request
@@ -21,7 +22,10 @@ from penstock.schemas.tasks import BUILT_TASKS, TASKS, default_fields
 PRIORITY = 5
 """The priority of a model that names none."""
 
-_MOVED = {"device": "device", "dtype": "dtype", "window": "window", "slots": "max_batch_size", "defaults": "defaults"}
+_MOVED = {
+    "device": "device", "dtype": "dtype", "quantization": "quantization", "adapters": "adapters", "window": "window",
+    "trust_remote_code": "trust_remote_code", "slots": "max_batch_size", "defaults": "defaults",
+}  # fmt: skip
 """Options that are fields of their own now, by the name that older configurations have for them."""
 _MOVED_DEFAULTS = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "default_max_tokens": "max_tokens",
@@ -117,13 +121,13 @@ class ModelEntry(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_older(cls, value: Any) -> Any:
-        """What stood in `options` in earlier releases, in the fields that it has now."""
+        """What stood in `options` in earlier releases, in the fields that it has now; without options that are null."""
         if not isinstance(value, dict) or not isinstance(cast("Any", value).get("options"), dict):
             return cast("Any", value)
         fields: dict[str, Any] = {**cast("dict[str, Any]", value)}
-        options = dict(fields["options"])
+        options = {name: value for name, value in fields["options"].items() if value is not None}
         for old, new in _MOVED.items():
-            if options.get(old) is not None:
+            if old in options:
                 _move(fields, new, options.pop(old), old)
         if fields.get("engine") == "text":
             moved = {new: options.pop(old) for old, new in _MOVED_DEFAULTS.items() if old in options}
@@ -171,9 +175,8 @@ class ModelEntry(Section):
         kind = KINDS[self.engine]
         if unable := [task for task in self.tasks if task not in kind.tasks]:
             raise ValueError(f"the engine {kind.name} does not do {unable[0]}; it does {', '.join(kind.tasks)}")
-        if unknown := kind.unknown_option(self.options):
-            known = ", ".join(sorted((kind.options or frozenset()) | CHILD_OPTIONS))
-            raise ValueError(f"options.{unknown}: the engine {kind.name} knows {known}")
+        if wrong := wrong_option(kind.all_options, self.options):
+            raise ValueError(f"{wrong} (model {self.id}, engine {kind.name})")
         check_names([self])
         self.payload_defaults()
         return self
@@ -246,7 +249,7 @@ def parse_entry(fields: Any) -> ModelEntry:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        named = re.match(r"Value error, (defaults\.\w+)", first["msg"])
+        named = re.match(r"Value error, ((?:defaults|options)\.\w+)", first["msg"])
         text = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             text = f"there is no such field; the fields are {', '.join(ModelEntry.model_fields)}"

@@ -22,9 +22,9 @@ from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.store import Store
-from penstock.gateway.view.topics_read import missing_topics
+from penstock.gateway.view.topics_read import require_topics
 from penstock.gateway.view.view import View
-from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.registry import registry_codecs
 
@@ -70,8 +70,7 @@ class Connecting:
         settings, kafka, conf = self._settings, self._settings.kafka_settings(), self._settings.gateway
         names = kafka.names
         counts = await asyncio.to_thread(admin.partition_counts, kafka, None, ASK_S)
-        if missing := missing_topics(names, counts):
-            raise BrokerUnavailable(f"missing topics: {', '.join(missing)}; `penstock topics create` makes them")
+        require_topics(names, counts)
         identity = f"{kafka.topic_prefix} {await asyncio.to_thread(admin.topic_id, kafka, names.result) or 'none'}"
         registry = settings.schema_registry
         codecs = await asyncio.to_thread(registry_codecs, registry.url, write=registry.write)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.cli.config import ClusterSettings, find_config, load, masked, to_toml
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.processors.settings import WorkerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +96,18 @@ values = st.recursive(
 @given(tables=st.dictionaries(keys, values, max_size=4))
 def test_toml_reads_back_as_written(tables: dict[str, Any]) -> None:
     assert tomllib.loads(to_toml(tables)) == tables
+
+
+def test_a_wrong_option_of_a_model_is_named_without_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "penstock.toml"
+    table = (
+        'id = "m"\nsource = "http://h"\nengine = "remote"\noptions = {headers = {x = "SECRET"}, timeout_s = "soon"}\n'
+    )
+    config.write_text(f"[[models]]\n{table}")
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(config))
+    with pytest.raises(CliFailure) as caught:
+        load(WorkerSettings)
+    assert str(caught.value) == (
+        "configuration: models.0: options.timeout_s takes a number above 0, not 'soon' (model m, engine remote);"
+        f" mend it in {config}"
+    )

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.cli.commands import order_waits
+from penstock.cli.commands.models import set_fields
 from penstock.cli.main import app
 
 Json = dict[str, Any]
@@ -186,3 +187,17 @@ def test_the_list_says_what_made_a_load_fail(gateway: Gateway, monkeypatch: pyte
     for replicas in ([], [{**replica, "queued": 0, "running": 0}]):
         gateway.script = {"GET /v1/admin/models": [{"data": [{**failed, "replicas": replicas}]}]}
         assert "2 loads in a row failed: OSError: no weights" in gateway.run("list").stdout
+
+
+def test_the_list_shows_models_whose_orders_are_unknown(gateway: Gateway) -> None:
+    shown = {**model("ready"), "pool": None, "paused": None, "desired": None, "replicas": []}
+    gateway.script = {"GET /v1/admin/models": [{"data": [shown]}]}
+    listed = gateway.run("list")
+    assert (listed.exit_code, "ready" in listed.stdout) == (0, True)
+    assert "the topic of orders is missing: create it with `penstock topics create`" in listed.stderr
+
+
+def test_set_gives_numbers_as_numbers_and_what_is_no_json_as_text() -> None:
+    pairs = ["priority=3", "keep_alive=5m", "pinned=true", 'options={"tokens": 5, "delay_ms": 0.5}']
+    fields = {"priority": 3, "keep_alive": "5m", "pinned": True, "options": {"tokens": 5, "delay_ms": 0.5}}
+    assert set_fields(pairs) == fields

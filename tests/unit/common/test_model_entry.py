@@ -83,6 +83,57 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str | None, text:
     assert caught.value.param == param
 
 
+NOOP, REMOTE, MANAGED = {"engine": "noop"}, {"engine": "remote"}, {"engine": "managed"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "option", "takes"),
+    [
+        (NOOP, {"tokens": "many"}, "a whole number of at least 0, not 'many'"),
+        (NOOP, {"tokens": True}, "a whole number of at least 0, not True"),
+        (NOOP, {"tokens": 1.5}, "a whole number of at least 0, not 1.5"),
+        (NOOP, {"delay_ms": "x"}, "a number of at least 0, not 'x'"),
+        (NOOP, {"delay_ms": -1}, "a number of at least 0, not -1"),
+        (NOOP, {"load_ms": float("inf")}, "a number of at least 0, not inf"),
+        (NOOP, {"echo": "no"}, "true or false, not 'no'"),
+        (REMOTE, {"timeout_s": []}, "a number above 0"),
+        (REMOTE, {"tokens_per_minute": 0}, "a number above 0, not 0"),
+        (REMOTE, {"api_key_env": 3}, "a text, not 3"),
+        (REMOTE, {"headers": "x-a: secret"}, 'a table of names, each with a text or {env = "NAME"}'),
+        (REMOTE, {"headers": {"x-a": ["secret"]}}, 'each with a text or {env = "NAME"}'),
+        (REMOTE, {"headers": {"x-a": {"file": "secret"}}}, 'each with a text or {env = "NAME"}'),
+        (MANAGED, {"command": 5}, "a list of texts, or one line, not 5"),
+        (MANAGED, {"command": ["a", ["b"]]}, "a list of texts, or one line"),
+        (MANAGED, {"env": ["A=1"]}, "a table of names and texts"),
+        (MANAGED, {"port": 70_000}, "a whole number from 1 to 65535, not 70000"),
+        ({}, {"cache_tokens": 0}, "a whole number of at least 1, not 0"),
+        ({"engine": "imaging"}, {"threads": "all"}, "a whole number of at least 1, not 'all'"),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_refused(fields: dict[str, Any], option: dict[str, Any], takes: str) -> None:
+    (name,) = option
+    with pytest.raises(InvalidRequest) as caught:
+        entry(**fields, options=option)
+    assert str(caught.value).startswith(f"options.{name} takes ")
+    assert f"{takes} (model m, engine {fields.get('engine', 'text')})" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert caught.value.param == f"options.{name}"
+
+
+def test_options_that_an_engine_reads_are_taken() -> None:
+    headers = {"x-a": "b", "x-number": 3, "x-token": {"env": "TOKEN"}}
+    assert entry(**REMOTE, options={"headers": headers}).options == {"headers": headers}
+    command = {"command": ["server", "--port", 80], "env": {"OMP_NUM_THREADS": 4}, "silent_s": 5, "timeout_s": 1.5}
+    assert entry(**MANAGED, options=command).options == command
+    assert entry(**NOOP, options={"tokens": 4.0, "chars": None}).options == {"tokens": 4.0}
+
+
+def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(InvalidRequest, match="there is no such option; the options are chars, delay_ms") as caught:
+        entry(**NOOP, options={"token": 4})
+    assert caught.value.param == "options.token"
+
+
 @pytest.mark.parametrize("given", [None, [], "m", 3])
 def test_what_is_no_table_is_refused(given: Any) -> None:
     with pytest.raises(InvalidRequest):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from penstock.common.engine_kinds import KINDS, PROCESS_OPTIONS, REMOTE_OPTIONS
 from penstock.common.model_entry import ModelEntry
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.view.frames import Frame
@@ -84,12 +85,25 @@ def test_engine_options(reference: dict[str, Page]) -> None:
     sources = [*(ROOT / "processors/penstock/processors/engines").rglob("*.py")]
     sources += [ROOT / "processors/penstock/processors" / name for name in ("models/manager.py", "models/serving.py")]
     code = "\n".join(source.read_text() for source in sources)
-    fields = {"granted_bytes", "address", *ModelEntry.model_fields}
+    fields = {"granted_bytes", "address", "slots", *ModelEntry.model_fields}
     read = set(re.findall(r"options(?:\.get\(\s*|\[)[\"'](\w+)[\"']", code)) - fields
     rows = re.findall(r"^\| (`[^|]*`) \|", reference["engine-options.md"].text, re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert read <= documented, f"docs/reference/engine-options.md lacks {read - documented}"
     assert not [name for name in documented if f'"{name}"' not in code and f"'{name}'" not in code]
+
+
+def test_engine_options_are_those_of_the_kinds(reference: dict[str, Page]) -> None:
+    """Each section has the options of its engine, with what they take; those that several share stand once."""
+    sections = dict(section.split("\n", 1) for section in reference["engine-options.md"].text.split("\n## ")[1:])
+    shared = {**PROCESS_OPTIONS, **REMOTE_OPTIONS}
+    own = {
+        name: {option: kind.options[option] for option in kind.options if option not in shared}
+        for name, kind in KINDS.items()
+    }
+    for section, options in {**own, "Every engine on this machine": PROCESS_OPTIONS, "remote": REMOTE_OPTIONS}.items():
+        rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \| [^|]+ \|$", sections[section], re.MULTILINE))
+        assert rows == {name: option.takes for name, option in options.items()}, section
 
 
 def test_topics(reference: dict[str, Page]) -> None:

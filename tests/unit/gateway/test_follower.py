@@ -1,15 +1,19 @@
-"""What the follower folds at once: so little that others on the loop have their turn."""
+"""What the follower folds at once: so little that others on the loop have their turn; and what a probe reads of it."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.common.reader import RawMessage
+from penstock.gateway.view.follower import _public_reason
 from penstock.gateway.view.pieces import BYTES_AT_ONCE, FOLDED_AT_ONCE, folds
+from penstock.gateway.view.topics_read import MissingTopics
+from penstock.schemas.errors import BrokerUnavailable, Forbidden, PenstockError
 
 
 def size(messages: Sequence[RawMessage]) -> int:
@@ -32,3 +36,15 @@ def test_a_batch_is_folded_in_pieces_of_few_records_and_few_bytes(values: list[i
         assert len(piece) == 1 or size(piece) <= BYTES_AT_ONCE, "a record alone may be larger"
     for piece, after in itertools.pairwise(pieces):
         assert len(piece) == FOLDED_AT_ONCE or size([*piece, after[0]]) > BYTES_AT_ONCE, "no piece is needless"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MissingTopics("missing topics: t; create them"), "missing topics: t; create them"),
+        (Forbidden("look up topics: Kafka refuses this client: t"), "the broker refuses this client"),
+        (BrokerUnavailable("reach Kafka at kafka.internal:9092: timed out"), "the broker does not answer"),
+    ],
+)
+def test_a_probe_reads_why_the_topics_could_not_be_looked_up(error: PenstockError, reason: str) -> None:
+    assert _public_reason(error) == reason

@@ -16,6 +16,7 @@ from penstock.cli.commands.common import (
     Gateway,
     Key,
     Url,
+    errors,
     print_json,
     print_table,
 )
@@ -59,6 +60,8 @@ def list_models(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False
             print_json(model)
         return
     rows = [row for model in models for row in _rows(model)]
+    if any(model["paused"] is None for model in models):
+        errors.print("the topic of orders is missing: create it with `penstock topics create`", highlight=False)
     columns = ["model", "pool", "state", "worker", "replica", "device", "memory", "queued", "running", "why"]
     print_table(columns, rows, "no models; `penstock models add` adds one")
 

@@ -110,7 +110,7 @@ class AdminModel(Model):
     engine: str
     priority: int | None
     pinned: bool
-    paused: bool
+    paused: Annotated[bool | None, Field(description="Null: unknown, as all orders while their topic is missing.")]
     preload: Annotated[bool | None, Field(description="Of an ordered entry; null: as the configuration has it.")]
     max_batch_size: int | None
     weights_bytes: int | None

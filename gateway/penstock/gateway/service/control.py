@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.clock import now_ms
+from penstock.common.kafka_errors import unavailable
 from penstock.common.outgoing import control_record
 from penstock.common.transport import AsyncTransport, Delivery
 from penstock.gateway.service.lookups import Lookups
@@ -19,7 +20,7 @@ from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.lost_requests import Overdue, end_command
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
+from penstock.schemas.errors import Conflict, NotFound
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import TopicNames
 
@@ -139,7 +140,7 @@ class Control:
         try:
             return await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
         except NotFound as error:
-            raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
+            raise unavailable(error) from error
 
 
 def _command_about(entry: Entry, kind: str) -> ControlCommand:

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.common import admin
 from penstock.common.clock import now_ms
 from penstock.common.desired import Desired, read_desired
+from penstock.common.kafka_errors import missing_topic, unavailable
 from penstock.common.model_entry import ModelEntry, parse_entry
 from penstock.common.outgoing import Outgoing, desired_record
 from penstock.common.settings import KafkaSettings
@@ -25,7 +26,7 @@ from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.threads import Threads
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import CLASS, MODEL, desired_key, model_key, ordered
-from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
+from penstock.schemas.errors import Conflict, NotFound
 from penstock.schemas.records import WorkerState
 from penstock.schemas.topics import CLASSES
 
@@ -47,8 +48,15 @@ class ModelOrders:
         self._one_at_a_time = asyncio.Lock()
 
     async def models(self) -> list[Json]:
-        """Every model with its engines and its desired state. Raises BrokerUnavailable."""
-        return self._models(await self._desired(), await self._observing_workers())
+        """Every model with its engines and its desired state, which is unknown while its topic is missing.
+
+        Raises BrokerUnavailable.
+        """
+        try:
+            desired = await self._read_desired()
+        except NotFound:
+            desired = None
+        return self._models(desired, observing_topic(self._facts.live_workers(), await self._topic_id()))
 
     async def model(self, name: str, pool: str | None) -> Json:
         """One of them, by id or alias. Raises ModelNotFound, InvalidRequest, BrokerUnavailable."""
@@ -56,7 +64,10 @@ class ModelOrders:
 
     async def observed(self, revision: int, pool: str | None) -> Json:
         """Which live workers of the pool have observed the order of this revision. Raises BrokerUnavailable."""
-        return order_json(await self._observing_workers(), pool, revision)
+        topic_id = await self._topic_id()
+        if topic_id is None:
+            raise unavailable(missing_topic(self._kafka.names.desired))
+        return order_json(observing_topic(self._facts.live_workers(), topic_id), pool, revision)
 
     async def order(self, name: str, action: str, *, pool: str | None, by: str | None) -> Json:
         """Load, unload, pin, unpin, pause, resume or remove a model; its desired state after that.
@@ -97,19 +108,23 @@ class ModelOrders:
 
     # -- inside
 
-    def _models(self, desired: dict[str, Desired], workers: list[WorkerState]) -> list[Json]:
+    def _models(self, desired: dict[str, Desired] | None, workers: list[WorkerState]) -> list[Json]:
         return admin_models(self._facts.models(), workers, desired, self._facts.liveness().without_worker)
 
-    async def _observing_workers(self) -> list[WorkerState]:
-        """The live workers, with what they have observed of the topic of orders that there is now."""
-        topic_id = await self._threads.metadata.run(admin.topic_id, self._kafka, self._kafka.names.desired)
-        return observing_topic(self._facts.live_workers(), topic_id)
+    async def _topic_id(self) -> str | None:
+        """Of the topic of orders that there is now."""
+        return await self._threads.metadata.run(admin.topic_id, self._kafka, self._kafka.names.desired)
+
+    async def _read_desired(self) -> dict[str, Desired]:
+        """Raises NotFound when the topic is missing, BrokerUnavailable."""
+        return await self._threads.metadata.run(read_desired, self._kafka, self._codec)
 
     async def _desired(self) -> dict[str, Desired]:
+        """What an order begins from. Raises BrokerUnavailable, also when the topic is missing."""
         try:
-            return await self._threads.metadata.run(read_desired, self._kafka, self._codec)
+            return await self._read_desired()
         except NotFound as error:
-            raise BrokerUnavailable(str(error), retry_after_s=5) from error
+            raise unavailable(error) from error
 
     async def _order(
         self,
@@ -136,7 +151,7 @@ class ModelOrders:
                 record.topic, record.value or None, key=record.key, headers=record.headers or None
             )
         except NotFound as error:
-            raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
+            raise unavailable(error) from error
         return delivery.offset
 
 

@@ -122,16 +122,19 @@ def order_json(workers: Iterable[WorkerState], pool: str | None, revision: int) 
 def admin_models(
     models: Iterable[ModelInfo],
     workers: Collection[WorkerState],
-    desired: Mapping[str, Desired],
+    desired: Mapping[str, Desired] | None,
     without_worker: Collection[ModelId],
 ) -> list[Json]:
     """Every model as operators see it, by pool and id: with its engines, and what was ordered. Removed ones are left
     out. Those that were added and that no worker has reported yet are there too. `workers` are those that live.
+
+    Without `desired` the orders are unknown: the models that workers report, `paused` null.
     """
+    orders = {} if desired is None else desired
     best = best_states(workers)
     infos: dict[ModelId, ModelInfo] = {(one.model, one.pool): one for one in models}
     served = infos.keys() - set(without_worker)
-    for ordered in desired.values():
+    for ordered in orders.values():
         state = ordered.state
         if state.kind == MODEL and (state.name, state.pool) not in infos:
             entry = _entry(state)
@@ -139,9 +142,16 @@ def admin_models(
                 found = observation(workers, state.pool, ordered.revision)
                 infos[state.name, state.pool] = _added(entry, state, _unreported(found, ordered.revision))
     return [
-        _admin_model(info, best.get(model), workers, desired.get(desired_key(MODEL, *model)), available=model in served)
+        _admin_model(
+            info,
+            best.get(model),
+            workers,
+            ordered,
+            available=model in served,
+            paused=None if desired is None else ordered is not None and ordered.state.paused,
+        )
         for model, info in sorted(infos.items(), key=lambda item: (item[0][1] or "", item[0][0]))
-        if (ordered := desired.get(desired_key(MODEL, *model))) is None or not ordered.state.removed
+        if (ordered := orders.get(desired_key(MODEL, *model))) is None or not ordered.state.removed
     ]
 
 
@@ -152,6 +162,7 @@ def _admin_model(
     ordered: Desired | None,
     *,
     available: bool,
+    paused: bool | None,
 ) -> Json:
     state = None if ordered is None else ordered.state
     entry = None if state is None else _entry(state)
@@ -162,7 +173,7 @@ def _admin_model(
         "engine": info.engine,
         "priority": info.priority,
         "pinned": _pinned(info, state, entry),
-        "paused": state is not None and state.paused,
+        "paused": paused,
         "preload": None if entry is None else entry.preload,
         "max_batch_size": info.max_batch_size,
         "weights_bytes": info.weights_bytes,

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from penstock.common.kafka_errors import unavailable
 from penstock.common.outgoing import request_record, valid_traceparent
 from penstock.common.transport import AsyncTransport, Delivery, record_bytes, too_large
 from penstock.gateway.service.models import check_abilities, find_model
@@ -151,8 +152,7 @@ class Submitter:
         try:
             delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
         except NotFound as error:
-            # It was there a moment ago: a broker that has just started may not know it yet.
-            raise BrokerUnavailable(f"the broker does not know {record.topic} now", retry_after_s=1) from error
+            raise unavailable(error) from error
         finally:
             self._pending -= 1
         self._view.accepted(request, _origin_of(delivery))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from penstock.common import admin
+from penstock.common.kafka_errors import unavailable
 from penstock.common.reader import STANDSTILL_S, empty_ranges
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.threads import Threads
@@ -64,8 +65,8 @@ class Ends:
         partitions = self.told_of_requests(self._view.offsets())
         try:
             return await self._threads.ends.run(admin.end_offsets, self._settings, partitions, min(deadline_s, 10))
-        except NotFound as error:  # a broker that has just started may not know its topics yet
-            raise BrokerUnavailable(f"the broker does not know its topics now: {error}", retry_after_s=1) from error
+        except NotFound as error:
+            raise unavailable(error) from error
 
     async def reach(self, ends: Mapping[TP, int], deadline_s: float) -> None:
         """Wait until the view stands at these ends. Raises BrokerUnavailable at the deadline."""

@@ -20,9 +20,9 @@ from penstock.gateway.view.ordered_reading import OrderedReading
 from penstock.gateway.view.pieces import folds
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.topic_watch import TopicWatch
-from penstock.gateway.view.topics_read import always_read, where_to_begin
+from penstock.gateway.view.topics_read import MissingTopics, always_read, where_to_begin
 from penstock.gateway.view.view import View
-from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, Forbidden, PenstockError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,8 @@ class Follower:
         self._goal: Mapping[TP, int] = {}
         """From where to where the first catching up goes."""
         self._caught_up = False
-        self._broker_lost = False
+        self._lookup_failure: str | None = None
+        """Why the last lookup of the topics failed."""
         self._failed: str | None = None
         self._catching: asyncio.Task[None] | None = None
         self._next_catch: asyncio.Task[None] | None = None
@@ -179,7 +180,7 @@ class Follower:
             try:
                 await self._watch.look()
                 await self._ends.look_at_lag()
-                self._broker_lost = False
+                self._lookup_failure = None
                 if time.monotonic() >= next_prune:
                     next_prune = time.monotonic() + 600
                     before = now_ms() - 2 * self._horizon_ms
@@ -187,7 +188,7 @@ class Follower:
                     self._view.known.prune(before)
                 self._view.fleet.forget_stale_workers(60)
             except PenstockError as error:
-                self._broker_lost = True
+                self._lookup_failure = _public_reason(error)
                 logger.warning("follower.rediscover_failed error=%s", error.code)
             except sqlite3.Error as error:
                 logger.warning("follower.prune_failed error=%s", error)
@@ -251,8 +252,8 @@ class Follower:
             return Readiness(False, f"catching up with the topics{self._progress()}", starting=True)
         if self._watch.unread is not None:
             return Readiness(False, f"the partition {self._watch.unread} is not read yet")
-        if self._broker_lost:
-            return Readiness(False, "the broker does not answer")
+        if self._lookup_failure is not None:
+            return Readiness(False, self._lookup_failure)
         if self._ends.stands_still:
             return Readiness(False, "behind the topics and not moving")
         return Readiness(True)
@@ -295,3 +296,10 @@ class Follower:
         if not self._caught_up:
             self._goal = ends
         await self._ends.reach(ends, deadline_s)
+
+
+def _public_reason(error: PenstockError) -> str:
+    """Why a lookup of the topics failed, in words for a probe, which needs no key."""
+    if isinstance(error, MissingTopics):
+        return str(error)
+    return "the broker refuses this client" if isinstance(error, Forbidden) else "the broker does not answer"

@@ -19,9 +19,15 @@ def always_read(names: TopicNames) -> tuple[str, ...]:
     return (names.result, names.status, names.control, names.model, names.worker)
 
 
-def missing_topics(names: TopicNames, there: Container[str]) -> list[str]:
-    """The topics that a gateway needs and that are not there."""
-    return [topic for topic in (*always_read(names), *names.request_topics()) if topic not in there]
+class MissingTopics(BrokerUnavailable):
+    """The broker answers, and topics that a gateway needs do not exist."""
+
+
+def require_topics(names: TopicNames, existing: Container[str]) -> None:
+    """Raises MissingTopics when topics that a gateway needs do not exist."""
+    missing = [topic for topic in (*always_read(names), *names.request_topics()) if topic not in existing]
+    if missing:
+        raise MissingTopics(f"missing topics: {', '.join(missing)}; create them with `penstock topics create`")
 
 
 def partitions_of(topics: Mapping[str, int]) -> list[TP]:
@@ -32,14 +38,13 @@ def partitions_of(topics: Mapping[str, int]) -> list[TP]:
 def discover(
     settings: KafkaSettings, tell_conversations: Callable[[list[tuple[str, str]]], None] = lambda _: None
 ) -> dict[str, int]:
-    """Every topic that a view reads, with the number of its partitions. Raises BrokerUnavailable.
+    """Every topic that a view reads, with the number of its partitions. Raises MissingTopics, BrokerUnavailable.
 
     `tell_conversations` hears of all conversations that there are, as (tenant, id).
     """
     names = settings.names
     counts = admin.partition_counts(settings)
-    if missing := missing_topics(names, counts):
-        raise BrokerUnavailable(f"the topic {missing[0]} does not exist; `penstock topics create` makes it")
+    require_topics(names, counts)
     tell_conversations([pair for topic in counts if (pair := names.parse_conversation(topic)) is not None])
     read = [*always_read(names), *(topic for topic in counts if names.is_request_topic(topic))]
     return {topic: counts[topic] for topic in read}
