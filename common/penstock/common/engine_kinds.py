@@ -50,6 +50,8 @@ class EngineKind:
     """Runs that are together on one engine, where an entry does not say it."""
     options: Options
     """Its own options: a local engine also has PROCESS_OPTIONS."""
+    stands_in: bool = False
+    """Whether it ignores options that are not its own: an entry of another engine is tried with it unchanged."""
     local: bool = True
     """Whether it runs on this machine, with memory to be granted."""
     backend: str | None = None
@@ -179,6 +181,7 @@ KINDS: dict[str, EngineKind] = {
             tasks=("text_generation", "embedding", "summarization"),
             slots=256,
             local=False,
+            stands_in=True,
             maker=f"{_FACTORY}:make_noop",
             options={
                 "tokens": whole(0),

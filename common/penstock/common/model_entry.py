@@ -175,7 +175,9 @@ class ModelEntry(Section):
         kind = KINDS[self.engine]
         if unable := [task for task in self.tasks if task not in kind.tasks]:
             raise ValueError(f"the engine {kind.name} does not do {unable[0]}; it does {', '.join(kind.tasks)}")
-        if wrong := wrong_option(kind.all_options, self.options):
+        known = kind.all_options
+        own = {name: value for name, value in self.options.items() if name in known or not kind.stands_in}
+        if wrong := wrong_option(known, own):
             raise ValueError(f"{wrong} (model {self.id}, engine {kind.name})")
         check_names([self])
         self.payload_defaults()

@@ -129,9 +129,15 @@ def test_options_that_an_engine_reads_are_taken() -> None:
 
 
 def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(InvalidRequest, match="there is no such option; the options are chars, delay_ms") as caught:
-        entry(**NOOP, options={"token": 4})
-    assert caught.value.param == "options.token"
+    with pytest.raises(InvalidRequest, match="there is no such option; the options are api_key_env, headers") as caught:
+        entry(**REMOTE, options={"api_key": "x"})
+    assert caught.value.param == "options.api_key"
+
+
+def test_noop_stands_in_for_an_engine_with_other_options() -> None:
+    assert entry(**NOOP, options={"cache_tokens": 64, "tokens": 2}).options == {"cache_tokens": 64, "tokens": 2}
+    with pytest.raises(InvalidRequest, match="options.tokens takes a whole number"):
+        entry(**NOOP, options={"cache_tokens": 64, "tokens": "two"})
 
 
 @pytest.mark.parametrize("given", [None, [], "m", 3])
