@@ -38,6 +38,8 @@ class Consumer:
         self._cluster = life.cluster
         self._rng = life.world.stream(f"consumer/{life.name}")
         self.positions: dict[TP, int] = {}
+        self.ends: dict[TP, int] = {}
+        """Up to where it has read in this assignment, also before it went back."""
         self._cuts_known: dict[TP, int] = {}
         self.generation = -1
         self.held: frozenset[TP] = frozenset()
@@ -66,11 +68,13 @@ class Consumer:
     def revoked(self) -> None:
         """A rebalance began: nothing more is fetched until it is over."""
         self.positions.clear()
+        self.ends.clear()
 
     def assigned(self, committed: Mapping[TP, tuple[int, str]], generation: int) -> None:
         """Start again at what is committed: what was not taken is delivered again."""
         self.clear()
         self.positions = {tp: offset for tp, (offset, _) in committed.items()}
+        self.ends = dict(self.positions)
         self._cuts_known = {tp: len(self._cluster.log.partitions[tp].cuts) for tp in committed}
         self.generation = generation
         self.held = frozenset()
@@ -111,6 +115,10 @@ class Consumer:
         for tp, (offset, _) in committed.items():
             self.positions[tp] = min(offset, self.positions[tp])
 
+    def goes_over_again(self, tp: TP, delivered: int) -> bool:
+        """Whether it has yet to read again what it read before, or what was `delivered` before this assignment."""
+        return tp in self.positions and self.positions[tp] < max(delivered, self.ends[tp])
+
     def _fetch(self) -> None:
         world, network = self._life.world, self._life.network
         behind = list(self._unread())
@@ -127,6 +135,7 @@ class Consumer:
         start = self.positions[tp]
         end, records = self._cluster.log.partitions[tp].read(start, most)
         self.positions[tp] = end
+        self.ends[tp] = max(end, self.ends[tp])
         if self._cluster.happens("skipped_batch", self._rng, 0.05):
             self.skipped = True
             return

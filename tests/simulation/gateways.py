@@ -80,8 +80,11 @@ class Gateway:
         world, group = self._cluster.world, self._cluster.log.group
         world.at(LOOK_S, None, "the gateway looks for lost requests", self._look)
         owned = {tp for member in group.members.values() for tp in member.assigned}
-        found = lost_requests.overdue(list(self._live.values()), owned, world.wall_ms)
-        for lost in self._gone(found):
+        found = list(lost_requests.overdue(list(self._live.values()), owned, world.wall_ms))
+        gone = self._gone(found)
+        lives = {life.name for life in self._cluster.lives()}
+        passed_over = lost_requests.passed_over(found, lives, world.wall_ms)
+        for lost in [*gone, *(one for one in passed_over if one.entry not in {other.entry for other in gone})]:
             self._cluster.command(lost_requests.end_command(lost, world.wall_ms))
 
     def _gone(self, found: Iterable[Overdue]) -> list[Overdue]:
@@ -90,8 +93,18 @@ class Gateway:
         return lost_requests.gone(found, starts, {tp: log.end for tp, log in logs.items()})
 
     def left(self) -> list[Entry]:
-        """Those without an outcome whose record is gone."""
-        return [lost.entry for lost in self._gone(self._without_outcome())]
+        """Those that must end by now, which no delivery may bring: their record is gone, or may be passed over.
+
+        Not while a worker holds another request at that place, where the log was cut: it is asked again when that ends.
+        """
+        held = {work.key for life in self._cluster.lives() for work in life.inside.works()}
+        return [one for one in self._lost() if one.cancelled_ms and _key_of(one) not in held]
+
+    def _lost(self) -> list[Entry]:
+        lost = [one.entry for one in self._gone(self._without_outcome())]
+        truth = self._cluster.truth
+        passed_over = [one for subject, one in self._live.items() if subject in truth.passed_over and not one.erased]
+        return lost + [one for one in passed_over if one not in lost and one.first_record is not None]
 
     def _without_outcome(self) -> list[Overdue]:
         found: list[Overdue] = []
@@ -103,7 +116,7 @@ class Gateway:
 
     def calm(self) -> None:
         """All faults are over: who waits for one that is lost cancels it. Its own deadline may be hours away."""
-        for entry in self.left():
+        for entry in self._lost():
             self._cluster.command(
                 ControlCommand(
                     kind="cancel",
@@ -112,6 +125,12 @@ class Gateway:
                     created_at=self._cluster.world.wall_ms,
                 )
             )
+
+
+def _key_of(entry: Entry) -> tuple[str, int, int]:
+    place = entry.moved_to or entry.first_record
+    assert place is not None
+    return place.topic, place.partition, place.offset
 
 
 def _place_of(origin: Origin) -> Place:

@@ -166,7 +166,7 @@ class Operators:
         logs, lives = self._cluster.log.partitions, self._cluster.lives()
         tp = rng.choice(sorted(tp for tp, log in logs.items() if log.end) or sorted(logs))
         end = rng.randint(0, logs[tp].end)
-        if any(life.consumer.positions.get(tp, 0) < life.inside.delivered_up_to(tp) for life in lives):
+        if any(life.consumer.goes_over_again(tp, life.inside.delivered_up_to(tp)) for life in lives):
             return
         self._world.note(f"{tp} loses what it holds from {end} to {logs[tp].end}")
         self._cluster.truth.lose_end(tp, end)

@@ -587,6 +587,13 @@ def lost_not_asked_for() -> list[Patch]:
     return [(lost_requests, "overdue", lambda entries, owned, now_ms: ())]
 
 
+@plant_for("delete_records", "lose_end", "moved_offsets")
+def passed_over_forgotten() -> list[Patch]:
+    """No gateway asks for the end of a request whose record stands where no worker reads any more."""
+
+    return [(lost_requests, "passed_over", lambda found, live_workers, now_ms: [])]
+
+
 @plant_for("delete_records")
 def lost_not_ended() -> list[Patch]:
     """The owner of the partition does not end a request whose record is gone (W4)."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 AGAIN_S = 0.05
+NO_LOOK = "looks at its topic"
+"""What is asked for after an append: the topic's id alone, not whether an answer stands."""
 """After an append to a topic that was deleted meanwhile."""
 
 
@@ -134,7 +136,8 @@ class Turns:
             return world.now, at_broker()
 
         def told(found: tuple[float, Any]) -> None:
-            talks.looked[work] = found[0]
+            if label != NO_LOOK and work.stage not in (Stage.LETTERING, Stage.SETTLING):  # too late to change its end
+                talks.looked[work] = found[0]
             then(found[1])
 
         self._life.network.ask(f"turns {work.line}", f"{label} {work.request_id}", look, told)
@@ -247,7 +250,7 @@ class Turns:
             if log is None:
                 self._later(work, again)
             else:
-                self._ask(work, "looks at its topic", look, lambda same: looked(log, same))
+                self._ask(work, NO_LOOK, look, lambda same: looked(log, same))
 
         def look() -> bool:
             same = self._talks.topic_id(line) == topic_id

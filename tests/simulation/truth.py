@@ -46,6 +46,8 @@ class Truth:
         self.runs: dict[Subject, dict[tuple[int, int], list[EngineRun]]] = {}
         self.lost: set[Subject] = set()
         """Their records were taken by retention: they need not get an outcome."""
+        self.passed_over: set[Subject] = set()
+        """Of those, whose record may be on the log, and is delivered to nobody: a log was cut, an offset moved on."""
         self.unkept: set[Work] = set()
         """Their output could not be kept, though the run had ended well."""
         self._lost_up_to: dict[TP, int] = {}
@@ -78,6 +80,7 @@ class Truth:
             self._unsafe.add(stored)
             if subject is not None:
                 self.lost.add(subject)
+                self.passed_over.add(subject)
         if subject is not None:
             self.subjects.setdefault(subject, []).append(record)
         self._copies.setdefault(record.first_place, []).append((*tp, stored.offset))
@@ -106,6 +109,7 @@ class Truth:
             record = self.records.pop((tp, offset), None)
             if record is not None and record.subject is not None:
                 self.lost.add(record.subject)
+                self.passed_over.add(record.subject)
         self._lost_up_to[tp] = max(self._lost_up_to.get(tp, 0), log.end)
         log.lose_end(end)
 
@@ -117,6 +121,7 @@ class Truth:
             record = self.records.get((tp, passed))
             if record is not None and record.subject is not None:
                 self.lost.add(record.subject)
+                self.passed_over.add(record.subject)
         group = self._cluster.log.group
         group.offsets[tp] = end, ""
         group.on_commit(tp, group.offsets[tp])

@@ -664,4 +664,5 @@ def _told(effect: ask.Effect) -> str:
 
 def _large(work: Work) -> bool:
     """Whether the answer that stands is large. Of a request whose record is gone nothing tells; then it is not."""
-    return work.body is not None and bool(script_of(work.request).get("large"))
+    lost = not work.lane  # its payload is unknown
+    return not lost and work.body is not None and bool(script_of(work.request).get("large"))

@@ -136,7 +136,7 @@ def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
 
 def test_noop_stands_in_for_an_engine_with_other_options() -> None:
     assert entry(**NOOP, options={"cache_tokens": 64, "tokens": 2}).options == {"cache_tokens": 64, "tokens": 2}
-    with pytest.raises(InvalidRequest, match="options.tokens takes a whole number"):
+    with pytest.raises(InvalidRequest, match=r"options\.tokens takes a whole number"):
         entry(**NOOP, options={"cache_tokens": 64, "tokens": "two"})
 
 

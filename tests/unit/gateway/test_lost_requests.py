@@ -13,7 +13,16 @@ from penstock.gateway.service import ending_lost
 from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Readiness
-from penstock.gateway.view.lost_requests import ASK_AGAIN_MS, GRACE_MS, Overdue, gone, overdue, owned_partitions
+from penstock.gateway.view.lost_requests import (
+    ASK_AGAIN_MS,
+    GRACE_MS,
+    PASSED_OVER_MS,
+    Overdue,
+    gone,
+    overdue,
+    owned_partitions,
+    passed_over,
+)
 from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import InferenceRequest, Origin, Place, ResultEvent, StatusEvent, WorkerState
 from penstock.schemas.topics import TP
@@ -145,6 +154,30 @@ def test_what_is_not_known_of_the_log_is_not_lost() -> None:
     assert gone([Overdue(entry(), ORIGIN, PLACE)], {}, {}) == []
 
 
+LATE_MS = 15_000 + PASSED_OVER_MS
+
+
+def test_passed_over_is_what_has_no_outcome_long_after_its_deadline() -> None:
+    """Its record may be on the log: a broker lost the end of the log, and what grew there since is other records."""
+    one = Overdue(entry(), ORIGIN, PLACE)
+    assert passed_over([one], {"w"}, LATE_MS - 1) == []
+    assert passed_over([one], {"w"}, LATE_MS) == [one]
+
+
+@pytest.mark.parametrize(
+    ("status", "live", "lost"),
+    [
+        ("queued", {"w"}, True),
+        ("running", {"w"}, False),
+        ("retrying", {"w"}, False),
+        ("running", {"other"}, True),
+    ],
+)
+def test_what_a_live_worker_runs_is_not_passed_over(status: str, live: set[str], lost: bool) -> None:
+    one = Overdue(entry(REQUEST, replace(STATUS, status=status)), ORIGIN, PLACE)
+    assert passed_over([one], live, LATE_MS) == ([one] if lost else [])
+
+
 def test_partitions_of_workers() -> None:
     state = WorkerState(worker_id="w", state="running", started_at=1, updated_at=1, assigned=["a.b/12", "odd", "x/-1"])
     assert owned_partitions([state, replace(state, assigned=["t/2"])]) == {("a.b", 12), ("t", 2)}
@@ -216,6 +249,14 @@ async def test_what_the_log_says_meanwhile_counts(site: Site, news: Callable[[Si
     site.on_catch_up = lambda: news(site)
     assert await site.parts.look() == 0
     assert not site.asked
+
+
+async def test_the_end_of_what_was_passed_over_is_asked_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending_lost.admin, "begin_offsets", lambda kafka, tps: dict.fromkeys(tps, 0))
+    assert await site.parts.look() == 1
+    assert [one.place for one in site.asked] == [PLACE]
+    monkeypatch.setattr(ending_lost, "now_ms", lambda: LATE_MS - 1)
+    assert await site.parts.look() == 0
 
 
 async def test_a_gateway_that_is_behind_asks_for_nothing(site: Site) -> None:

@@ -99,7 +99,7 @@ class Control:
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
 
     async def end_lost(self, lost: Overdue) -> None:
-        """Ask the owner of the partition to end a request whose record is gone. Raises BrokerUnavailable."""
+        """Ask the owner of the partition to end a request that no delivery will bring. Raises BrokerUnavailable."""
         await self._send(end_command(lost, now_ms()))
 
     async def has_turns(self, tenant: str, conversation_id: str) -> bool:

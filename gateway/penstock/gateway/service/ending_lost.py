@@ -1,4 +1,4 @@
-"""Asking workers to end requests that no delivery will ever bring them: overdue, and their record is gone."""
+"""Asking workers to end requests that no delivery will bring them: overdue, and their record is gone or passed over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.gateway.service.control import Control
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
-from penstock.gateway.view.lost_requests import Overdue, gone, overdue, owned_partitions
+from penstock.gateway.view.lost_requests import Overdue, gone, overdue, owned_partitions, passed_over
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import PenstockError
 
@@ -64,7 +64,7 @@ class EndingLost:
         found = await self._overdue()
         if not found:
             return 0
-        lost = (await self._gone(found))[:ASKED_AT_ONCE]
+        lost = (await self._lost(found))[:ASKED_AT_ONCE]
         if not lost:
             return 0
         # An outcome, or the record at another place, may stand in the log and not in the view.
@@ -73,7 +73,7 @@ class EndingLost:
         asked = [one for one in lost if one in still]
         for one in asked:
             logger.warning(
-                "lost.end_asked request=%s topic=%s partition=%d offset=%d: its record is gone from its topic",
+                "lost.end_asked request=%s topic=%s partition=%d offset=%d: no delivery will bring its record",
                 one.entry.request_id,
                 one.place.topic,
                 one.place.partition,
@@ -93,8 +93,11 @@ class EndingLost:
             await asyncio.sleep(0)
         return found
 
-    async def _gone(self, found: Sequence[Overdue]) -> list[Overdue]:
+    async def _lost(self, found: Sequence[Overdue]) -> list[Overdue]:
         tps = list({one.tp for one in found})
         starts = await self._threads.metadata.run(admin.begin_offsets, self._kafka, tps)
         ends = await self._threads.metadata.run(admin.end_offsets, self._kafka, tps)
-        return gone(found, starts, ends)
+        lost = gone(found, starts, ends)
+        entries = {one.entry for one in lost}
+        live = {one.worker_id for one in self._facts.live_workers()}
+        return lost + passed_over((one for one in found if one.entry not in entries), live, now_ms())

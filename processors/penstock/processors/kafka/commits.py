@@ -48,6 +48,7 @@ class CommitQueue:
 
     def __init__(self) -> None:
         self.known: dict[TP, Committed] = {}  # what the broker has
+        self._newest: dict[TP, Committed] = {}  # what was sent last, whatever the answer was
         self._lowest: dict[TP, int] = {}  # nothing lower is sent
         self._waiting: dict[TP, Committed] = {}
         self._questions: _Questions = defaultdict(list)
@@ -58,6 +59,7 @@ class CommitQueue:
         """A new assignment, with what the broker has; what was on its way is answered with False."""
         open_questions = [self._questions, *([self._sent.questions] if self._sent is not None else [])]
         self.known = dict(committed)
+        self._newest = {}
         self._lowest = {tp: offset for tp, (offset, _) in committed.items()}
         self._waiting = {}
         self._questions = defaultdict(list)
@@ -90,6 +92,10 @@ class CommitQueue:
     def _on_its_way(self, tp: TP) -> bool:
         return self._sent is not None and tp in self._sent.offsets
 
+    def possible(self, tp: TP) -> frozenset[Committed]:
+        """What the broker may have of a partition by this member's commits: an answer may have been lost."""
+        return frozenset(one[tp] for one in (self.known, self._newest) if tp in one)
+
     @property
     def sent(self) -> Sent | None:
         return self._sent
@@ -105,13 +111,16 @@ class CommitQueue:
                 tps = [tp]
                 break
         sent = self._sent = Sent({tp: self._waiting.pop(tp) for tp in tps})
+        self._newest.update(sent.offsets)
         for tp in tps:
             sent.questions[tp] = self._questions.pop(tp, [])
         return sent
 
     def all_open(self) -> dict[TP, Committed]:
         """Everything without an answer, the newest of each partition: to be sent once more before partitions go."""
-        return {**(self._sent.offsets if self._sent is not None else {}), **self._waiting}
+        everything = {**(self._sent.offsets if self._sent is not None else {}), **self._waiting}
+        self._newest.update(everything)
+        return everything
 
     def answer(self, sent: Sent, results: Mapping[TP, bool], *, one_by_one: bool = False) -> None:
         """The broker's answer. `one_by_one`: a single partition may be to blame, so each is tried alone."""

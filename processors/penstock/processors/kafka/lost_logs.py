@@ -7,7 +7,7 @@ that nobody has read. librdkafka must not go on somewhere else by itself, so it 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaException, TopicPartition
@@ -69,11 +69,11 @@ class LostLogs:
         self._count = count
         self._refused: dict[TP, Committed] = {}
         """What the group had committed where a position was refused and reading has not begun again yet."""
-        self._read: dict[TP, tuple[int, Committed]] = {}
-        """Up to where this consumer has read logs that were taken from it, and what the group had committed then."""
+        self._read: dict[TP, tuple[int, Collection[Committed]]] = {}
+        """Up to where this consumer has read logs that were taken from it, and what it may have committed then."""
 
-    def has_read(self, tp: TP, end: int, committed: Committed) -> None:
-        """A partition is taken from this consumer, which has read its log up to `end`.
+    def has_read(self, tp: TP, end: int, committed: Collection[Committed]) -> None:
+        """A partition is taken from this consumer, which has read its log up to `end`, and may have `committed`.
 
         If it gets the partition back it may go on with work on records that it has read, and not committed.
         """
@@ -112,8 +112,8 @@ class LostLogs:
 
     def _reach(self, tp: TP, committed: Committed) -> int:
         """The end that the log had at least: by the commit, or by what was read here if nobody committed since."""
-        end, known = self._read.get(tp, (0, None))
-        return max(reach_of(committed), end if known == committed else 0)
+        end, possible = self._read.get(tp, (0, ()))
+        return max(reach_of(committed), end if committed in possible else 0)
 
     def _forget(self, tp: TP) -> None:
         self._refused.pop(tp, None)

@@ -1,4 +1,4 @@
-"""What the group has committed, read so that unknown never means none (issue 7, number 13).
+"""What the group has committed, read so that unknown never means none.
 
 A coordinator that is away, that is loading or that does not answer is asked again. Only a clear "no offset" counts as
 none, and then the start of the log is committed before any work, so that the group never looks new again.

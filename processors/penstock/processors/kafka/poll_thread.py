@@ -400,8 +400,7 @@ class PollThread:
 
     def _begin(self, committed: Mapping[TP, Committed]) -> None:
         for tp, end in self._buffer.ends().items():
-            if tp in self._commits.known:
-                self._lost_logs.has_read(tp, end, self._commits.known[tp])
+            self._lost_logs.has_read(tp, end, self._commits.possible(tp))
         self._buffer.assign({tp: offset for tp, (offset, _) in committed.items()})
         self._commits.begin(committed)
         self._answers.clear()

@@ -157,7 +157,7 @@ def test_a_refused_position_says_nothing_of_what_another_member_mended_or_retent
 def test_a_log_that_ends_before_what_was_read_of_it_begins_again(now: Committed, begins: Committed) -> None:
     """Found by the simulator (seed 3830): the commit was behind, and a member that kept its partition went on."""
     kafka, logs = FakeConsumer({A: Extent(0, 40)}), LostLogs("beginning")
-    logs.has_read(A, 50, (20, ""))
+    logs.has_read(A, 50, [(10, ""), (20, "")])
     assert logs.at_assignment(kafka, {A: now}, never) == {A: begins}
     assert logs.at_assignment(kafka, {A: (20, "")}, never) == {A: (20, "")}, "it is asked once"
 

@@ -1,4 +1,4 @@
-"""Committed offsets that are not known are asked for again: unknown never means none (issue 7, number 13)."""
+"""Committed offsets that are not known are asked for again: unknown never means none."""
 
 from __future__ import annotations
 
