@@ -178,10 +178,15 @@ class Inside:
     # -- memory
 
     def devices_for(self, work: Work) -> list[str]:
-        """Where its run may get memory: devices of replicas with a slot, kept for nobody else; else all."""
+        """Where its run may get memory: devices of replicas with a slot, kept for nobody else; else all.
+
+        Suspects of a group run on one replica: where one runs, the others wait for that one's device.
+        """
+        group = work.group
+        beside = [one for one in self.replicas_of(work.lane) if group is not None and one.exclusive is group]
         own = {
             device
-            for one in self.replicas_of(work.lane)
+            for one in (beside if any(one.holders for one in beside) else self.replicas_of(work.lane))
             if one.state is ReplicaState.READY
             and one.free_slots > 0
             and (one.exclusive is None or one.exclusive is work.group)

@@ -49,6 +49,8 @@ UNPREPARED = Refusal("class")
 OTHERS_FIRST = Refusal("class")
 """Others run in its place, or start before it."""
 
+UNTIL_OTHERS_END = Refusal("class", until=float("inf"))
+"""It must run by itself, and others run. Nobody knows for how long."""
 KEPT_FOR_SUSPECTS = Refusal("class", until=float("inf"))
 """The worker, or the replica, is kept for requests that must run beside no others. Nobody knows how long they run."""
 
@@ -69,6 +71,8 @@ class Admission:
         lane = self._lanes[work.lane]
         if (refusal := self.of_queue(lane, work)) is not None:
             return self._of_model(lane) if refusal is LOADING else refusal
+        if work.alone and any(replica.holders for other in self._lanes.values() for replica in other.ready):
+            return UNTIL_OTHERS_END
         short: Refusal | None = None
         untils: list[float] = []
         for replica in lane.ready:

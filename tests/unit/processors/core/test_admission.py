@@ -38,6 +38,21 @@ def test_what_was_short_once_is_not_said_any_more() -> None:
     assert reason(world, "waits") == "class"
 
 
+def test_one_that_must_run_by_itself_waits_for_what_runs_and_not_for_its_cache() -> None:
+    """Found by the simulator (seed 8760): it was said to wait for memory, beside an empty replica."""
+    world = World()
+    world.need = lambda work: 60
+    world.up(slots=2, tokens=100)
+    world.submit("runs")
+    world.submit("suspect")
+    suspect = next(work for work in world.flow.works.values() if work.request_id == "suspect")
+    suspect.alone = True
+    told = waiting(world, "suspect")
+    assert (told.reason, told.estimated_start_at) == ("class", None)
+    world.finish("runs")
+    assert set(world.running) == {"suspect"}
+
+
 @pytest.mark.parametrize("order", ["model", "class"])
 def test_an_order_comes_before_all_other_causes(order: str) -> None:
     world = World()
