@@ -33,6 +33,7 @@ def service_with(part: Any, artifacts: Any = None) -> GatewayService:
         model_orders=part,
         sweeps=part,
         ending_lost=part,
+        withdrawing=part,
     )
 
 

@@ -122,10 +122,12 @@ class Connecting:
             asyncio.get_running_loop().call_later(HELD_AT_MOST_S, spare_the_collector)
             await follower.start()
             stack.push_async_callback(follower.stop)
-            sweeping = asyncio.create_task(service.sweeps.run(), name="sweep-artifacts")
-            stack.callback(sweeping.cancel)
-            ending_lost = asyncio.create_task(service.ending_lost.run(), name="end-lost")
-            stack.callback(ending_lost.cancel)
+            for errand, name in (
+                (service.sweeps.run(), "sweep-artifacts"),
+                (service.ending_lost.run(), "end-lost"),
+                (service.withdrawing.run(), "withdraw-models"),
+            ):
+                stack.callback(asyncio.create_task(errand, name=name).cancel)
             if settings.queues:
                 feeder = self._feeder(service, sender)
                 feeder.start()

@@ -203,3 +203,19 @@ def test_only_admins_may(place: Any) -> None:
     ):
         answer = gateway.http.request(method, f"/v1/admin/{path}", headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), path
+
+
+def test_a_removed_model_that_a_worker_reported_once_more_before_it_died_leaves_the_list(own_place: Any) -> None:
+    gateway = own_place.gateway(worker_late_s=1)
+    report(own_place.scribe, "smol")
+    wait_until(lambda: gateway.get("/v1/models").json()["data"], describe="the gateway knows the model")
+    assert gateway.http.delete("/v1/admin/models/smol").status_code == 202
+    wait_until(lambda: not gateway.get("/v1/models").json()["data"], describe="the model leaves the list")
+    report(own_place.scribe, "smol")
+    report(own_place.scribe, "other")
+
+    def shown() -> list[str]:
+        return [one["id"] for one in gateway.get("/v1/models").json()["data"]]
+
+    wait_until(lambda: shown() == ["other"], describe=lambda: f"models {shown()}")
+    assert gateway.get("/readyz").json()["models_without_worker"] == ["other"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 from penstock.common import admin
@@ -24,6 +25,7 @@ from penstock.gateway.service.model_states import (
 )
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.threads import Threads
+from penstock.gateway.view.liveness import ModelId
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import CLASS, MODEL, desired_key, model_key, ordered
 from penstock.schemas.errors import Conflict, NotFound
@@ -83,8 +85,7 @@ class ModelOrders:
                 )
             answer = await self._order(desired, MODEL, model["id"], action, pool=model["pool"], by=by)
             if action == "remove":  # should no worker be there to say so
-                key = model_key(model["id"], model["pool"])
-                await self._produce(Outgoing(topic=self._kafka.names.model, key=key.encode(), value=b"", headers=[]))
+                await self._withdraw(model["id"], model["pool"])
             return answer
 
     async def add(self, body: Any, *, replace: bool, by: str | None) -> Json:
@@ -106,7 +107,25 @@ class ModelOrders:
         async with self._one_at_a_time:
             return await self._order(await self._desired(), CLASS, name, action, pool=pool, by=by)
 
+    async def withdraw_removed(self, models: Collection[ModelId]) -> list[ModelId]:
+        """Withdraw the records of those that were removed, and return these. Raises BrokerUnavailable, NotFound."""
+        async with self._one_at_a_time:
+            desired = await self._read_desired()
+            removed = [
+                model
+                for model in models
+                if (found := desired.get(desired_key(MODEL, *model))) is not None and found.state.removed
+            ]
+            for model in removed:
+                await self._withdraw(*model)
+        return removed
+
     # -- inside
+
+    async def _withdraw(self, name: str, pool: str | None) -> None:
+        """Write that no worker reports the model."""
+        key = model_key(name, pool).encode()
+        await self._produce(Outgoing(topic=self._kafka.names.model, key=key, value=b"", headers=[]))
 
     def _models(self, desired: dict[str, Desired] | None, workers: list[WorkerState]) -> list[Json]:
         return admin_models(self._facts.models(), workers, desired, self._facts.liveness().without_worker)

@@ -19,6 +19,7 @@ from penstock.gateway.service.model_orders import ModelOrders
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.submitting import Accepted, Submitter
 from penstock.gateway.service.subscriptions import Subscriptions
+from penstock.gateway.service.withdrawing import Withdrawing
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
@@ -65,6 +66,7 @@ class GatewayService:
     control: Controls
     ending_lost: EndingLost
     model_orders: ModelOrders
+    withdrawing: Withdrawing
     sweeps: ArtifactSweeps
     threads: Threads = field(default_factory=Threads)
 
@@ -84,6 +86,7 @@ class GatewayService:
         kafka = settings.kafka_settings()
         facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times)
         lookups = Lookups(view, follower, hub, threads)
+        orders = ModelOrders(transport, facts, kafka, codec, threads)
         control = Control(transport, view, follower, lookups, codec, kafka.names, artifacts)
         return cls(
             settings=settings,
@@ -96,7 +99,8 @@ class GatewayService:
             subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
             control=control,
             ending_lost=EndingLost(view, follower, facts, control, kafka, threads),
-            model_orders=ModelOrders(transport, facts, kafka, codec, threads),
+            model_orders=orders,
+            withdrawing=Withdrawing(facts, orders),
             sweeps=ArtifactSweeps(Sweeper(artifacts), view, kafka, threads, settings.gateway.sweep_artifacts_s),
             threads=threads,
         )
