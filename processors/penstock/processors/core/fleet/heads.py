@@ -26,7 +26,7 @@ FRONT = 8
 
 @dataclass(eq=False)
 class MemoryHeads:
-    """Chosen anew before each planning from those that wait; who is a head already stays it among equals."""
+    """Chosen anew before each planning from those that wait; who is a head already stays it among those of its age."""
 
     _scheduler: Scheduler[Work]
     _lanes: Lanes
@@ -119,17 +119,19 @@ class MemoryHeads:
                 oldest[klass] = min(work.arrived_at for work in heads)
         return plan.Demand(counts=counts, oldest=oldest)
 
-    def _head_order(self, head: Head, known: Head | None, now: float) -> tuple[bool, int, bool, bool, float]:
-        """Who lets others pass comes last; then by class, but for what has waited very long; then who is it already.
+    def _head_order(self, head: Head, known: Head | None, now: float) -> tuple[bool, int, bool, float, bool]:
+        """Who lets others pass comes last; then by class, but for what has waited very long, then by age.
 
-        Before that one comes a run on a replica on which nothing has run yet. Else each of two models would be given up
-        for a run of the other before a run of its own has had memory.
+        Before older ones comes a run on a replica on which nothing has run yet. Else each of two models would be given
+        up for a run of the other before a run of its own has had memory. Age goes before who is head already, since
+        models that are to be loaded wait by age too: a younger head would wait behind them, and nothing would be made
+        free for the older run, for which they are given up.
         """
         settings = self._settings
         starved = now - head.oldest > settings.aging_s * settings.aged_share
         rank = 0 if starved else CLASSES.index(head.klass)
         others = known is None or known.work is not head.work
-        return settings.lets_pass(now - head.since), rank, head.replica.runs_begun > 0, others, head.oldest
+        return settings.lets_pass(now - head.since), rank, head.replica.runs_begun > 0, head.oldest, others
 
     def _head_goes(self, head: Head, now: float) -> None:
         """It has its memory, or does not wait any more: what was kept for it and drained for it is given back."""
