@@ -65,3 +65,32 @@ def test_a_model_that_was_loaded_runs_something_before_others_get_memory() -> No
     world.loaded("b", 0)
     world.pass_steps(1.0)
     assert set(world.running) == {"b0"}
+
+
+def test_the_oldest_of_those_that_wait_for_memory_is_the_first_to_get_it() -> None:
+    """Found by the simulator (seed 356): the younger run that was first already stayed it.
+
+    It waited behind older models that were to be loaded, and those were given up for each other's loads for ever.
+    """
+    world = Card(100, {"a": gb(10), "b": gb(10), "c": gb(10)})
+    world.configure()
+    world.observe()
+    needs = Requirements(vram_bytes=60 * GB)
+    for model in ("a", "b", "c"):
+        world.submit(f"first of {model}", model=model)
+        world.finish(f"first of {model}")
+    world.flow.orders.pause("model", "b", True)
+    world.submit("old", model="b", requirements=needs)
+    world.pass_steps(1.0)
+    world.submit("runs", model="c", requirements=needs)
+    world.pass_steps(1.0)
+    world.submit("young", model="a", requirements=needs)
+    world.pass_steps(1.0)
+    assert [head.work.request_id for head in world.flow.run_memory.heads.values()] == ["young"]
+    world.flow.orders.pause("model", "b", False)
+    world.pass_steps(6.0)
+    assert [head.work.request_id for head in world.flow.run_memory.heads.values()] == ["old"], "room is kept for it"
+    world.finish("runs")
+    assert set(world.running) == {"old"}
+    world.finish("old")
+    assert set(world.running) == {"young"}
