@@ -76,7 +76,7 @@ def observed(*waiting: str, workers: bool = True) -> Json:
 
 def model(state: str, reason: str | None = None, cause: str | None = None, **fields: Any) -> Json:
     known: Json = {"id": "chat", "state": state, "reason": reason, "cause": cause, "progress": None}
-    return {**known, "pinned": False, "preload": True, "desired": {"loaded": None}, **fields}
+    return {**known, "pinned": False, "paused": False, "preload": True, "desired": {"loaded": None}, **fields}
 
 
 def test_a_state_of_before_the_order_is_not_judged(gateway: Gateway) -> None:
@@ -142,6 +142,9 @@ def test_an_order_in_a_pool_asks_the_workers_of_that_pool(gateway: Gateway) -> N
         ({"preload": False, "pinned": True}, False),
         ({"preload": False, "desired": {"loaded": True}}, False),
         ({"preload": True}, False),
+        ({"preload": True, "paused": True}, True),
+        ({"preload": True, "paused": True, "pinned": True}, False),
+        ({"preload": False, "paused": True, "desired": {"loaded": True}}, False),
     ],
 )
 def test_an_added_model_that_nobody_loads_is_not_waited_for(gateway: Gateway, fields: Json, ends: bool) -> None:
@@ -151,7 +154,8 @@ def test_an_added_model_that_nobody_loads_is_not_waited_for(gateway: Gateway, fi
         f"GET {MODEL}": [model("absent", **fields), model("ready", **fields)],
     }
     done = gateway.run("add", "chat", "--source", "x", "--engine", "noop", "--wait")
-    expected = "chat is absent: it is loaded when somebody asks for it\n" if ends else "chat is ready\n"
+    why = "it is paused" if fields.get("paused") else "it is loaded when somebody asks for it"
+    expected = f"chat is absent: {why}\n" if ends else "chat is ready\n"
     assert (done.exit_code, done.stdout) == (0, expected)
 
 

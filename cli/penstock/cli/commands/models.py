@@ -130,9 +130,9 @@ def add(
 def _loaded_if_kept(model: Json) -> bool:
     """Whether a model that was added stands as it will: one that nobody keeps loaded waits for its first request.
 
-    One that takes the place of a loaded model is loaded in any case.
+    One that takes the place of a loaded model is loaded in any case. One that is paused is loaded for nobody who asks.
     """
-    kept = model["pinned"] or model["preload"] or (model["desired"] or {}).get("loaded")
+    kept = model["pinned"] or (model["desired"] or {}).get("loaded") or (model["preload"] and not model["paused"])
     return model["state"] == "ready" or (model["state"] == "absent" and not kept)
 
 
@@ -317,4 +317,6 @@ def _answer(gateway: Gateway, order: Json, as_json: bool, wait_s: float | None, 
 
 def _outcome(model: Json, action: str) -> str:
     text = f"{model['id']} is {model['state']}"
-    return f"{text}: it is loaded when somebody asks for it" if action == "add" and model["state"] == "absent" else text
+    if action != "add" or model["state"] != "absent":
+        return text
+    return f"{text}: " + ("it is paused" if model["paused"] else "it is loaded when somebody asks for it")

@@ -133,6 +133,29 @@ def suspect(world: World, name: str) -> None:
     world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == name else 0  # pyright: ignore[reportPrivateUsage]
 
 
+@pytest.mark.parametrize("devices", [("simulated",), ()])
+@pytest.mark.parametrize(("loaded", "pinned"), [(True, None), (None, True)])
+def test_a_paused_model_is_loaded_by_order_and_by_nothing_else(
+    devices: tuple[str, ...], loaded: bool | None, pinned: bool | None
+) -> None:
+    world = card(80, a=gb(10))
+    world.configure(a=ModelSpec(model="a", devices=devices))
+    world.submit("r1")
+    world.finish("r1")
+    world.flow.orders.pause("model", "a", True)
+    world.configure(a=ModelSpec(model="a", devices=devices, options="another"))
+    world.submit("r2")
+    world.pass_steps(5.0)
+    assert world.flow.lane("a").state == "absent"
+    world.flow.orders.desire("a", loaded, pinned)
+    world.pass_steps(1.0)
+    assert world.flow.lane("a").state == "ready"
+    assert not world.running
+    world.flow.orders.pause("model", "a", False)
+    world.pass_steps(0.5)
+    assert world.running.keys() == {"r2"}
+
+
 def test_a_suspect_of_a_paused_model_keeps_nobody_waiting() -> None:
     world = World("m", "other")
     suspect(world, "s")

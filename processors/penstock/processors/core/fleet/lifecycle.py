@@ -112,5 +112,5 @@ class Lifecycle:
                 self.drain(lane, replica, reason, None)
         if lane.spec.devices:
             return
-        if (lane.desired is True or lane.is_pinned or lane.wanted) and not lane.paused:
+        if lane.desired is True or lane.is_pinned or (lane.wanted and not lane.paused):
             self.load_weightless(lane, now)

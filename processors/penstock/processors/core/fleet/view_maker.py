@@ -54,7 +54,8 @@ class Views:
             run_seconds=self._forecast.run_s(lane.name) or 0.0,
             priority=spec.priority,
             pinned=lane.is_pinned and lane.served,
-            preload=fits and lane.wanted and not up,  # it takes free memory, and nobody's place
+            # It takes free memory, and nobody's place.
+            preload=fits and lane.wanted and not up and not lane.paused,
             keep_alive_s=spec.keep_alive_s,
             min_replicas=least,
             max_replicas=max(spec.max_replicas, spec.min_replicas),
