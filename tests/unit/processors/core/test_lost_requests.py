@@ -27,7 +27,7 @@ def test_what_nobody_holds_expires_with_its_first_origin() -> None:
     assert isinstance(effect, Terminal)
     subject = effect.subject
     assert (effect.status, subject.origin, subject.epoch, subject.task) == ("expired", ORIGIN, 1, "embedding")
-    assert "deleted from its topic" in str(effect.error)
+    assert "deleted or passed over" in str(effect.error)
     world.flow.endings.delivered(subject, "expired")
     assert not world.flow.works
     assert world.flow.gate.inflight == 0

@@ -63,7 +63,7 @@ class Commanding:
             self._emit(Erase(command))
 
     def _end_lost(self, command: ControlCommand, now: float) -> None:
-        """A request is past its deadline or cancelled, and its record is gone: no delivery will ever bring it.
+        """A request is past its deadline or cancelled, and no delivery will bring its record: gone, or passed over.
 
         The owner of the record's partition ends it, unless it holds it. The outcome is one that the request must have
         in any case. So a command that comes twice, or to a former owner, or for a record that is delivered after all,
@@ -83,7 +83,7 @@ class Commanding:
         if cancel is not None:
             error = Cancelled(cancel.reason or "cancelled by its caller")
         else:
-            error = Expired("its record was deleted from its topic before its turn came, and its deadline has passed")
+            error = Expired("its record was deleted or passed over before it ran, and its deadline has passed")
         self._endings.end(work, "arrive_ended", error, now)
 
     def _cancel_turns(self, command: ControlCommand, now: float) -> None:
