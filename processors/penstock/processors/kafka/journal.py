@@ -142,19 +142,22 @@ class CrashJournal:
             del self._deaths[next(iter(self._deaths))]
 
     def _rewrite(self) -> None:
-        """Write what is known anew, beside the old file and then over it."""
-        self._lines.clear()
-        self._unwritten_starts.clear()
-        self._unwritten = b""
+        """Write what is known anew, beside the old file and then over it. After an OSError the old one is in use."""
         lines = [_deaths_line(record, count) for record, count in self._deaths.items()]
         lines += [_line("S", record) for record in self._running]
         fresh = self._path.with_suffix(".new")
         fresh.write_text("".join(lines))
+        file = os.open(fresh, os.O_WRONLY | os.O_APPEND)
+        try:
+            fresh.replace(self._path)
+        except OSError:
+            os.close(file)
+            raise
         if self._file >= 0:
             os.close(self._file)
-        fresh.replace(self._path)
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._written_bytes = 0
+        self._file, self._written_bytes, self._unwritten = file, 0, b""
+        self._lines.clear()
+        self._unwritten_starts.clear()
 
 
 def _line(kind: str, record: RecordId) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.processors.kafka import journal as journals
 from penstock.processors.kafka.journal import CrashJournal
 
 KEY = ("topic", 0, 7)
@@ -70,17 +71,39 @@ def test_a_cut_line_is_passed_over(tmp_path: Path) -> None:
     assert journal.deaths(("topic", 0, 9), "r9") == 1
 
 
-def test_a_long_life_compacts_its_file(tmp_path: Path) -> None:
+def live_long(journal: CrashJournal, runs: int) -> None:
+    """Each run stands in the file: a flush comes between its start and its end."""
+    for offset in range(runs):
+        journal.started(("topic", 3, offset), "x" * 36)
+        journal.flush()
+        journal.ended(("topic", 3, offset), "x" * 36)
+        journal.flush()
+
+
+def test_a_long_life_compacts_its_file_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "_COMPACT_AT_BYTES", 10_000)
+    path, rewritten, replace = tmp_path / "journal", list[Path](), Path.replace
+    journal = CrashJournal(path)
+    monkeypatch.setattr(Path, "replace", lambda self, target: [rewritten.append(self), replace(self, target)][1])
+    journal.started(KEY, "r1")
+    live_long(journal, 1_000)
+    assert path.stat().st_size < 11_000
+    assert 5 <= len(rewritten) <= 15, "about 100 bytes for each run"
+    assert CrashJournal(path).deaths(KEY, "r1") == 1
+
+
+def test_a_file_that_cannot_be_replaced_is_written_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "_COMPACT_AT_BYTES", 10_000)
     path = tmp_path / "journal"
     journal = CrashJournal(path)
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "replace", refuse)
+        live_long(journal, 200)
+    other = os.open(tmp_path / "another file", os.O_WRONLY | os.O_CREAT)  # it would get the number of a closed one
     journal.started(KEY, "r1")
-    for offset in range(100_000):
-        journal.started(("a-topic-with-a-long-name", 3, offset), "x" * 36)
-        journal.ended(("a-topic-with-a-long-name", 3, offset), "x" * 36)
-        if offset % 100 == 0:
-            journal.flush()
     journal.flush()
-    assert path.stat().st_size < 9 << 20
+    os.close(other)
+    assert (tmp_path / "another file").read_bytes() == b""
     assert CrashJournal(path).deaths(KEY, "r1") == 1
 
 
@@ -169,5 +192,5 @@ def test_a_write_that_took_half_is_continued(tmp_path: Path, monkeypatch: pytest
     assert (again.deaths(KEY, "r1"), again.deaths(("topic", 0, 8), "r2")) == (1, 1)
 
 
-def refuse(file: int, data: bytes) -> int:
+def refuse(*_: object) -> int:
     raise OSError(28, "No space left on device")
