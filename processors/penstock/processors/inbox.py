@@ -1,4 +1,7 @@
-"""Batches that were delivered and not taken yet: the more urgent topics first, each partition in its order."""
+"""Batches that were delivered and not taken yet: the more urgent topics first, each partition in its order.
+
+A partition whose next record cannot be read yet is set aside for a moment, and the others go on.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,14 @@ from dataclasses import dataclass
 
 from penstock.processors.kafka.membership import Batch
 
+TP = tuple[str, int]
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.01, 0.1
+"""A schema registry answers within milliseconds; one that is away is asked ten times a second."""
+LONG = 5
+"""So often in a row a partition is set aside within a quarter of a second."""
 
-@dataclass(slots=True)
+
+@dataclass(eq=False, slots=True)
 class PendingBatch:
     """A batch that waits, and how far it was taken."""
 
@@ -19,10 +28,17 @@ class PendingBatch:
     """How many of its records were taken."""
     announced: bool = False
     """Whether the commit gate knows of it."""
+    holds_room: bool = True
+    """Whether it counts among the few batches that the consumer hands over at a time."""
 
     @property
-    def tp(self) -> tuple[str, int]:
+    def tp(self) -> TP:
         return (self.batch.topic, self.batch.partition)
+
+    def give_room_back(self) -> None:
+        if self.holds_room:
+            self.holds_room = False
+            self.batch.taken()
 
 
 class Inbox:
@@ -31,6 +47,8 @@ class Inbox:
     def __init__(self, urgency: Callable[[str], int]) -> None:
         self._urgency = urgency
         self._queues: dict[int, deque[PendingBatch]] = {}
+        self._aside: dict[TP, tuple[float, int]] = {}
+        """Partitions that wait: until when, and how often in a row they were set aside."""
 
     def put(self, batch: Batch) -> None:
         """A batch was delivered."""
@@ -41,25 +59,56 @@ class Inbox:
             self._queues = dict(sorted(self._queues.items()))
         queue.append(PendingBatch(batch, urgency))
 
-    def first(self) -> PendingBatch | None:
-        """The batch to be taken next; None when there is none."""
+    def first(self, now: float) -> PendingBatch | None:
+        """The batch to be taken next; None when there is none but those of partitions that are set aside."""
         for queue in self._queues.values():
-            if queue:
-                return queue[0]
+            for pending in queue:
+                if not self._aside or now >= self._aside.get(pending.tp, (now, 0))[0]:
+                    return pending
         return None
 
     def done(self, pending: PendingBatch) -> None:
-        """All records of `first` were taken."""
-        self._queues[pending.urgency].popleft()
-        pending.batch.taken()
+        """All its records were taken."""
+        self._queues[pending.urgency].remove(pending)
+        pending.give_room_back()
+
+    def set_aside(self, pending: PendingBatch, now: float) -> int:
+        """Its next record cannot be read yet: its partition waits a moment. How often in a row it was set aside.
+
+        The room of its batches is given back, or other partitions would wait for this one. `aside` tells the consumer
+        to hand over no more of it.
+        """
+        tp = pending.tp
+        _, times = self._aside.get(tp, (now, 0))
+        self._aside[tp] = now + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(times, 10)), times + 1
+        for one in self._queues[pending.urgency]:
+            if one.tp == tp:
+                one.give_room_back()
+        return times + 1
+
+    def was_read(self, pending: PendingBatch) -> None:
+        """Its next record was read: its partition waits no more."""
+        if self._aside:
+            self._aside.pop(pending.tp, None)
+
+    @property
+    def aside(self) -> frozenset[TP]:
+        """The partitions that were set aside, until the record for which they were is read."""
+        return frozenset(self._aside)
+
+    @property
+    def waits_long(self) -> bool:
+        """Whether a partition was set aside so often in a row that whoever is asked seems to be away."""
+        return any(times >= LONG for _, times in self._aside.values())
 
     def clear(self) -> int:
         """Forget all batches. Returns how many records had not been taken."""
         untaken = 0
+        self._aside.clear()
         for queue in self._queues.values():
             for pending in queue:
                 untaken += len(pending.batch.records) - pending.at
-                pending.batch.taken()
+                pending.give_room_back()
             queue.clear()
         return untaken
 

@@ -23,7 +23,7 @@ from penstock.processors.core.requests.arrivals import Poison
 from penstock.processors.core.requests.work import Body, Subject
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
-from penstock.processors.inbox import Inbox
+from penstock.processors.inbox import LONG, Inbox
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.membership import Assignment, Batch, Delivered
@@ -106,9 +106,6 @@ class Worker:
         self._held: frozenset[TP] = frozenset()
         self._effects: deque[ask.Effect] = deque()
         self._turn_due = False
-        self._registry_away_until = 0.0
-        self._unreadable: TP | None = None
-        """The partition whose next record waits for the schema registry."""
         self._broken = False
         self._rooms: Rooms
         self._handlers: Mapping[type, Callable[[Any], None]] = {
@@ -149,7 +146,6 @@ class Worker:
     def on_assigned(self, assignment: Assignment) -> None:
         """A new generation. What was delivered under the old one and not taken is delivered again."""
         gone = self._inbox.clear()
-        self._unreadable = None
         kept = list(self._rooms.flow.gate.partitions())
         let_go = self._rooms.flow.assigned(
             assignment.committed,
@@ -226,7 +222,7 @@ class Worker:
         took = self._take_some()
         self._rooms.flow.step(self._clock())
         more = self._carry_out()
-        if took:
+        if took or self._inbox.aside:
             self._apply_pauses()
         if more or (took and self._inbox):
             self.changed()
@@ -234,10 +230,10 @@ class Worker:
     def _take_some(self) -> int:
         """Take some records, the more urgent topics first. Returns how many."""
         now = self._clock()
-        if now < self._registry_away_until or not self._rooms.flow.taking:
+        if not self._rooms.flow.taking:
             return 0
         taken = 0
-        while taken < RECORDS_A_TURN and (pending := self._inbox.first()) is not None:
+        while taken < RECORDS_A_TURN and (pending := self._inbox.first(now)) is not None:
             batch = pending.batch
             if not pending.announced:
                 pending.announced = True
@@ -248,12 +244,12 @@ class Worker:
                 try:
                     self._take(pending.tp, record)
                 except RegistryUnavailable as error:
-                    logger.warning("intake.registry_unavailable error=%s: intake waits", error)
-                    self._registry_away_until = self._clock() + SLOW_TICK_S
-                    self._unreadable = pending.tp
-                    return taken
-                if pending.tp == self._unreadable:
-                    self._unreadable = None
+                    if self._inbox.set_aside(pending, now) == LONG:
+                        logger.warning(
+                            "intake.registry_unavailable topic=%s partition=%d error=%s: it waits", *pending.tp, error
+                        )
+                    break
+                self._inbox.was_read(pending)
                 pending.at += 1
                 taken += 1
             if pending.at >= len(batch.records):
@@ -298,7 +294,7 @@ class Worker:
             self._rooms.journal.started(subject.key, subject.request_id)
 
     def _apply_pauses(self) -> None:
-        wanted = self._rooms.flow.pauses()
+        wanted = self._rooms.flow.pauses() | self._inbox.aside
         if wanted != self._held:
             self._held = wanted
             self._hold(wanted)
@@ -402,7 +398,7 @@ class Worker:
     @property
     def has_room(self) -> bool:
         """Whether intake would take more: the stall watchdog counts only then."""
-        return self._rooms.flow.taking and not self.registry_waits
+        return self._rooms.flow.taking and not self._inbox.aside
 
     @property
     def broken(self) -> bool:
@@ -411,8 +407,8 @@ class Worker:
 
     @property
     def registry_waits(self) -> bool:
-        """Whether intake waits for the schema registry, also while it is asked again."""
-        return self._unreadable is not None
+        """Whether a partition waits for a schema registry that does not answer, also while it is asked again."""
+        return self._inbox.waits_long
 
 
 def _subject(effect: ask.Effect) -> Subject | None:

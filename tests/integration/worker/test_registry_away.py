@@ -1,8 +1,10 @@
-"""A record whose schema only the registry knows, while the registry is away: intake waits, nothing is dead-lettered."""
+"""Records whose schema only the registry knows: what it does not know is dead-lettered, and while it is away waits."""
 
 from __future__ import annotations
 
 import json
+import re
+import statistics
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +23,7 @@ FOREIGN_ID = 7
 
 
 class Registry(ThreadingHTTPServer):
-    """A registry that answers 503 until it is `up`."""
+    """A registry that answers 503 until it is `up`, and then knows one schema."""
 
     up = False
     asked = 0
@@ -38,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked += 1
         found = self.server.up and self.path.endswith(f"/schemas/ids/{FOREIGN_ID}")
         body = json.dumps({"schema": schema_text("InferenceRequest")} if found else {"message": "not now"}).encode()
-        self.send_response(200 if found else 503)
+        self.send_response(200 if found else 404 if self.server.up else 503)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -81,3 +83,34 @@ def test_an_absent_registry_pauses_intake(make_system: Callable[..., System], re
     send(system, {"request_id": "next"})
     assert outcome(system, "next").status == "completed", worker.tail()
     eventually(lambda: system.lag() == 0, 20, worker.tail)
+
+
+def test_records_of_unknown_schemas_hold_up_no_other_partition(
+    make_system: Callable[..., System], registry: Registry
+) -> None:
+    registry.up = True
+    system = make_system()
+    producer = Producer({"bootstrap.servers": system.bootstrap})
+    topic, body = system.names.request("text_generation", 5), {"task": "text_generation", "payload": {"prompt": "hi"}}
+    worker = system.worker(env={"PENSTOCK_SCHEMA_REGISTRY__URL": registry.url}).wait_ready()
+    for number in range(300):
+        request = parse_request(body, request_id=f"odd{number}", now_ms=1)
+        codec = Codec(writer_ids={"InferenceRequest": 1_000 + number})
+        producer.produce(topic, codec.encode(request), partition=0)
+    assert producer.flush(60) == 0
+    eventually(lambda: bool(system.dead_letters()), 60, worker.tail)
+    ids = {f"known{number}" for number in range(20)}
+    for one in ids:
+        producer.produce(topic, Codec().encode(parse_request(body, request_id=one, now_ms=1)), partition=1)
+    assert producer.flush(60) == 0
+    eventually(lambda: len(system.dead_letters()) == 300, 60, worker.tail)
+    assert {event.request_id for event in system.results() if event.is_terminal} == ids
+    letters_at = [message.timestamp()[1] for message in system.read(system.names.dlq)]
+    sent_at = {read_id(message): message.timestamp()[1] for message in system.read(topic) if message.partition() == 1}
+    ended_at = {read_id(message): message.timestamp()[1] for message in system.read(system.names.result)}
+    passed = [sum(sent_at[one] <= at < ended_at[one] for at in letters_at) for one in ids]
+    assert statistics.median(passed) < 20, "they did not wait for a batch of the others (64)"
+
+
+def read_id(message: Any) -> str:
+    return next(found for found in re.findall(r"known\d+", (message.value() or b"").decode(errors="replace")))
