@@ -13,6 +13,7 @@ from group import Group, Seen
 
 from broker_files import back_up, restore
 from penstock.processors.core.commit import donemap
+from penstock.processors.kafka import poll_thread
 from support import ask_broker, wait_until_async
 
 Groups = Callable[..., Group]
@@ -37,9 +38,15 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message.split(":")[0].split(" ", 3)[3] for message in messages if message.startswith("group.")]
 
 
+def position_refused(caplog: pytest.LogCaptureFixture) -> bool:
+    """Whether the broker has told a member that a log does not hold what it has read."""
+    return any(record.getMessage().startswith("group.position_refused") for record in caplog.records)
+
+
 @pytest.fixture(autouse=True)
 def errors(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
+    caplog.set_level(logging.INFO, poll_thread.__name__)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +114,8 @@ async def test_an_older_log_under_a_running_member(
         await seen.commit_all()
         first = seen.assignments[-1].generation
         restore(kafka, one.tp, copy)
+        # A log that has grown beyond what was read before anybody looks at it would be taken for whole.
+        await wait_until_async(lambda: position_refused(caplog), 60, lambda: seen.assignments)
         one.produce(more, start=100)
         count = 25 + 10 + more
         await wait_until_async(lambda: len(seen.records) == count, 60, lambda: (seen.ends, seen.assignments))

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.slow
 
 LONG = bool(os.environ.get("PENSTOCK_TEST_LONG"))
 MIB = 1 << 20
+COUNTED_TWICE = MIB
+"""The kernel walks a process's mappings one after the other while pages come and go: it may count some twice."""
 OPTIONS = {"cache_tokens": 4096, "slots": 8, "max_batch_tokens": 128}
 
 
@@ -101,7 +103,7 @@ def test_what_is_booked_is_what_the_engine_takes_and_all_of_it_comes_back(
         send(system, *(shape(number) for number in range(1, 51)))
         eventually(lambda: len(system.outcomes()) == 52, 240, worker.tail)
         assert {event.status for event in system.outcomes().values()} == {"completed"}
-        measured = samples.most
+        measured = samples.most - COUNTED_TWICE
         assert engines(worker) == [engine], "one life"
         # A peak beyond what is booked is booked with the engine's next beat, and told with the next state.
         eventually(lambda: booked_bytes(system) >= measured, 10, lambda: f"{booked_bytes(system)} of {measured}")
