@@ -6,13 +6,18 @@ import resource
 import threading
 import time
 from collections.abc import Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunSpec
+from penstock.processors.engines.images.diffusion import DiffusionBackend
+from penstock.processors.engines.images.vision import VisionBackend
 from penstock.processors.engines.text.backend import TextBackend
 from penstock.processors.engines.text.embedding import EmbeddingBackend
+
+NO_MEMORY = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
 
 
 class Plain:
@@ -139,11 +144,54 @@ class StarvedText(TextBackend):
         model.forward = forward_within_memory
 
 
+class StarvedVision(VisionBackend):
+    """A reader of images whose memory runs out at the third token of a batch of more than `most_rows`."""
+
+    def load(self) -> EngineInfo:
+        info = super().load()
+        model: Any = self._model
+        generate, forward = model.generate, model.forward
+        most, self.steps = int(self._options["most_rows"]), 0
+
+        def generate_anew(*arguments: Any, **named: Any) -> Any:
+            self.steps = 0
+            return generate(*arguments, **named)
+
+        @wraps(forward)  # its signature says which inputs the model takes
+        def forward_within_memory(*arguments: Any, **named: Any) -> Any:
+            self.steps += 1
+            if self.steps == 3 and named["input_ids"].shape[0] > most:
+                raise RuntimeError(NO_MEMORY)
+            return forward(*arguments, **named)
+
+        model.generate, model.forward = generate_anew, forward_within_memory
+        return info
+
+
+class StarvedDiffusion(DiffusionBackend):
+    """A maker of images whose memory runs out at the second step of more than `most_rows` images."""
+
+    def load(self) -> EngineInfo:
+        info = super().load()
+        model: Any = self._pipelines.base.unet
+        forward = model.forward
+        most, self.steps = int(self._options["most_rows"]), 0
+
+        def forward_within_memory(sample: Any, *arguments: Any, **named: Any) -> Any:
+            self.steps += 1
+            if sample.shape[0] > 2 * most and self.steps % 2 == 0:  # guidance doubles the rows
+                raise RuntimeError(NO_MEMORY)
+            return forward(sample, *arguments, **named)
+
+        model.forward = forward_within_memory
+        return info
+
+
 class NoMemoryToLoad(TextBackend):
     """Memory runs out while it loads."""
 
     def load(self) -> EngineInfo:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
+        raise RuntimeError(NO_MEMORY)
 
 
 class TightEmbedding(EmbeddingBackend):

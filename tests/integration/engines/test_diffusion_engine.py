@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from PIL import Image
 
 from penstock.cli.makers import tiny_diffusion
+from penstock.common.engine_kinds import KINDS
 from penstock.processors.engines.base import Finished, Preview, Progress
 from penstock.processors.images.decoded import DecodedImage
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.records import OutputSpec
+from support import wait_until_async
 
 from .conftest import Run, Runner, StartEngine
 
@@ -87,6 +90,33 @@ async def test_images_alone_and_in_a_batch_with_progress_and_cancel(pipeline: Pa
     assert not gone.done.done()
     again = await (await begin(runner, seed=7, inference_steps=40)).finished(LOADED_S)
     assert greatest_difference(image_of(shared), image_of(again)) <= 1, "who stays is not changed by who leaves"
+
+
+async def test_when_memory_runs_out_in_mid_image_batches_and_requests_are_parted(
+    pipeline: Path, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = await start_engine("diffusers", pipeline, load_timeout_s=LOADED_S, silent_s=240)
+    expected = [image_of(await (await begin(runner, seed=seed)).finished(LOADED_S)) for seed in range(3, 10)]
+    await runner.engine.stop()
+    told: list[str] = []
+    monkeypatch.setitem(KINDS, "diffusers", replace(KINDS["diffusers"], backend="engine_backends:StarvedDiffusion"))
+    starved = await start_engine(
+        "diffusers",
+        pipeline,
+        host={"on_out_of_memory": lambda: told.append("ran out")},
+        load_timeout_s=LOADED_S,
+        silent_s=240,
+        batch_window_ms=500,
+        most_rows=1,
+    )
+    runs = [await begin(starved, seed=seed) for seed in (3, 4, 5)]
+    four = await begin(starved, seed=6, n=4)
+    made = [image_of(await run.finished(LOADED_S)) for run in runs]
+    of_four = await four.finished(LOADED_S)
+    assert [one["seed"] for one in of_four.output["images"]] == [6, 7, 8, 9]
+    made += [image_of(of_four, number) for number in range(4)]
+    assert all(greatest_difference(one, known) <= 1 for one, known in zip(made, expected, strict=True))
+    await wait_until_async(lambda: told, 30, "the worker hears of it")
 
 
 async def test_editing_output_forms_and_refusals_by_name(pipeline: Path, start_engine: StartEngine) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image, ImageDraw
 
+from penstock.common.engine_kinds import KINDS
 from penstock.processors.engines.base import EngineState, Finished
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
+from support import wait_until_async
 from tiny_blip import make_blip
 
 from .conftest import Run, Runner, StartEngine
@@ -193,6 +196,40 @@ async def test_cancelling_ends_one_run_of_a_batch(start_engine: StartEngine, tin
     assert await text(await asked(runner, "green")) == "A green picture."
     assert not first.done.done()
     assert not second.done.done()
+
+
+async def test_when_memory_runs_out_in_mid_text_batches_are_halved_and_texts_go_on(
+    start_engine: StartEngine, tiny_vision: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setitem(KINDS, "vision", replace(KINDS["vision"], backend="engine_backends:StarvedVision"))
+    runner = await start_engine(
+        "vision",
+        tiny_vision,
+        host={"on_out_of_memory": lambda: told.append("ran out")},
+        slots=4,
+        most_rows=1,
+        batch_window_ms=500,
+    )
+    runs = [await asked(runner, colour) for colour in ("red", "green", "blue", "yellow")]
+    assert [await text(run) for run in runs] == [f"A {one} picture." for one in ("red", "green", "blue", "yellow")]
+    for run in runs:
+        indices = [delta.first_token_index for delta in run.deltas]
+        lengths = [len(delta.token_ids) for delta in run.deltas]
+        assert indices == [sum(lengths[:at]) for at in range(len(lengths))], "no gap, and nothing twice"
+    await wait_until_async(lambda: told, 30, "the worker hears of it")
+    wild = {"params": {"temperature": 5.0, "max_tokens": 12}, "stream": True}
+    alone = await runner.begin(**chat(("user", ["red", "Describe this image."])), **_seeded(wild, 7))
+    expected = (await alone.finished()).output["text"]
+    again = [
+        await runner.begin(**chat(("user", ["red", "Describe this image."])), **_seeded(wild, seed)) for seed in (7, 8)
+    ]
+    texts = [(await run.finished()).output["text"] for run in again]
+    assert texts[0] == expected != texts[1], "sampled tokens are repeated, and the ones after them as with a seed"
+
+
+def _seeded(asked_for: dict[str, Any], seed: int) -> dict[str, Any]:
+    return {**asked_for, "params": {**asked_for["params"], "seed": seed}}
 
 
 async def test_a_model_that_only_describes(start_engine: StartEngine, tiny_captioner: Path) -> None:

@@ -29,6 +29,8 @@ class Row:
         self.new_tokens = new_tokens
         self.sampling = sampling
         self.made: list[int] = []
+        self.step = 0
+        """Tokens that the batch of now has come to: one that is computed again repeats what it had made."""
         self.ended = False
         self.is_read = True
         """Whether somebody wants its tokens as they come."""
@@ -43,6 +45,9 @@ class Row:
         """One more token of this row."""
         if self.ended:
             return
+        self.step += 1
+        if self.step <= len(self.made):
+            return  # it is repeated
         self.made.append(token)
         self.ended = is_end(token) or len(self.made) >= self.new_tokens
 
@@ -71,15 +76,25 @@ def joined(rows: Sequence[Row], pad_id: int) -> Inputs:
 
 
 class RowSampling(LogitsProcessor):
-    """Chooses the tokens of the rows that are not greedy; `generate` itself then only takes the most likely one."""
+    """Chooses the tokens of the rows that are not greedy; `generate` itself then only takes the most likely one.
+
+    A row whose batch memory ran out under is computed again from its beginning: it gets the tokens that it had made,
+    since they may have been told, and goes on from there.
+    """
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = [(number, row) for number, row in enumerate(rows) if row.random is not None]
+        self._rows = rows
+        for row in rows:
+            row.step = 0
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        for number, row in self._rows:
-            assert row.random is not None
-            token = sample(scores[number].float().cpu(), row.sampling, row.random)
+        for number, row in enumerate(self._rows):
+            if row.step < len(row.made):
+                token = row.made[row.step]
+            elif row.random is not None:
+                token = sample(scores[number].float().cpu(), row.sampling, row.random)
+            else:
+                continue
             scores[number] = -torch.inf
             scores[number, token] = 0.0
         return scores

@@ -17,7 +17,7 @@ class BatchWindow:
 
     def look(self, *, full: bool) -> None:
         """A batch could begin: a run has come to an idle model, or another batch has ended."""
-        if full:
+        if full or not self._seconds:
             self._now()
         elif self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._now)

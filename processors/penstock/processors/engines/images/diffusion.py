@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec
-from penstock.processors.engines.batching.window import BatchWindow
-from penstock.processors.engines.images.diffusion_batch import AllCancelled, Batch
-from penstock.processors.engines.images.diffusion_jobs import MAX_PIXELS, Job, make_job
+from penstock.processors.engines.batching.alike import AlikeBatches
+from penstock.processors.engines.batching.batches import Batches
+from penstock.processors.engines.batching.limit import BatchLimit
+from penstock.processors.engines.images.diffusion_batch import Batch
+from penstock.processors.engines.images.diffusion_jobs import MAX_PIXELS, Job, Part, make_job
 from penstock.processors.engines.images.diffusion_memory import run_need
 from penstock.processors.engines.images.diffusion_pipelines import Pipelines
 from penstock.processors.engines.images.files import encode
@@ -41,14 +41,16 @@ class DiffusionBackend:
         self._source = source
         self._options = options
         self._emit = emit
-        self._max_rows = int(options.get("slots", SLOTS))
-        window_s = float(options.get("batch_window_ms", BATCH_WINDOW_MS)) / 1000
-        self._gathering = BatchWindow(window_s, self._begin_batch)
-        self._waiting: list[Job] = []
-        self._running: dict[str, Job] = {}
-        self._batches: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
-        self._computing = False
-        self._moves = 0
+        self._jobs: dict[str, Job] = {}
+        """Runs that nobody has heard the end of."""
+        self._waiting: AlikeBatches[Part] = AlikeBatches(lambda part: part.job.key, lambda part: len(part.numbers))
+        self._batches = Batches[Part, list[Any]](
+            self._waiting,
+            self,
+            BatchLimit(int(options.get("slots", SLOTS))),
+            emit,
+            window_s=float(options.get("batch_window_ms", BATCH_WINDOW_MS)) / 1000,
+        )
         self._loop = asyncio.get_running_loop()
         self._pipelines: Pipelines
         self._encoders: ThreadPoolExecutor
@@ -61,12 +63,9 @@ class DiffusionBackend:
         self._encoders = ThreadPoolExecutor(threads, "encode")
         limit_device_memory(self._options)
         self._pipelines = Pipelines(self._source, self._options)
-        self._pipelines.listen(self._bump)
-        threading.Thread(target=self._compute, name="compute", daemon=True).start()
+        self._pipelines.listen(self._batches.moved)
+        self._batches.start()
         return EngineInfo(device=device_name(self._options))
-
-    def _bump(self) -> None:
-        self._moves += 1
 
     def prepare(self, spec: RunSpec) -> tuple[Prepared, Job]:
         """Raises UnsupportedParameter, InvalidRequest for what this model cannot do."""
@@ -89,107 +88,62 @@ class DiffusionBackend:
         )
 
     def run(self, spec: RunSpec, prompt: Job) -> None:
-        self._waiting.append(prompt)
-        self._gather()
+        self._jobs[spec.run_id] = prompt
+        self._waiting.add(Part(prompt, range(len(prompt.seeds))))
+        self._batches.look()
 
     def cancel(self, run_id: str) -> None:
-        self._waiting = [job for job in self._waiting if job.run_id != run_id]
-        job = self._running.pop(run_id, None)
+        job = self._jobs.pop(run_id, None)
         if job is not None:
             job.cancelled = True  # its rows leave the batch after the step that is computed
+            self._waiting.drop(lambda part: part.job is job)
 
     def check(self) -> None:
-        pass
+        self._batches.check()
 
     def progress(self) -> int | None:
-        return self._moves if self._computing or self._running else None
+        return self._batches.progress(busy=bool(self._jobs))
 
     def measured_memory(self) -> int:
         return Meter(device_name(self._options)).used_bytes()
 
     # -- batches
 
-    def _gather(self) -> None:
-        if not self._computing and self._waiting:
-            rows = sum(len(job.seeds) for job in self._next_batch())
-            self._gathering.look(full=rows >= self._max_rows)
+    def compute(self, batch: Sequence[Part]) -> list[list[Any]]:
+        return Batch(batch, self._pipelines, self._tell).run()
 
-    def _next_batch(self) -> list[Job]:
-        """What waits longest, and with it what shares its key."""
-        batch: list[Job] = []
-        rows = 0
-        for job in [job for job in self._waiting if job.key == self._waiting[0].key]:
-            if batch and rows + len(job.seeds) > self._max_rows:
-                break
-            batch.append(job)
-            rows += len(job.seeds)
-        return batch
+    def weight(self, batch: Sequence[Part]) -> int:
+        """Images."""
+        return sum(len(part.numbers) for part in batch)
 
-    def _begin_batch(self) -> None:
-        if self._computing or not (batch := self._next_batch()):
+    def wanted(self, item: Part) -> bool:
+        return not item.job.cancelled
+
+    def split(self, item: Part) -> Sequence[Part]:
+        return [Part(item.job, [number]) for number in item.numbers]
+
+    def ended(self, item: Part, result: list[Any] | EngineFailed) -> None:
+        job = item.job
+        if job.cancelled:
             return
-        chosen = {job.run_id for job in batch}
-        self._waiting = [job for job in self._waiting if job.run_id not in chosen]
-        self._running |= {job.run_id: job for job in batch}
-        self._computing = True
-        self._batches.put(batch)
-
-    def _compute(self) -> None:
-        """The thread that computes, for ever."""
-        while True:
-            batch = self._batches.get()
-            self._moves += 1
-            self._run_batch(batch)
-            self._loop.call_soon_threadsafe(self._end_batch)
-
-    def _run_batch(self, batch: list[Job]) -> None:
-        """Runs all together; after a fault each by itself, so that only who brings it about fails."""
-        failure: Exception | None = None
-        try:
-            made = Batch(batch, self._pipelines, self._tell).run()
-            for job in batch:
-                if job.run_id in made:
-                    self._encoders.submit(self._encode, job, made[job.run_id])
-        except AllCancelled:
-            pass
-        except Exception as error:
-            failure = error
-        if failure is None:
+        if isinstance(result, EngineFailed):
+            self.cancel(job.run_id)
+            self._emit(("failed", RunFailed(run_id=job.run_id, error=result, retryable_here=True)))
             return
-        # Outside of the except block: its traceback would hold the tensors of the failed batch.
-        self._clear()
-        left = [job for job in batch if not job.cancelled]
-        logger.error("diffusion.batch_failed runs=%d error=%s", len(batch), type(failure).__name__, exc_info=failure)
-        if len(batch) > 1:
-            for job in left:
-                self._run_batch([job])
-        for job in left if len(batch) == 1 else ():
-            error = EngineFailed(f"{type(failure).__name__} while the image was made")
-            self._tell(("failed", RunFailed(run_id=job.run_id, error=error, retryable_here=True)))
-
-    def _clear(self) -> None:
-        import gc
-
-        import torch
-
-        gc.collect()
-        if torch.cuda.is_available() and device_name(self._options) != "cpu":
-            torch.cuda.empty_cache()
+        job.made |= dict(zip(item.numbers, result, strict=True))
+        if len(job.made) == len(job.seeds):
+            self._encoders.submit(self._encode, job, [job.made[number] for number in range(len(job.seeds))])
 
     def _tell(self, event: tuple[Any, ...]) -> None:
-        """From the computing thread: what is told of a run that is over is dropped."""
+        """From another thread: what is told of a run that is over is dropped."""
         self._loop.call_soon_threadsafe(self._tell_if_running, event)
 
     def _tell_if_running(self, event: tuple[Any, ...]) -> None:
         run_id = event[1].run_id
-        if run_id in self._running:
+        if run_id in self._jobs:
             if event[0] in ("finished", "failed"):
-                del self._running[run_id]
+                del self._jobs[run_id]
             self._emit(event)
-
-    def _end_batch(self) -> None:
-        self._computing = False
-        self._gather()
 
     def _encode(self, job: Job, images: list[Any]) -> None:
         """In a thread of the encoders."""
@@ -199,7 +153,7 @@ class DiffusionBackend:
             logger.exception("diffusion.encode_failed")
             failure = EngineFailed(f"{type(error).__name__} while the image was written")
             event = ("failed", RunFailed(run_id=job.run_id, error=failure, retryable_here=True))
-        self._bump()
+        self._batches.moved()
         self._tell(event)
 
     def _finished(self, job: Job, images: list[Any]) -> Finished:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.processors.engines.base import Preview, Progress
-from penstock.processors.engines.images.diffusion_jobs import Job
+from penstock.processors.engines.images.diffusion_jobs import Job, Part
 from penstock.processors.engines.images.diffusion_pipelines import INPAINT, TEXT, Pipelines
 
 logger = logging.getLogger(__name__)
@@ -23,19 +23,20 @@ class AllCancelled(Exception):
 
 
 class Batch:
-    """Jobs with equal keys. `run` gives the images of each, None for those that were cancelled."""
+    """Parts of jobs with equal keys."""
 
-    def __init__(self, jobs: Sequence[Job], pipelines: Pipelines, tell: Tell) -> None:
-        self._jobs = list(jobs)
+    def __init__(self, parts: Sequence[Part], pipelines: Pipelines, tell: Tell) -> None:
+        self._parts = parts
+        self._jobs = list(dict.fromkeys(part.job for part in parts))
         self._pipelines = pipelines
         self._tell = tell
-        self._kind = jobs[0].kind
+        self._kind = self._jobs[0].kind
         self._pipe = pipelines.of(self._kind)
-        self._rows: list[tuple[Job, int]] = [(job, number) for job in jobs for number in range(len(job.seeds))]
+        self._rows: list[tuple[Job, int]] = [(part.job, number) for part in parts for number in part.numbers]
         self._generators: list[Any] = []
 
-    def run(self) -> dict[str, list[Any]]:
-        """Pillow images by run id. Raises what the pipeline raises, AllCancelled."""
+    def run(self) -> list[list[Any]]:
+        """Pillow images of each part; none for those that were cancelled. Raises what the pipeline raises."""
         import torch
 
         first = self._jobs[0]
@@ -62,13 +63,15 @@ class Batch:
             told["strength"] = first.strength
         if not self._pipelines.drops_rows(self._kind):
             told["callback_on_step_end_tensor_inputs"] = ["latents"]
-        with torch.inference_mode():
-            images = self._pipe(**{name: value for name, value in told.items() if name in taken}).images
-        made: dict[str, list[Any]] = {}
-        for (job, _), image in zip(self._rows, images, strict=True):
-            if not job.cancelled:
-                made.setdefault(job.run_id, []).append(image)
-        return made
+        try:
+            with torch.inference_mode():
+                images = self._pipe(**{name: value for name, value in told.items() if name in taken}).images
+        except AllCancelled:
+            return [[] for _ in self._parts]
+        made = dict(zip(self._rows, images, strict=True))
+        return [
+            [] if part.job.cancelled else [made[part.job, number] for number in part.numbers] for part in self._parts
+        ]
 
     def _on_step(self, pipe: Any, index: int, _: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         if all(job.cancelled for job in self._jobs):

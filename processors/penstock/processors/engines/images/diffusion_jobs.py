@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,16 @@ class Job:
     output: OutputSpec | None = None
     cancelled: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    made: dict[int, Any] = field(default_factory=dict[int, Any])
+    """Its images by number, as far as they are there."""
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Images of one run that are made together: all of them, or as many as memory is enough for."""
+
+    job: Job
+    numbers: Sequence[int]
 
 
 def make_job(spec: RunSpec, pipelines: Pipelines, model: str, max_pixels: int) -> Job:

@@ -7,18 +7,17 @@ cancelled, or has its answer, ends by itself; the batch ends with its last run.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import queue
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Message, Prepared, RunFailed, RunSpec, refuse_unsupported
+from penstock.processors.engines.batching.alike import AlikeBatches
+from penstock.processors.engines.batching.batches import Batches
+from penstock.processors.engines.batching.limit import BatchLimit
 from penstock.processors.engines.batching.sampling import GREEDY, sampling_of
-from penstock.processors.engines.batching.window import BatchWindow
 from penstock.processors.engines.context import build_context
 from penstock.processors.engines.process.loading import device_name, dtype_name, limit_device_memory
 from penstock.processors.engines.process.measuring import Meter
@@ -27,7 +26,6 @@ from penstock.processors.engines.text.detokenise import Detokeniser
 from penstock.processors.engines.text.run import TextRun
 from penstock.processors.images.pictures import opened
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
-from penstock.schemas.texts import shortened
 
 if TYPE_CHECKING:
     from penstock.processors.engines.batching.rows import Row
@@ -49,16 +47,17 @@ class VisionBackend:
         self._source = source
         self._options = options
         self._emit = emit
-        self._slots = int(options.get("slots", SLOTS))
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[Row] = []
         self._runs: dict[str, tuple[Row, TextRun]] = {}
-        self._batches: queue.SimpleQueue[list[Row]] = queue.SimpleQueue()
-        self._computing = False
-        window_s = float(options.get("batch_window_ms", BATCH_WINDOW_MS)) / 1000
-        self._gathering = BatchWindow(window_s, self._begin_batch)
+        self._waiting: AlikeBatches[Row] = AlikeBatches(self._key)
+        self._batches: Batches[Row, None] = Batches(
+            self._waiting,
+            self,
+            BatchLimit(int(options.get("slots", SLOTS))),
+            emit,
+            window_s=float(options.get("batch_window_ms", BATCH_WINDOW_MS)) / 1000,
+        )
         self._will_look = False
-        self._steps = 0
         self._model: Any = None
         self._prompts: Prompts
         self._eos: frozenset[int] = frozenset()
@@ -90,7 +89,7 @@ class VisionBackend:
         pad = self._prompts.tokenizer.pad_token_id
         self._pad = int(pad if pad is not None else min(self._eos, default=0))
         self._warm_up()
-        threading.Thread(target=self._compute, name="compute", daemon=True).start()
+        self._batches.start()
         return EngineInfo(
             context_window=self._window, max_output_tokens=self._window - 1, device=device_name(self._options)
         )
@@ -191,59 +190,46 @@ class VisionBackend:
         )
         run = TextRun(spec, tokens, detokeniser, self._eos.__contains__, self._emit)
         self._runs[spec.run_id], prompt.is_read = (prompt, run), run.wants_steps
-        self._waiting.append(prompt)
-        self._gather()
+        self._waiting.add(prompt)
+        self._batches.look()
 
     def cancel(self, run_id: str) -> None:
         run = self._runs.pop(run_id, None)
         if run is not None:
             run[0].over = True
+            self._waiting.drop(lambda row: row.over)
 
     def check(self) -> None:
-        pass
+        self._batches.check()
 
     def progress(self) -> int | None:
-        return self._steps if self._computing else None
+        return self._batches.progress()
 
     def measured_memory(self) -> int:
         return Meter(device_name(self._options)).used_bytes()
 
-    def _gather(self) -> None:
-        if not self._computing and (batch := self._next_batch()):
-            self._gathering.look(full=len(batch) == self._slots)
-
-    def _next_batch(self) -> list[Row]:
-        """The run that waits longest, and with it those whose inputs have its shape."""
+    def _key(self, row: Row) -> Hashable:
+        """What prompts of one batch have in common: the shapes of their inputs."""
         from penstock.processors.engines.batching.rows import batch_key
 
-        self._waiting = [row for row in self._waiting if not row.over]
-        if not self._waiting:
-            return []
-        key = batch_key(self._waiting[0].inputs, pads=not self._encodes)
-        return [row for row in self._waiting if batch_key(row.inputs, pads=not self._encodes) == key][: self._slots]
-
-    def _begin_batch(self) -> None:
-        if self._computing or not (batch := self._next_batch()):
-            return
-        chosen = set(map(id, batch))
-        self._waiting = [row for row in self._waiting if id(row) not in chosen]
-        self._computing = True
-        self._batches.put(batch)
+        return batch_key(row.inputs, pads=not self._encodes)
 
     # -- in the thread that computes
 
-    def _compute(self) -> None:
-        """For ever."""
-        while True:
-            batch = self._batches.get()
-            failure: Exception | None = None
-            try:
-                self._generate(batch, partial(self._on_step, batch))
-            except Exception as error:
-                failure = error.with_traceback(None) if _out_of_memory(error) else error
-            self._loop.call_soon_threadsafe(self._end_batch, batch, failure)
+    def compute(self, batch: Sequence[Row]) -> list[None]:
+        self._generate(batch, partial(self._on_step, batch))
+        return [None] * len(batch)
 
-    def _generate(self, rows: list[Row], on_step: Any) -> None:
+    def weight(self, batch: Sequence[Row]) -> int:
+        return len(batch)
+
+    def wanted(self, item: Row) -> bool:
+        return not (item.over or item.ended)
+
+    def split(self, item: Row) -> Sequence[Row]:
+        return ()
+
+    def _generate(self, rows: Sequence[Row], on_step: Any) -> None:
         import torch
         from transformers import GenerationConfig
 
@@ -267,9 +253,9 @@ class VisionBackend:
                 stopping_criteria=[RowEnds(rows, self._eos.__contains__, on_step)],
             )
 
-    def _on_step(self, batch: list[Row]) -> None:
+    def _on_step(self, batch: Sequence[Row]) -> None:
         """The event loop is not woken for what nobody reads while it is made: it would hold up the computing."""
-        self._steps += 1
+        self._batches.moved()
         if not self._will_look and any(row.ended or row.is_read for row in batch):
             self._will_look = True
             self._loop.call_soon_threadsafe(self._look)
@@ -295,31 +281,16 @@ class VisionBackend:
             row.over = True
             self._fail(run.run_id, EngineFailed(f"{type(error).__name__} while the output was read"))
 
-    def _end_batch(self, batch: list[Row], failure: Exception | None) -> None:
-        self._computing = False
-        self._look()
-        if failure is not None:
-            self._batch_failed(batch, failure)
-        for row in batch:  # one that ended neither by its end nor by its length
-            if row not in self._waiting and row.run_id in self._runs:
-                self._fail(row.run_id, EngineFailed("the model ended without an answer"))
-        self._gather()
-
-    def _batch_failed(self, batch: list[Row], failure: Exception) -> None:
-        left = [row for row in batch if row.run_id in self._runs]
-        if _out_of_memory(failure):
-            gc.collect()
-            _empty_cache(device_name(self._options))
-            if len(batch) > 1 and not any(row.made for row in left):
-                logger.warning("engine.out_of_memory batch=%d: halved from here on", len(batch))
-                self._slots = max(1, len(batch) // 2)
-                self._waiting = left + self._waiting
-                return
+    def ended(self, item: Row, result: EngineFailed | None) -> None:
+        known = self._runs.get(item.run_id)
+        if known is None:
+            return
+        if result is not None:
+            self._fail(item.run_id, result)
+        elif item.ended:
+            self._advance(*known, final=True)
         else:
-            logger.error("engine.vision_failed runs=%d", len(batch), exc_info=failure)
-        error = EngineFailed(shortened(f"the model failed: {type(failure).__name__}: {failure}", 300))
-        for row in left:
-            self._fail(row.run_id, error)
+            self._fail(item.run_id, EngineFailed("the model ended without an answer"))
 
     def _fail(self, run_id: str, error: EngineFailed) -> None:
         if self._runs.pop(run_id, None) is not None:
@@ -331,14 +302,3 @@ def _end_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
     given = getattr(generation_config, "eos_token_id", None)
     ids: list[int | None] = [*given] if isinstance(given, list | tuple) else [given]
     return frozenset(int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return type(error).__name__ in ("OutOfMemoryError", "MemoryError")
-
-
-def _empty_cache(device: str) -> None:
-    if device != "cpu":
-        import torch
-
-        torch.cuda.empty_cache()

@@ -1,36 +1,21 @@
-"""Embeddings inside the child: mean pooling over AutoModel, normalised; requests that come together share batches.
-
-Batch after batch is computed in a thread of its own, so that more texts gather while one is computed.
-"""
+"""Embeddings inside the child: mean pooling over AutoModel, normalised; texts that come together share batches."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import queue
-import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec, refuse_unsupported
+from penstock.processors.engines.batching.batches import Batches
 from penstock.processors.engines.batching.length_batches import LengthBatches
 from penstock.processors.engines.batching.limit import BatchLimit
 from penstock.processors.engines.process.loading import device_name, limit_device_memory, padded_tokens
 from penstock.processors.engines.process.measuring import Meter
-from penstock.processors.engines.process.out_of_memory import free_caches, is_out_of_memory
 from penstock.processors.engines.process.weights import code_option, load_weights
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
-
-logger = logging.getLogger(__name__)
-
-Text = tuple[str, int]
-"""(run id, place in the run's inputs)"""
-Batched = tuple[str, int, list[int]]
-"""The same with the text's tokens."""
-
 
 Vector = list[float]
 
@@ -46,8 +31,21 @@ class _Run:
     def __init__(self, spec: RunSpec, ids: list[list[int]]) -> None:
         self.spec = spec
         self.ids = ids
-        self.vectors: list[list[float]] = [[]] * len(ids)
+        self.vectors: list[Vector] = [[]] * len(ids)
         self.missing = len(ids)
+        self.over = False
+
+
+@dataclass(slots=True, eq=False)
+class _Text:
+    """One input of a run."""
+
+    run: _Run
+    place: int
+
+    @property
+    def ids(self) -> list[int]:
+        return self.run.ids[self.place]
 
 
 class EmbeddingBackend:
@@ -57,17 +55,12 @@ class EmbeddingBackend:
         self._source = source
         self._options = options
         self._emit = emit
-        self._limit = BatchLimit(padded_tokens(options), LEAST_TOKENS)
         self._meter = Meter(device_name(options))
-        self._ran_out = False
-        """Memory ran out, and the worker was not told yet."""
         self._runs: dict[str, _Run] = {}
-        self._waiting: LengthBatches[Text] = LengthBatches()
-        self._batches: queue.SimpleQueue[list[Batched]] = queue.SimpleQueue()
-        self._under_way = 0
-        """Batches that are computed, or wait for that."""
-        self._computed = 0
-        self._loop = asyncio.get_running_loop()
+        self._waiting: LengthBatches[_Text] = LengthBatches()
+        self._batches = Batches[_Text, Vector](
+            self._waiting, self, BatchLimit(padded_tokens(options), LEAST_TOKENS), emit
+        )
         self._model: Any = None
         self._tokenizer: Any = None
         self._window = 0
@@ -92,21 +85,23 @@ class EmbeddingBackend:
         self._first_id = self._tokenize(["warm up"])[0][0]
         self._vocabulary = int(config.vocab_size)
         self._forward([self._tokenize(["warm up"])[0]])
-        threading.Thread(target=self._compute, name="compute", daemon=True).start()
+        self._batches.start()
         return EngineInfo(context_window=self._window, dimensions=self._dimensions, device=device)
 
     def warm_up(self) -> None:
         """The largest batch, after smaller ones: texts as long as the window. Raises OutOfMemory when none fits."""
         for share in (8, 2, 1):
             began = time.monotonic()
-            while True:
+            texts = length = 0
+            pairs: list[tuple[_Text, Vector | EngineFailed]] = []
+            while not texts or (texts > 1 and texts * length > self._batches.limit.size):
                 length = max(1, self._window // share)
-                texts = max(1, self._limit.size // length)
-                results = self._forward_within_memory([[self._first_id] * length] * texts)
-                if not self._ran_out or texts * length <= self._limit.size or texts == 1:
-                    break
-            if texts == 1 and isinstance(results[0], Exception):
-                raise results[0]
+                texts = max(1, self._batches.limit.size // length)
+                spec = RunSpec(run_id="warm-up", task="embedding", model="")
+                made_up = _Run(spec, [[self._first_id] * length] * texts)
+                pairs = self._batches.within_memory([_Text(made_up, place) for place in range(texts)])
+            if texts == 1 and isinstance(failure := pairs[0][1], EngineFailed):
+                raise failure
             if time.monotonic() - began > LONG_ENOUGH_S:
                 return
 
@@ -145,22 +140,22 @@ class EmbeddingBackend:
         return self._tokenizer(list(texts), verbose=False)["input_ids"]
 
     def run(self, spec: RunSpec, prompt: list[list[int]]) -> None:
-        self._runs[spec.run_id] = _Run(spec, prompt)
+        run = self._runs[spec.run_id] = _Run(spec, prompt)
         for place, ids in enumerate(prompt):
-            self._waiting.add((spec.run_id, place), len(ids))
-        self._begin_batches()
+            self._waiting.add(_Text(run, place), len(ids))
+        self._batches.look()
 
     def cancel(self, run_id: str) -> None:
-        if self._runs.pop(run_id, None) is not None:
-            self._waiting.drop(lambda text: text[0] == run_id)
+        run = self._runs.pop(run_id, None)
+        if run is not None:
+            run.over = True
+            self._waiting.drop(lambda text: text.run is run)
 
     def check(self) -> None:
-        if self._ran_out:
-            self._ran_out = False
-            self._emit(("out_of_memory", None))
+        self._batches.check()
 
     def progress(self) -> int | None:
-        return self._computed if self._under_way else None
+        return self._batches.progress()
 
     def measured_memory(self) -> int:
         return self._meter.used_bytes()
@@ -168,50 +163,34 @@ class EmbeddingBackend:
     def peak_memory(self) -> int:
         return self._meter.peak_bytes()
 
-    def _begin_batches(self) -> None:
-        """One is computed. A full one waits behind it, so that the computing thread does not; others still gather."""
-        most = self._limit.size
-        while self._waiting and (not self._under_way or (self._under_way == 1 and self._waiting.fills(most))):
-            self._under_way += 1
-            batch = self._waiting.take(most)
-            self._batches.put([(run, place, self._runs[run].ids[place]) for run, place in batch])
+    # -- computing
 
-    def _compute(self) -> None:
-        """The thread that computes, for ever."""
-        while True:
-            batch = self._batches.get()
-            results = self._forward_within_memory([ids for _, _, ids in batch])
-            self._loop.call_soon_threadsafe(self._end_batch, batch, results)
+    def compute(self, batch: Sequence[_Text]) -> list[Vector]:
+        return self._forward([text.ids for text in batch])
 
-    def _forward_within_memory(self, ids: list[list[int]]) -> list[Vector | EngineFailed]:
-        """The vectors of the texts, by halves when memory runs out; the error of those that cannot be computed."""
-        try:
-            return list(self._forward(ids))
-        except Exception as error:
-            ran_out = is_out_of_memory(error)
-            name = type(error).__name__
-            logger.error("engine.embedding_failed texts=%d", len(ids), exc_info=None if ran_out else error)
-        if not ran_out:
-            return [EngineFailed(f"{name} while embedding") for _ in ids]
-        free_caches()  # the error is gone by now, and with it the tensors of the batch
-        self._ran_out = True
-        self._limit.halve(len(ids) * max(map(len, ids)))
-        if len(ids) == 1:
-            return [OutOfMemory(f"memory ran out for a text of {len(ids[0])} tokens alone")]
-        middle = len(ids) // 2
-        return self._forward_within_memory(ids[:middle]) + self._forward_within_memory(ids[middle:])
+    def weight(self, batch: Sequence[_Text]) -> int:
+        """Padded tokens."""
+        return len(batch) * max(len(text.ids) for text in batch)
 
-    def _end_batch(self, batch: list[Batched], results: list[Vector | EngineFailed]) -> None:
-        self._under_way -= 1
-        self._computed += 1
-        if not any(isinstance(result, EngineFailed) for result in results):
-            self._limit.went_well()
-        self._begin_batches()
-        for (run_id, place, _), result in zip(batch, results, strict=True):
-            if isinstance(result, EngineFailed):
-                self._fail(run_id, result)
-            else:
-                self._place(run_id, place, result)
+    def wanted(self, item: _Text) -> bool:
+        return not item.run.over
+
+    def split(self, item: _Text) -> Sequence[_Text]:
+        return ()
+
+    def ended(self, item: _Text, result: Vector | EngineFailed) -> None:
+        run = item.run
+        if run.over:
+            return
+        if isinstance(result, EngineFailed):
+            self.cancel(run.spec.run_id)
+            self._emit(("failed", RunFailed(run_id=run.spec.run_id, error=result, retryable_here=True)))
+            return
+        run.vectors[item.place] = result
+        run.missing -= 1
+        if run.missing == 0:
+            del self._runs[run.spec.run_id]
+            self._emit(("finished", self._finished(run)))
 
     def _forward(self, ids: list[list[int]]) -> list[list[float]]:
         import torch
@@ -222,21 +201,6 @@ class EmbeddingBackend:
             mask = batch["attention_mask"].unsqueeze(-1).float()
             pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
             return torch.nn.functional.normalize(pooled, dim=1).cpu().tolist()
-
-    def _place(self, run_id: str, place: int, vector: list[float]) -> None:
-        run = self._runs.get(run_id)
-        if run is None:
-            return
-        run.vectors[place] = vector
-        run.missing -= 1
-        if run.missing == 0:
-            del self._runs[run_id]
-            self._emit(("finished", self._finished(run)))
-
-    def _fail(self, run_id: str, error: EngineFailed) -> None:
-        if self._runs.pop(run_id, None) is not None:
-            self._waiting.drop(lambda text: text[0] == run_id)
-            self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=True)))
 
     def _finished(self, run: _Run) -> Finished:
         dimensions = int(run.spec.params.get("dimensions") or self._dimensions)
