@@ -14,6 +14,29 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+class DaemonThreads:
+    """So many calls of one kind at once, each in a daemon thread; more wait in line.
+
+    A call that hangs keeps its place until it ends, also when its caller has gone: what hangs holds up its own kind.
+    """
+
+    def __init__(self, most: int = 8) -> None:
+        self._room = asyncio.Semaphore(most)
+
+    async def run(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """The function's result, as `in_daemon_thread`."""
+        await self._room.acquire()
+        loop = asyncio.get_running_loop()
+
+        def work() -> T:
+            try:
+                return function(*arguments, **named)
+            finally:
+                _call(loop, lambda _: self._room.release(), None)
+
+        return await in_daemon_thread(work)
+
+
 async def in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
     """The function's result. When the caller is cancelled the thread goes on alone, and what it returns is dropped."""
     loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.common.clock import now_ms
+from penstock.common.threads import DaemonThreads
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.processors.committing import Committer
 from penstock.processors.conversations.held import HeldImages
@@ -112,12 +113,13 @@ def assemble(
     publisher = Publisher(
         asynchronous, codec, names, loop=loop, max_record_bytes=kafka.max_record_bytes, on_answer=watch.answered
     )
-    outputs = Outputs(settings.artifacts_location, settings.artifacts)
+    store_threads = DaemonThreads()  # a store that hangs must hold up nothing else
+    outputs = Outputs(settings.artifacts_location, settings.artifacts, store_threads)
 
     def catch_up(within_s: float) -> None:
         control.catch_up(within_s)
 
-    turns = _turns(settings, asynchronous, codec, faults, watch, HeldImages(outputs.store), catch_up)
+    turns = _turns(settings, asynchronous, codec, faults, watch, HeldImages(outputs.store), store_threads, catch_up)
     journal = CrashJournal(conf.data_dir / "journal")
     book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
     lanes = Lanes(metrics, clock=clock)
@@ -182,7 +184,7 @@ def assemble(
         clock=clock,
         changed=worker.changed,
         defaults=serving.defaults,
-        images=LazyImageInputs(settings.images, outputs.store),
+        images=LazyImageInputs(settings.images, outputs.store, store_threads),
         sees=serving.sees,
         opens=serving.opens,
     )
@@ -282,6 +284,7 @@ def _turns(
     faults: Faults,
     watch: BrokerWatch,
     held: HeldImages,
+    store_threads: DaemonThreads,
     catch_up: Callable[[float], None],
 ) -> Turns:
     conf = settings.conversations
@@ -296,6 +299,7 @@ def _turns(
         watch=watch,
         catch_up=catch_up,
         held=held,
+        store_threads=store_threads,
         after_append=lambda: faults.hit("after_answer_append"),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from penstock.common.artifacts.configured import open_store
 from penstock.common.artifacts.facts import Artifact
 from penstock.common.artifacts.places import check_place
 from penstock.common.configuration import ArtifactsSection
+from penstock.common.threads import DaemonThreads
 from penstock.processors.core.effects import ShowPreview
 from penstock.processors.core.requests.work import Subject
 from penstock.schemas.ids import output_artifact_id
@@ -51,8 +51,14 @@ def pixels_of(output: Mapping[str, Any]) -> int | None:
 class Outputs:
     """Where large outputs and images go. The store is opened when the first one comes."""
 
-    def __init__(self, location: str | Path, section: ArtifactsSection | None = None) -> None:
-        """`location`: as this process sees it; the rest of `[artifacts]` stands in `section`."""
+    def __init__(
+        self, location: str | Path, section: ArtifactsSection | None = None, threads: DaemonThreads | None = None
+    ) -> None:
+        """`location`: as this process sees it; the rest of `[artifacts]` stands in `section`.
+
+        `threads` are for all calls of the store.
+        """
+        self._threads = threads or DaemonThreads()
         self._location = location
         self._section = section or ArtifactsSection()
         self._store: ArtifactStore | None = None
@@ -71,15 +77,15 @@ class Outputs:
         """
         place = subject.request.output or OutputSpec()
         kept = [
-            await asyncio.to_thread(self._keep_image, subject, image, str(number), place)
+            await self._threads.run(self._keep_image, subject, image, str(number), place)
             for number, image in enumerate(output["images"])
         ]
         return {**output, "images": [_image_of(one) for one in kept]}, [reference_to(one) for one in kept]
 
     async def images_of(self, tenant: str, references: Sequence[ArtifactRef]) -> list[dict[str, Any]]:
         """The images that an answer in a conversation refers to, as an output has them. Raises NotFound."""
-        store = await asyncio.to_thread(self.store)
-        return [_image_of(await asyncio.to_thread(store.describe, tenant, one.artifact_id)) for one in references]
+        store = await self._threads.run(self.store)
+        return [_image_of(await self._threads.run(store.describe, tenant, one.artifact_id)) for one in references]
 
     async def keep_preview(self, effect: ShowPreview) -> Preview:
         """The preview with a reference in place of its bytes. Raises as `keep`."""
@@ -91,7 +97,7 @@ class Outputs:
             "height": preview.height,
         }
         # Nobody refers to it once its request has ended: the sweeper takes it away.
-        kept = await asyncio.to_thread(
+        kept = await self._threads.run(
             self._keep_image,
             effect.subject,
             image,
@@ -117,7 +123,7 @@ class Outputs:
 
     async def keep(self, subject: Subject, output: Mapping[str, Any]) -> ArtifactRef:
         """The output as a JSON artifact. Raises PenstockError, and what the store raises."""
-        return await asyncio.to_thread(self._keep, subject, output)
+        return await self._threads.run(self._keep, subject, output)
 
     def store(self) -> ArtifactStore:
         """The store, opened on first use. Blocks; raises as `open_store`."""

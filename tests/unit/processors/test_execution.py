@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -803,3 +804,23 @@ async def test_a_conversation_from_drawing_to_erasure_across_the_death_of_a_work
 def test_text_that_cannot_be_published_has_a_size() -> None:
     """Publishing refuses it by name; a fault here would end the worker."""
     assert size_of({"text": "\ud800"}) == 3
+
+
+async def test_a_store_that_hangs_holds_up_nothing_but_what_it_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog asks for the ends of logs in a thread: it must get one, or the worker counts as stuck."""
+    let_go, begun = threading.Event(), list[str]()
+
+    def hang(store: ArtifactStore, *_: Any, **named: Any) -> Any:
+        begun.append(named["request_id"])
+        assert let_go.wait(60)
+        raise Overloaded("the store hung")
+
+    monkeypatch.setattr(ArtifactStore, "put", hang)
+    outputs, subject = Outputs(tmp_path), Mock(request=Mock(tenant="default", request_id="r"), epoch=1, attempt=1)
+    puts = [asyncio.ensure_future(outputs.keep(subject, {"text": LARGE})) for _ in range(40)]
+    await wait_until_async(lambda: len(begun) == 8, 10)
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 10) == "free"
+    let_go.set()
+    assert all(isinstance(one, Overloaded) for one in await asyncio.gather(*puts, return_exceptions=True))

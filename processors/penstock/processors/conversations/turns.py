@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from penstock.common.threads import DaemonThreads
 from penstock.processors.conversations.cache import LogCache
 from penstock.processors.conversations.log import ConversationLog, HistoryMark
 from penstock.processors.conversations.messages import Shown, as_chat, input_messages
@@ -112,15 +113,17 @@ class Turns:
         watch: BrokerWatch,
         catch_up: Callable[[float], None] = lambda within_s: None,
         held: Holder | None = None,
+        store_threads: DaemonThreads | None = None,
         after_append: Callable[[], None] = lambda: None,
     ) -> None:
-        """`held`: what keeps the images of turns; None where no turn has any.
+        """`held`: what keeps the images of turns; None where no turn has any. `store_threads` are for its calls.
 
         `catch_up` returns when this worker has carried out all commands that Kafka holds now: afterwards `mine` is
         false for the turns of a deleted conversation. It blocks and raises BrokerUnavailable after the given seconds.
         """
         self._log = log
         self._held = held
+        self._store_threads = store_threads or DaemonThreads()
         self._codec = codec
         self._topic_of = topic_of
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="turns")
@@ -226,7 +229,7 @@ class Turns:
                 await self._log.append(topic, [(key, None) for key in keys])
             if (held := self._held) is not None:
                 left = log.artifact_ids(without=request_id)
-                await self._run(lambda: held.keep_only(tenant, conversation_id, left, request_id))
+                await self._store_threads.run(held.keep_only, tenant, conversation_id, left, request_id)
             return len(keys)
 
     def close(self) -> None:
@@ -242,13 +245,13 @@ class Turns:
         held, first = self._held, messages[0]
         ids = [artifact.artifact_id for message in messages for artifact in message.artifacts]
         if ids and held is not None:
-            await self._run(lambda: held.hold(first.tenant, first.conversation_id, ids))
+            await self._store_threads.run(held.hold, first.tenant, first.conversation_id, ids)
 
     async def _let_go(self, answer: ConversationMessage, artifact_ids: Set[str]) -> None:
         """Nobody refers to these images of an answer."""
         held = self._held
         if artifact_ids and held is not None:
-            await self._run(lambda: held.let_go(answer.tenant, answer.conversation_id, artifact_ids))
+            await self._store_threads.run(held.let_go, answer.tenant, answer.conversation_id, artifact_ids)
 
     async def _current(
         self, topic: str, topic_id: str | None, request_id: str, within_s: float

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.facts import Artifact
+from penstock.common.threads import DaemonThreads
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.decoders import DecodeLimits, Decoders
 from penstock.processors.images.encoded import EncodedImage
@@ -28,8 +28,10 @@ UNNAMED_KEPT_S = 3 * 86_400
 class LazyImageInputs:
     """As ImageInputs, made when the first image is asked for: opening the store blocks, and most workers need none."""
 
-    def __init__(self, settings: ImagesSection, open_store: Callable[[], ArtifactStore]) -> None:
-        self._settings, self._open_store = settings, open_store
+    def __init__(
+        self, settings: ImagesSection, open_store: Callable[[], ArtifactStore], threads: DaemonThreads
+    ) -> None:
+        self._settings, self._open_store, self._threads = settings, open_store, threads
         self._inputs: ImageInputs | None = None
 
     async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
@@ -46,8 +48,8 @@ class LazyImageInputs:
 
     async def _opened(self) -> ImageInputs:
         if self._inputs is None:
-            store = await asyncio.to_thread(self._open_store)
-            self._inputs = self._inputs or image_inputs(self._settings, store)
+            store = await self._threads.run(self._open_store)
+            self._inputs = self._inputs or image_inputs(self._settings, store, self._threads)
         return self._inputs
 
     def close(self) -> None:
@@ -59,7 +61,17 @@ class LazyImageInputs:
 class ImageInputs:
     """Gives a request's images as pixels. Used on one event loop, which it does not hold up. `close` ends it."""
 
-    def __init__(self, artifacts: ArtifactStore, decoders: Decoders, fetcher: ImageFetcher, *, max_bytes: int) -> None:
+    def __init__(
+        self,
+        artifacts: ArtifactStore,
+        decoders: Decoders,
+        fetcher: ImageFetcher,
+        *,
+        max_bytes: int,
+        threads: DaemonThreads | None = None,
+    ) -> None:
+        """`threads` are for all calls of the store."""
+        self._threads = threads or DaemonThreads()
         self._artifacts = artifacts
         self._decoders = decoders
         self._fetcher = fetcher
@@ -83,13 +95,13 @@ class ImageInputs:
         Raises as `fetch`.
         """
         if ref.get("url") is None:
-            return reference_to(await asyncio.to_thread(self._described, tenant, ref, param))
+            return reference_to(await self._threads.run(self._described, tenant, ref, param))
         data = await self._bytes(tenant, ref, param)
         found = sniff(data)
         if found is None:
             raise InvalidRequest(f"{param} is not an image of a known format ({', '.join(MEDIA_TYPES)})", param=param)
         artifact_id = input_artifact_id(tenant, hashlib.sha256(data).hexdigest())
-        kept = await asyncio.to_thread(
+        kept = await self._threads.run(
             self._artifacts.put,
             tenant,
             data,
@@ -109,7 +121,7 @@ class ImageInputs:
             raise InvalidRequest(f"{param} needs artifact_id or url, one of the two", param=param)
         if url is not None:
             return await self._fetcher.fetch(url, param=f"{param}.url")
-        return await asyncio.to_thread(self._kept, tenant, artifact_id, ref.get("sha256"), param)
+        return await self._threads.run(self._kept, tenant, artifact_id, ref.get("sha256"), param)
 
     def _described(self, tenant: str, ref: Mapping[str, Any], param: str) -> Artifact:
         try:
@@ -131,7 +143,9 @@ class ImageInputs:
             raise NotFound(error.message, param=f"{param}.artifact_id") from error
 
 
-def image_inputs(settings: ImagesSection, artifacts: ArtifactStore) -> ImageInputs:
+def image_inputs(
+    settings: ImagesSection, artifacts: ArtifactStore, threads: DaemonThreads | None = None
+) -> ImageInputs:
     """As a worker's settings say. Starts no process: the first image does."""
     limits = DecodeLimits(
         formats=tuple(settings.formats),
@@ -145,4 +159,5 @@ def image_inputs(settings: ImagesSection, artifacts: ArtifactStore) -> ImageInpu
         timeout_s=settings.timeout_s,
         max_redirects=settings.max_redirects,
     )
-    return ImageInputs(artifacts, Decoders(limits, processes=settings.decoders), fetcher, max_bytes=settings.max_bytes)
+    decoders = Decoders(limits, processes=settings.decoders)
+    return ImageInputs(artifacts, decoders, fetcher, max_bytes=settings.max_bytes, threads=threads)
