@@ -48,7 +48,10 @@ MESSAGES = st.one_of(
     FRAMES.map(json.dumps),
     VALUES.map(json.dumps),
     st.text(max_size=40),
-    st.sampled_from(["", "{", "[" * 50_000, '{"type": "ping", "id": "\\ud800"}', '{"type": "ping", "id": NaN}']),
+    st.sampled_from(["", "{", '{"type": "ping", "id": "\\ud800"}', '{"type": "ping", "id": NaN}']),
+    # Made, not listed: Hypothesis prints its strategies when the gateway, in this process, uses `random` meanwhile,
+    # and a long print is an error.
+    st.just(50_000).map("[".__mul__),
 )
 
 
