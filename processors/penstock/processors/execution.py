@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.common.clock import now_ms
 from penstock.processors.background import BackgroundTasks
@@ -34,7 +35,7 @@ from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, has_images, pixels_of, size_of
 from penstock.processors.run_images import Gathered, Images, RunImages
-from penstock.schemas.errors import InternalError, NotFound, PenstockError
+from penstock.schemas.errors import Expired, InternalError, NotFound, PenstockError
 from penstock.schemas.payloads import NEUTRAL
 from penstock.schemas.records import ArtifactRef, ConversationMessage
 from penstock.schemas.records import Preview as Kept
@@ -42,6 +43,10 @@ from penstock.schemas.tasks import default_fields
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+STORE_S = 60.0
+"""So long at least an output may take to be stored, also when its request's deadline is near or has passed."""
 _AS_FIELDS = frozenset({"text_generation", "embedding"})
 """Tasks whose payload a run's spec has as fields of its own."""
 _NONE = frozenset[str]()
@@ -239,13 +244,16 @@ class Execution:
         with self._reports("run.keep", "the output was kept", subject, failed):
             references: list[ArtifactRef] = []
             if has_images(finished.output):
-                output, references = await self._outputs.keep_images(subject, finished.output)
+                storing = self._outputs.keep_images(subject, finished.output)
+                output, references = await _in_time(storing, effect.deadline_ms)
                 finished = replace(finished, output=output)
             made = finished
             if effect.topic_id is not None:
                 finished = await self._append_answer(subject, effect.topic_id, finished, references)
             large = size_of(finished.output) > INLINE_BYTES
-            artifact = await self._outputs.keep(subject, finished.output) if large else None
+            artifact = None
+            if large:
+                artifact = await _in_time(self._outputs.keep(subject, finished.output), effect.deadline_ms)
             self._flow.endings.kept(subject, finished, artifact, self._clock(), another=finished is not made)
 
     async def _append_answer(
@@ -400,6 +408,16 @@ class Execution:
             timeout_s=effect.time_limit_s,
             request_id=subject.request_id,
         )
+
+
+async def _in_time(storing: Awaitable[T], deadline_ms: int | None) -> T:
+    """What comes of storing an output. Raises Expired when the store hangs beyond the request's deadline."""
+    left_s = None if deadline_ms is None else max(STORE_S, (deadline_ms - now_ms()) / 1000)
+    try:
+        async with asyncio.timeout(left_s):
+            return await storing
+    except TimeoutError as error:
+        raise Expired("its output was not stored before its deadline: the store does not answer") from error
 
 
 def _summarized(subject: Subject) -> str | None:

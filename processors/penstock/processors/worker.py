@@ -398,7 +398,7 @@ class Worker:
     @property
     def has_room(self) -> bool:
         """Whether intake would take more: the stall watchdog counts only then."""
-        return self._rooms.flow.taking and not self._inbox.aside
+        return self._rooms.flow.taking
 
     @property
     def broken(self) -> bool:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 LONG = bool(os.environ.get("PENSTOCK_TEST_LONG"))
 MIB = 1 << 20
 COUNTED_TWICE = MIB
-"""The kernel walks a process's mappings one after the other while pages come and go: it may count some twice."""
+"""Reading smaps is racy by its documentation (the kernel's proc.rst): pages that move meanwhile count twice."""
 OPTIONS = {"cache_tokens": 4096, "slots": 8, "max_batch_tokens": 128}
 
 

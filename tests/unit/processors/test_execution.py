@@ -15,6 +15,7 @@ import pytest
 
 from flow_driver import World
 from penstock.common.artifacts import ArtifactStore
+from penstock.processors import execution
 from penstock.processors.conversations.held import HeldImages
 from penstock.processors.conversations.turns import LostOwnership, Turns
 from penstock.processors.core import effects as ask
@@ -824,3 +825,20 @@ async def test_a_store_that_hangs_holds_up_nothing_but_what_it_keeps(
     assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 10) == "free"
     let_go.set()
     assert all(isinstance(one, Overloaded) for one in await asyncio.gather(*puts, return_exceptions=True))
+
+
+async def test_an_output_that_a_hanging_store_does_not_take_ends_its_request_at_the_deadline(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deadline has passed, by this machine's clock: the store has the least time that it is given."""
+    let_go = threading.Event()
+    monkeypatch.setattr(execution, "STORE_S", 0.05)
+    monkeypatch.setattr(ArtifactStore, "put", lambda *_, **named: let_go.wait(60))
+    shell.submit("r")
+    await shell.until_running()
+    shell.the_engine().finish(LARGE)
+    terminal = await shell.until_ended()
+    assert terminal.error is not None
+    assert (terminal.status, terminal.error.code) == ("expired", "expired")
+    assert "store does not answer" in terminal.error.message
+    let_go.set()

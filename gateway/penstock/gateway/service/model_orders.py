@@ -108,9 +108,12 @@ class ModelOrders:
             return await self._order(await self._desired(), CLASS, name, action, pool=pool, by=by)
 
     async def withdraw_removed(self, models: Collection[ModelId]) -> list[ModelId]:
-        """Withdraw the records of those that were removed, and return these. Raises BrokerUnavailable, NotFound."""
+        """Withdraw the records of those that were removed, and return these. Raises BrokerUnavailable."""
         async with self._one_at_a_time:
-            desired = await self._read_desired()
+            try:
+                desired = await self._read_desired()
+            except NotFound:
+                return []
             removed = [
                 model
                 for model in models

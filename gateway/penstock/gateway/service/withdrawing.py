@@ -40,10 +40,9 @@ class Withdrawing:
                 logger.exception("models.not_withdrawn")
 
     async def look(self) -> None:
-        """Read the orders when there is another record of a model without a live worker.
-
-        Raises BrokerUnavailable, NotFound.
-        """
+        """Read the orders when there is another record of a model without a live worker. Raises BrokerUnavailable."""
+        if not self._facts.readiness().ready:
+            return
         liveness = self._facts.liveness()
         records = {(one.model, one.pool): one.updated_at for one in liveness.models}
         without = frozenset((model, records[model]) for model in liveness.without_worker)

@@ -76,6 +76,8 @@ class Keep:
     finished: Any
     topic_id: str | None
     """Of the conversation's topic that holds its input; None where the answer goes to no conversation."""
+    deadline_ms: int | None = None
+    """The request's, in wall-clock time: a store of artifacts is not waited for much longer."""
 
 
 @fixed

@@ -113,7 +113,7 @@ class Endings:
         if append or large:
             self._registry.transition(work, event, Stage.KEEPING)
             topic_id = work.run.topic_id if append and work.run is not None else None
-            self._emit(Keep(work.subject, finished, topic_id))
+            self._emit(Keep(work.subject, finished, topic_id, work.deadline_ms))
         else:
             self.settle(work, event, now, finished=finished)
 
