@@ -193,10 +193,12 @@ class World:
         self.flow.replicas.down(lane, 0, self.now)
         self.settle()
 
-    def finish(self, request_id: str, *, large: bool = False) -> None:
+    def finish(self, request_id: str, *, large: bool = False, output_bytes: int = 0) -> None:
         work = self.running.pop(request_id)
         assert work.run is not None
-        self.flow.attempts.finished(work.subject, work.run.run_id, Finished(), self.now, large=large)
+        self.flow.attempts.finished(
+            work.subject, work.run.run_id, Finished(), self.now, large=large, output_bytes=output_bytes
+        )
         self.settle()
 
     def fail(self, request_id: str, error: PenstockError, *, again: bool = True) -> None:

@@ -23,6 +23,7 @@ from penstock.processors.models.machine import Machine
 from penstock.processors.models.serving import Serving
 from penstock.processors.outputs import Outputs
 from penstock.processors.settings import WorkerSettings
+from penstock.processors.spool import Spool
 from penstock.schemas.topics import TopicNames
 
 OBSERVE_S = 0.5
@@ -60,6 +61,7 @@ class LiveFlow(World):
             self.lanes.engine,
             cast("Any", None),  # nobody here has a conversation
             Outputs(self.settings.worker.data_dir / "artifacts"),
+            Spool(self.settings.worker.data_dir, 0),
             metrics,
             clock=time.monotonic,
             changed=lambda: None,

@@ -71,6 +71,7 @@ WHEN: dict[str, str] = {
     "overloaded": "A limit of the gateway, the client library or a remote server is reached.",
     "broker_unavailable": "Kafka does not answer or did not acknowledge in time.",
     "registry_unavailable": "The schema registry does not answer.",
+    "store_unavailable": "The store of artifacts did not take or give something; the message names place and cause.",
     "source_unavailable": "Another server, from which an image was to be fetched, was not reached or did not answer.",
     "expired": "The request's deadline passed before it ran.",
     "execution_timeout": "The run took longer than `execution_timeout_ms` or `worker.max_execution_s`.",

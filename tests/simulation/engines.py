@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from simulation.workers import Life
 
 MOST_WORDS = 12
+LARGE_OUTPUT_BYTES = 1_000
 
 
 def script_of(request: InferenceRequest) -> dict[str, Any]:
@@ -44,6 +45,11 @@ class Output:
     large: bool = False
     unwritable: bool = False
     """It can never be published as it is."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return LARGE_OUTPUT_BYTES if self.large else 10
 
 
 @dataclass(slots=True, eq=False)

@@ -72,6 +72,10 @@ class Inside:
         """The request that an effect is about, also after its end."""
         return self._held[subject.seq]
 
+    def outputs_fill_memory(self) -> bool:
+        """Whether finished outputs that nobody has taken yet have all the memory that they may have."""
+        return sum(work.output_bytes for work in self.works()) >= self._flow.registry.most_output_bytes
+
     def works(self) -> Collection[Work]:
         """All requests that are held."""
         return self._flow.works.values()

@@ -350,7 +350,10 @@ def _draw(seed: int) -> Plan:
             for number in range(rng.choice([1, 1, 2, 3]))
         ),
         settings=replace(
-            _settings(rng), placement=_placement(memory), longest_reservation_s=memory.choice([1.0, 30.0])
+            _settings(rng),
+            placement=_placement(memory),
+            longest_reservation_s=memory.choice([1.0, 30.0]),
+            output_bytes=Random(f"{seed}/outputs").choice([2_500, 128 << 20]),
         ),
         devices=tuple(
             (f"sim{number}", DEVICE_BYTES, memory.choice([0, 5])) for number in range(memory.choice([1, 1, 2]))

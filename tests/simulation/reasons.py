@@ -131,6 +131,8 @@ class Reasons:
         return "nothing loads it" if not self._inside.replicas_of(work.lane) else None
 
     def _has_memory(self, work: Work, waiting: WaitingFor, now: float) -> str | None:
+        if self._inside.outputs_fill_memory():
+            return None
         if waiting.need_bytes is None:  # of the engine's own cache
             return self._fits_an_engine(work, now)
         devices = [device for device in self._inside.devices_for(work) if not self._inside.reserved_for(device, now)]

@@ -25,6 +25,7 @@ from penstock.schemas.errors import (
     InternalError,
     InvalidRequest,
     PenstockError,
+    StoreUnavailable,
     conversation_deleted,
 )
 from penstock.schemas.records import ControlCommand
@@ -371,7 +372,9 @@ class Life(Actor):
         self.flow.attempts.delta(work.subject, run_id, word, [token], self.world.now)
 
     def finished(self, work: Work, run_id: str, output: Output) -> None:
-        self.flow.attempts.finished(work.subject, run_id, output, self.world.now, large=output.large)
+        self.flow.attempts.finished(
+            work.subject, run_id, output, self.world.now, large=output.large, output_bytes=output.size
+        )
 
     def failed(self, work: Work, run_id: str, error: PenstockError, again: bool) -> None:
         self.cluster.truth.told_failures[work] += again
@@ -392,17 +395,23 @@ class Life(Actor):
                 told = output if text == output.text else Output(text)
                 self.flow.endings.kept(work.subject, told, None, self.world.now, another=told is not output)
 
-        if effect.topic_id is not None:
-            self.turns.finish(work, output.text, kept, lambda: self._keep_failed(work, conversation_deleted()))
+        def append() -> None:
+            if effect.topic_id is not None:
+                self.turns.finish(work, output.text, kept, lambda: self._keep_failed(work, conversation_deleted()))
+            else:
+                kept(output.text)
+
+        if output.large or effect.topic_id is None:
+            self._store(work, effect, append)
         else:
-            self._store(work, lambda: kept(output.text))
+            append()
 
     def _keep_failed(self, work: Work, error: PenstockError) -> None:
         self.cluster.truth.unkept.add(work)
         self.flow.endings.keep_failed(work.subject, error, self.world.now)
 
-    def _store(self, work: Work, kept: Callable[[], None]) -> None:
-        """A store that hangs answers when it is back; one that fails says so."""
+    def _store(self, work: Work, effect: ask.Keep, kept: Callable[[], None]) -> None:
+        """A store that hangs answers when it is back; one that fails says so, and is asked again."""
         store = self.cluster.store
 
         def answered(_: object) -> None:
@@ -411,7 +420,9 @@ class Life(Actor):
             elif store.hangs:
                 self.world.on(store.away_until, self, f"{self.name} hears of the store", answered, None)
             else:
-                self._keep_failed(work, InternalError("the store is away"))
+                in_memory = self._rng.choice([0, effect.finished.size])
+                away = StoreUnavailable("the store is away")
+                self.flow.unkept.not_kept(effect, away, self.world.now, output_bytes=in_memory)
 
         self.network.ask("artifacts", f"keeps {work.request_id}", lambda: work.request_id, answered)
 

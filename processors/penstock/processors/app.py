@@ -322,6 +322,8 @@ class WorkerApp:
         for klass in CLASSES:
             metrics.parked.labels(klass).set(sum(lane.parked[klass] for lane in lanes))
         metrics.intake.set(parts.flow.budget.used_bytes)
+        metrics.output_bytes.set(parts.flow.registry.output_bytes)
+        metrics.unkept.set(parts.flow.unkept.waiting())
         metrics.paused.set(sum(one.paused for one in self._seen.values()))
         metrics.beyond.set(
             sum(max(0, (one.highwater or 0) - one.position) for one in self._seen.values() if one.paused)

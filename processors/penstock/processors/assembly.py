@@ -44,6 +44,7 @@ from penstock.processors.models.desired_models import DesiredModels
 from penstock.processors.models.serving import Serving
 from penstock.processors.outputs import Outputs
 from penstock.processors.settings import WorkerSettings
+from penstock.processors.spool import Spool
 from penstock.processors.worker import Rooms, Worker
 from penstock.schemas.codec import Codec
 from penstock.schemas.records import ControlCommand
@@ -180,6 +181,7 @@ def assemble(
         lanes.engine,
         turns,
         outputs,
+        Spool(conf.data_dir, conf.spool_bytes),
         metrics,
         clock=clock,
         changed=worker.changed,
@@ -251,6 +253,7 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
         aged_share=conf.aged_share,
         commit_span=conf.commit_span,
         intake_bytes=conf.intake_bytes,
+        output_bytes=conf.output_bytes,
         chunk_linger_s=conf.chunk_linger_ms / 1000,
         status_linger_s=conf.status_linger_ms / 1000,
         max_execution_s=conf.max_execution_s,

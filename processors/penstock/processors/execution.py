@@ -33,9 +33,10 @@ from penstock.processors.engines.base import (
 )
 from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
-from penstock.processors.outputs import INLINE_BYTES, Outputs, has_images, pixels_of, size_of
+from penstock.processors.outputs import INLINE_BYTES, Outputs, bytes_of, has_images, pixels_of, size_of
 from penstock.processors.run_images import Gathered, Images, RunImages
-from penstock.schemas.errors import Expired, InternalError, NotFound, PenstockError
+from penstock.processors.spool import Spool, Spooled
+from penstock.schemas.errors import Expired, InternalError, NotFound, PenstockError, StoreUnavailable
 from penstock.schemas.payloads import NEUTRAL
 from penstock.schemas.records import ArtifactRef, ConversationMessage
 from penstock.schemas.records import Preview as Kept
@@ -97,6 +98,7 @@ class Execution:
         engine: Callable[[str, int], Engine | None],
         turns: Turns,
         outputs: Outputs,
+        spool: Spool,
         metrics: Metrics,
         *,
         clock: Callable[[], float],
@@ -111,6 +113,7 @@ class Execution:
         self._engine = engine
         self._turns = turns
         self._outputs = outputs
+        self._spool = spool
         self._images = RunImages(images, sees, opens)
         self._showing: set[str] = set()
         self._metrics = metrics
@@ -141,8 +144,11 @@ class Execution:
                 turn = await self._turns.read(subject.request, goes_on)
                 if turn.answer is not None:
                     finished = await self._standing(run_id, turn.answer)
-                    large = size_of(finished.output) > INLINE_BYTES
-                    self._flow.attempts.answer_stands(subject, run_id, finished, self._clock(), large=large)
+                    size = size_of(finished.output)
+                    large = size > INLINE_BYTES
+                    self._flow.attempts.answer_stands(
+                        subject, run_id, finished, self._clock(), large=large, output_bytes=size
+                    )
                     return
             images = await self._images.of(subject, turn)
             if (conversation_id := _summarized(subject)) is not None:
@@ -232,34 +238,48 @@ class Execution:
             engine.cancel(run_id)
 
     def keep(self, effect: Keep) -> None:
-        """Append an answer to its conversation, make a large output an artifact. If that fails, the request fails."""
+        """Make what is large of an output artifacts, and append an answer to its conversation.
+
+        When the store does not take it, the flow says when to try again; after any other failure the request fails.
+        """
         self._tasks.start(self._keep(effect))
 
     async def _keep(self, effect: Keep) -> None:
-        subject, finished = effect.subject, effect.finished
+        subject = effect.subject
 
         def failed(error: PenstockError) -> None:
             self._flow.endings.keep_failed(subject, error, self._clock())
 
         with self._reports("run.keep", "the output was kept", subject, failed):
-            references: list[ArtifactRef] = []
-            if has_images(finished.output):
-                storing = self._outputs.keep_images(subject, finished.output)
-                output, references = await _in_time(storing, effect.deadline_ms)
-                finished = replace(finished, output=output)
-            made = finished
-            if effect.topic_id is not None:
-                finished = await self._append_answer(subject, effect.topic_id, finished, references)
-            large = size_of(finished.output) > INLINE_BYTES
-            artifact = None
-            if large:
-                artifact = await _in_time(self._outputs.keep(subject, finished.output), effect.deadline_ms)
-            self._flow.endings.kept(subject, finished, artifact, self._clock(), another=finished is not made)
+            held = effect.finished
+            finished = await held.read() if isinstance(held, Spooled) else held
+            topic_id, another = effect.topic_id, effect.another
+            try:
+                stored = await _in_time(self._outputs.keep(subject, finished.output), effect.deadline_ms)
+                if topic_id is not None:
+                    answer = await self._append_answer(subject, topic_id, finished, stored.images)
+                    topic_id = None  # an answer stands from here on
+                    if answer is not None:
+                        held, finished, another = answer, answer, True
+                        stored = await _in_time(self._outputs.keep(subject, finished.output), effect.deadline_ms)
+            except StoreUnavailable as error:
+                logger.warning("output.not_stored request=%s error=%s", subject.request_id, error.message)
+                held = held if isinstance(held, Spooled) else (await self._spool.put(finished)) or finished
+                again = replace(effect, finished=held, topic_id=topic_id, another=another)
+                size = 0 if isinstance(held, Spooled) else bytes_of(finished.output)
+                # Its traceback holds the output.
+                untraced = StoreUnavailable(error.message)
+                self._flow.unkept.not_kept(again, untraced, self._clock(), output_bytes=size)
+                return
+            left = replace(finished, output=stored.output)
+            self._flow.endings.kept(
+                subject, left, stored.artifact, self._clock(), another=another, output_bytes=size_of(stored.output)
+            )
 
     async def _append_answer(
         self, subject: Subject, topic_id: str, finished: Finished, references: Sequence[ArtifactRef]
-    ) -> Finished:
-        """Append the answer. The one that counts in the log, this or an earlier one, is the outcome."""
+    ) -> Finished | None:
+        """Append the answer. None when it is the one that counts in the log, else the earlier one that does."""
         usage = usage_of(finished)
         answer = answer_message(
             subject.request,
@@ -276,7 +296,7 @@ class Execution:
         keeps = partial(self._flow.endings.awaits, subject, Stage.KEEPING)
         winner = await self._turns.finish(answer, keeps, topic_id)
         if winner is answer or _said(winner) == _said(answer):
-            return finished
+            return None
         return await self._standing(finished.run_id, winner)
 
     async def _standing(self, run_id: str, answer: ConversationMessage) -> Finished:
@@ -325,8 +345,8 @@ class Execution:
             return
         except Exception:
             logger.exception("turn.look_up_failed request=%s", subject.request_id)
-        large = finished is not None and size_of(finished.output) > INLINE_BYTES
-        self._flow.endings.looked_up(subject, finished, self._clock(), large=large)
+        size = 0 if finished is None else size_of(finished.output)
+        self._flow.endings.looked_up(subject, finished, self._clock(), large=size > INLINE_BYTES, output_bytes=size)
         self._changed()
 
     # -- events of a run
@@ -351,8 +371,9 @@ class Execution:
         self._metrics.completion_tokens.inc(finished.completion_tokens)
         if (pixels := pixels_of(finished.output)) is not None:
             self._metrics.pixels.inc(pixels)
-        large = has_images(finished.output) or size_of(finished.output) > INLINE_BYTES
-        self._flow.attempts.finished(subject, run_id, finished, self._clock(), large=large)
+        size = bytes_of(finished.output)
+        large = size > INLINE_BYTES or has_images(finished.output)
+        self._flow.attempts.finished(subject, run_id, finished, self._clock(), large=large, output_bytes=size)
         self._changed()
 
     def failed(self, subject: Subject, run_id: str, error: PenstockError, *, again: bool) -> None:

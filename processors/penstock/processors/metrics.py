@@ -28,6 +28,16 @@ class Metrics:
             "penstock_parked", "Waiting requests whose bytes are not here", ["class"], registry=registry
         )
         self.intake = Gauge("penstock_intake_bytes", "Memory of waiting requests, as counted", registry=registry)
+        self.output_bytes = Gauge(
+            "penstock_output_bytes",
+            "Memory of finished outputs that the broker or the store of artifacts has not taken",
+            registry=registry,
+        )
+        self.unkept = Gauge(
+            "penstock_outputs_not_stored",
+            "Finished requests whose output the store of artifacts did not take yet",
+            registry=registry,
+        )
         self.paused = Gauge("penstock_paused_partitions", "Partitions that deliver nothing now", registry=registry)
         self.beyond = Gauge(
             "penstock_beyond_span", "Records of paused partitions that this worker cannot see yet", registry=registry

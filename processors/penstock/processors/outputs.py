@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.configured import open_store
@@ -15,6 +15,7 @@ from penstock.common.configuration import ArtifactsSection
 from penstock.common.threads import DaemonThreads
 from penstock.processors.core.effects import ShowPreview
 from penstock.processors.core.requests.work import Subject
+from penstock.schemas.errors import StoreUnavailable
 from penstock.schemas.ids import output_artifact_id
 from penstock.schemas.records import ArtifactRef, OutputSpec, Preview
 
@@ -48,6 +49,21 @@ def pixels_of(output: Mapping[str, Any]) -> int | None:
     return None if images is None else sum(int(image["width"]) * int(image["height"]) for image in images)
 
 
+def bytes_of(output: Mapping[str, Any]) -> int:
+    """About how many bytes the output takes in memory."""
+    images: list[dict[str, Any]] = output.get("images") or []
+    return size_of(output) + sum(len(image.get("data") or b"") for image in images)
+
+
+class Stored(NamedTuple):
+    """What is left of an output whose large parts are artifacts."""
+
+    output: dict[str, Any]
+    """With references in place of its images' bytes; empty where `artifact` has all of it."""
+    images: list[ArtifactRef]
+    artifact: ArtifactRef | None
+
+
 class Outputs:
     """Where large outputs and images go. The store is opened when the first one comes."""
 
@@ -68,19 +84,29 @@ class Outputs:
         if output is not None:
             check_place(self._section.stores, output.store, output.prefix)
 
-    async def keep_images(
-        self, subject: Subject, output: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], list[ArtifactRef]]:
-        """(the output with references in place of its images' bytes, what a turn of a conversation refers to).
+    async def keep(self, subject: Subject, output: Mapping[str, Any]) -> Stored:
+        """Keep what is large of an output: images where the request says, another output as one of JSON.
 
-        They go where the request says. Raises as `keep`.
+        Doing it again writes the same artifacts. Raises StoreUnavailable, which may pass; TooLarge and others that
+        stay; and what the store raises.
         """
-        place = subject.request.output or OutputSpec()
-        kept = [
-            await self._threads.run(self._keep_image, subject, image, str(number), place)
-            for number, image in enumerate(output["images"])
-        ]
-        return {**output, "images": [_image_of(one) for one in kept]}, [reference_to(one) for one in kept]
+        if has_images(output):
+            place = subject.request.output or OutputSpec()
+            kept = [
+                await self._call(self._keep_image, subject, image, str(number), place)
+                for number, image in enumerate(output["images"])
+            ]
+            left = {**output, "images": [_image_of(one) for one in kept]}
+            return Stored(left, [reference_to(one) for one in kept], None)
+        if size_of(output) > INLINE_BYTES:
+            return Stored({}, [], reference_to(await self._call(self._keep_json, subject, output)))
+        return Stored(dict(output), [], None)
+
+    async def _call(self, function: Callable[..., Artifact], *arguments: Any) -> Artifact:
+        try:
+            return await self._threads.run(function, *arguments)
+        except OSError as error:  # its folder cannot be made
+            raise StoreUnavailable(f"the store of artifacts failed: {error}") from error
 
     async def images_of(self, tenant: str, references: Sequence[ArtifactRef]) -> list[dict[str, Any]]:
         """The images that an answer in a conversation refers to, as an output has them. Raises NotFound."""
@@ -88,7 +114,7 @@ class Outputs:
         return [_image_of(await self._threads.run(store.describe, tenant, one.artifact_id)) for one in references]
 
     async def keep_preview(self, effect: ShowPreview) -> Preview:
-        """The preview with a reference in place of its bytes. Raises as `keep`."""
+        """The preview with a reference in place of its bytes. Raises as the store."""
         preview: Any = effect.preview
         image = {
             "data": preview.image,
@@ -121,25 +147,20 @@ class Outputs:
             prefix=place.prefix,
         )
 
-    async def keep(self, subject: Subject, output: Mapping[str, Any]) -> ArtifactRef:
-        """The output as a JSON artifact. Raises PenstockError, and what the store raises."""
-        return await self._threads.run(self._keep, subject, output)
-
     def store(self) -> ArtifactStore:
         """The store, opened on first use. Blocks; raises as `open_store`."""
         self._store = self._store or open_store(self._section, str(self._location))
         return self._store
 
-    def _keep(self, subject: Subject, output: Mapping[str, Any]) -> ArtifactRef:
+    def _keep_json(self, subject: Subject, output: Mapping[str, Any]) -> Artifact:
         request = subject.request
-        artifact = self.store().put(
+        return self.store().put(
             request.tenant,
             json.dumps(output, ensure_ascii=False, separators=(",", ":")).encode(),
             media_type="application/json",
             artifact_id=output_artifact_id(request.tenant, request.request_id, subject.epoch, subject.attempt),
             request_id=request.request_id,
         )
-        return reference_to(artifact)
 
 
 def reference_to(artifact: Artifact) -> ArtifactRef:

@@ -6,7 +6,7 @@ PenstockError
  │    └── ModelNotFound (model_not_found, 404)
  ├── Unauthenticated 401 · Forbidden 403 · NotFound 404 · Cancelled 409 · Conflict 409 · Gone 410
  ├── TooLarge 413 · InsufficientCapacity 422 · IdempotencyKeyReused 422 · TenantLimit 429
- ├── Overloaded 503 · BrokerUnavailable 503 · RegistryUnavailable 503 · SourceUnavailable 502
+ ├── Overloaded 503 · BrokerUnavailable 503 · RegistryUnavailable 503 · StoreUnavailable 503 · SourceUnavailable 502
  ├── Expired 504 · ExecutionTimeout 504
  ├── EngineFailed 500 · DeadLettered 500 · StreamRestarted 500 · InternalError 500
  └── DecodeError (undecodable, 400): WrongMagic · UnknownSchema · BadAvro · BadJson
@@ -145,6 +145,12 @@ class BrokerUnavailable(PenstockError):
 
 class RegistryUnavailable(PenstockError):
     code, http_status, type, retryable = "registry_unavailable", 503, "overloaded_error", True
+
+
+class StoreUnavailable(PenstockError):
+    """A store of artifacts did not take or give what it was asked for; the message names the place and the cause."""
+
+    code, http_status, type, retryable = "store_unavailable", 503, "overloaded_error", True
 
 
 class SourceUnavailable(PenstockError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,6 +16,7 @@ import pytest
 
 from flow_driver import World
 from penstock.common.artifacts import ArtifactStore
+from penstock.common.configuration import ArtifactsSection
 from penstock.processors import execution
 from penstock.processors.conversations.held import HeldImages
 from penstock.processors.conversations.turns import LostOwnership, Turns
@@ -28,6 +30,7 @@ from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, reference_to, size_of
+from penstock.processors.spool import Spool
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import (
     Conflict,
@@ -59,12 +62,14 @@ class Shell(World):
         self.pictures = Pictures()
         self.shown: list[KeptPreview] = []
         self._settling = False
+        self.spool = Spool(artifacts.parent, 10 << 20)
         super().__init__(**settings)
         self.execution = Execution(
             self.flow,
             lambda model, replica: self.engine,  # type: ignore[arg-type, return-value]
             self.turns,  # type: ignore[arg-type]
             Outputs(artifacts),
+            self.spool,
             self.metrics,
             clock=lambda: self.now,
             changed=self.settle,
@@ -591,14 +596,59 @@ async def test_a_large_output_becomes_an_artifact(shell: Shell, tmp_path: Path) 
     assert json.loads(content.read_text()) == {"text": LARGE}
 
 
-async def test_a_large_output_that_cannot_be_kept_fails_its_request(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "artifacts").write_text("a file where a folder should be")
+@pytest.mark.parametrize("kind", ["text", "images"])
+@pytest.mark.parametrize("spooled", [True, False])
+async def test_an_output_that_the_store_does_not_take_is_stored_later(
+    shell: Shell, tmp_path: Path, kind: str, spooled: bool
+) -> None:
+    """The store is a folder where a file stands; then the file is taken away."""
+    if not spooled:
+        shell.spool = shell.execution._spool = Spool(tmp_path, 0)  # pyright: ignore[reportPrivateUsage]
+    in_the_way = tmp_path / "artifacts"
+    in_the_way.write_text("a file where a folder should be")
+    if kind == "text":
+        shell.submit("r")
+    else:
+        shell.submit("r", task="image_generation", payload={"prompt": "a cat"}, line="c")
+    await shell.until_running()
+    if kind == "text":
+        shell.the_engine().finish(LARGE)
+    else:
+        shell.the_engine().finish(images=[{**MADE, "data": bytes(2**20)}])
+    for _ in range(3):
+        await shell.until(lambda: shell.work().stage is Stage.UNKEPT)
+        assert shell.turns.finished == [], "an answer never stands before what it refers to"
+        assert (shell.spool.used_bytes > 2**18) == spooled
+        assert (shell.flow.registry.output_bytes > 2**18) != spooled
+        shell.pass_time(10.0)
+    await shell.until(lambda: shell.work().stage is Stage.UNKEPT)
+    said = [one.detail for one in shell.seen if isinstance(one, ask.Status) and one.detail]
+    assert [str(in_the_way) in detail and "File exists" in detail for detail in said] == [True]
+    in_the_way.unlink()
+    shell.pass_time(10.0)
+    terminal = await shell.until_ended()
+    await shell.until_idle()
+    assert (terminal.status, terminal.subject.attempt) == ("completed", 1)
+    store = ArtifactStore(in_the_way)
+    if kind == "text":
+        assert json.loads(store.get("default", terminal.artifact.artifact_id)) == {"text": LARGE}
+    else:
+        (image,) = terminal.finished.output["images"]
+        assert store.get("default", image["artifact_id"]) == bytes(2**20)
+        assert [one.artifact_id for one in shell.turns.finished[0].artifacts] == [image["artifact_id"]]
+    shell.seen.clear()  # the effects that were carried out
+    gc.collect()
+    assert (shell.spool.used_bytes, shell.flow.registry.output_bytes) == (0, 0)
+
+
+async def test_an_output_that_is_too_large_for_its_store_fails_its_request(shell: Shell, tmp_path: Path) -> None:
+    shell.execution._outputs = Outputs(tmp_path / "small", ArtifactsSection(max_bytes=1_000))  # pyright: ignore[reportPrivateUsage]
     shell.submit("r")
     await shell.until_running()
     shell.the_engine().finish(LARGE)
     terminal = await shell.until_ended()
     assert terminal.error is not None
-    assert (terminal.status, terminal.error.code) == ("failed", "internal")
+    assert (terminal.status, terminal.error.code) == ("failed", "too_large")
 
 
 # -- the end

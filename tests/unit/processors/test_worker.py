@@ -26,6 +26,7 @@ from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import Outputs
+from penstock.processors.spool import Spool
 from penstock.processors.worker import RECORDS_A_TURN, SLOW_TICK_S, Rooms, Worker
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import EngineFailed, RegistryUnavailable
@@ -140,6 +141,7 @@ class Shell:
             lambda model, replica: self.engine,  # type: ignore[arg-type, return-value]
             ScriptedTurns(),  # type: ignore[arg-type]
             Outputs(folder / "artifacts"),
+            Spool(folder, 0),
             self.metrics,
             clock=lambda: self.now,
             changed=self.worker.changed,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
 
 from penstock.common.artifacts.facts import Artifact
-from penstock.common.artifacts.places import data_path, telling_failures
+from penstock.common.artifacts.places import OpenPlace, data_path
 from penstock.schemas.errors import InternalError, NotFound
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -22,7 +21,7 @@ def checked(data: bytes, artifact: Artifact, sha256: str | None = None) -> bytes
     return data
 
 
-def read_pieces(client: Any, artifact: Artifact, start: int, end: int | None) -> Iterator[bytes]:
+def read_pieces(place: OpenPlace, artifact: Artifact, start: int, end: int | None) -> Iterator[bytes]:
     """The bytes from `start` up to `end`, in pieces of PIECE_BYTES.
 
     The last piece of the whole comes only if the digest of all is the stored one; a part has no digest.
@@ -35,8 +34,8 @@ def read_pieces(client: Any, artifact: Artifact, start: int, end: int | None) ->
     for at in range(start, stop, PIECE_BYTES):
         until = min(at + PIECE_BYTES, stop)
         try:
-            with telling_failures():
-                piece = bytes(client.get_range(path, start=at, end=until))
+            with place.telling_failures():
+                piece = bytes(place.client.get_range(path, start=at, end=until))
         except FileNotFoundError as error:
             raise missing(artifact.artifact_id) from error
         if whole:

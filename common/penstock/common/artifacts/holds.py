@@ -7,9 +7,8 @@ conversation, and `{tenant}/{artifact_id}/held/{conversation_id}` says of an art
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from penstock.common.artifacts.places import folder_of, telling_failures
+from penstock.common.artifacts.places import OpenPlace, folder_of
 from penstock.schemas.ids import check_conversation_id, check_tenant
 
 HOLDS_FOLDER = ".holds"
@@ -19,13 +18,14 @@ HELD_FOLDER = "held"
 class Holds:
     """The marks in the default place of a store. All methods block and are thread-safe."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, place: OpenPlace) -> None:
+        self._place = place
+        self._client = place.client
 
     def hold(self, tenant: str, artifact_id: str, conversation_id: str) -> None:
         """From now on the artifact neither expires nor can it be deleted alone. Doing it again changes nothing."""
         folder, conversation = folder_of(tenant, artifact_id), check_conversation_id(conversation_id)
-        with telling_failures():
+        with self._place.writing():
             # In this order: a mark that `release` would not find must not be.
             self._client.put(f"{tenant}/{HOLDS_FOLDER}/{conversation}/{artifact_id}", b"")
             self._client.put(f"{folder}/{HELD_FOLDER}/{conversation}", b"")
@@ -61,12 +61,12 @@ class Holds:
             self._remove(f"{tenant}/{HOLDS_FOLDER}/{conversation}/{artifact_id}")
 
     def _names(self, folder: str) -> list[str]:
-        with telling_failures():
+        with self._place.telling_failures():
             return sorted(item["path"].rpartition("/")[2] for items in self._client.list(folder) for item in items)
 
     def _remove(self, path: str) -> None:
         try:
-            with telling_failures():
+            with self._place.telling_failures():
                 self._client.delete(path)
         except FileNotFoundError:
             return

@@ -17,13 +17,15 @@ from typing import Any
 from urllib.request import url2pathname
 
 from penstock.common.artifacts.facts import Artifact, check_artifact_id, is_artifact_id
-from penstock.schemas.errors import InternalError, InvalidRequest, Overloaded
+from penstock.schemas.errors import InvalidRequest, StoreUnavailable
 from penstock.schemas.ids import check_tenant
 
 logger = logging.getLogger(__name__)
 
 # A part that begins with a dot could be `..`, or one of our own folders (`.holds`).
 _PREFIX_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_QUERY = re.compile(r"\?[^\s\"')]*")
+_LONGEST_CAUSE = 300
 SHOWN = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "text/plain"})
 """What a browser may show; all else is a download, so that an upload never runs as a page."""
 _CLIENT_OPTIONS = frozenset(
@@ -71,9 +73,35 @@ class OpenPlace:
 
     def items(self, under: str | None) -> Iterator[Mapping[str, Any]]:
         """All objects, or those under a folder: `path`, `size` in bytes, `last_modified`. Raises as the store."""
-        with telling_failures():
+        with self.telling_failures():
             for items in self.client.list(under):
                 yield from items
+
+    @contextmanager
+    def telling_failures(self) -> Generator[None]:
+        """The client's errors as StoreUnavailable, without what they may tell: URLs with signatures.
+
+        FileNotFoundError passes.
+        """
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except BaseError as error:
+            cause = cause_of(error)
+            logger.warning("artifacts.failed location=%s error=%s", self.place.location, cause)
+            message = f"the store of artifacts at {self.place.location} failed: {cause}"
+            raise StoreUnavailable(message, retry_after_s=1) from None
+
+    @contextmanager
+    def writing(self) -> Generator[None]:
+        """As `telling_failures`, also for a folder or bucket that is not there."""
+        try:
+            with self.telling_failures():
+                yield
+        except FileNotFoundError:
+            message = f"the store of artifacts at {self.place.location} failed: it is not there"
+            raise StoreUnavailable(message, retry_after_s=1) from None
 
     def attributes(self, artifact: Artifact) -> dict[str, str] | None:
         """What the store itself says when it serves the bytes; a folder serves nothing."""
@@ -203,16 +231,12 @@ def data_path_of(tenant: str, artifact_id: str, prefix: str | None) -> str:
     return f"{check_tenant(tenant)}/{middle}{check_artifact_id(artifact_id)}/data"
 
 
-@contextmanager
-def telling_failures() -> Generator[None]:
-    """The client's errors as ours, without what they may tell: URLs with signatures. FileNotFoundError passes."""
-    from obstore.exceptions import BaseError, GenericError
+def cause_of(error: Exception) -> str:
+    """What a client's error says of its cause, in a line.
 
-    try:
-        yield
-    except GenericError as error:
-        logger.warning("artifacts.failed error=%s", type(error).__name__)
-        raise Overloaded("the store of artifacts cannot be reached now", retry_after_s=1) from None
-    except BaseError as error:
-        logger.warning("artifacts.refused error=%s", type(error).__name__)
-        raise InternalError(f"the store of artifacts refused: {type(error).__name__}") from None
+    What it says of its URLs, of its own tries and of what a server answered is left out: it may hold signatures.
+    """
+    said = str(error).partition("\n")[0]
+    said = said.removeprefix("Generic ").partition(" error: ")[2] or said
+    said = said.rpartition("  - ")[2].partition("<")[0]
+    return _QUERY.sub("", said).strip(" :")[:_LONGEST_CAUSE] or type(error).__name__

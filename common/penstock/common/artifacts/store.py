@@ -24,7 +24,6 @@ from penstock.common.artifacts.places import (
     check_prefix,
     data_path,
     data_path_of,
-    telling_failures,
 )
 from penstock.schemas.errors import Conflict, InternalError, InvalidRequest, TooLarge
 from penstock.schemas.ids import check_tenant
@@ -46,8 +45,8 @@ class Listed:
 class ArtifactStore:
     """A folder, or an object store given as a URL (s3://bucket/prefix), and others beside it by name.
 
-    All methods block and are thread-safe, but for `put_stream`. Beside what they name they raise Overloaded when a
-    store cannot be reached, and InternalError when it refuses.
+    All methods block and are thread-safe, but for `put_stream`. Beside what they name they raise StoreUnavailable when
+    a store cannot be reached, or refuses.
     """
 
     def __init__(
@@ -70,8 +69,9 @@ class ArtifactStore:
         self._clock = clock
         first = Place(location=str(location), options=dict(options or {}), presigned=presigned)
         self.places = Places(first, stores or {})
-        self._client = self.places[None].client
-        self.holds = Holds(self._client)
+        self._main = self.places[None]
+        self._client = self._main.client
+        self.holds = Holds(self._main)
 
     # -- writing
 
@@ -113,8 +113,9 @@ class ArtifactStore:
             conversation_id=conversation_id,
         )
         # The bytes first: an artifact that can be found is whole.
-        with telling_failures():
+        with place.writing():
             place.client.put(data_path(artifact), data, attributes=place.attributes(artifact))
+        with self._main.writing():
             self._client.put(about_path(tenant, artifact.artifact_id), facts.to_json(artifact))
         return artifact
 
@@ -145,7 +146,7 @@ class ArtifactStore:
                 digest.update(piece)
                 yield piece
 
-        with telling_failures():
+        with place.writing():
             await obstore.put_async(
                 place.client,
                 data_path(artifact),
@@ -154,7 +155,8 @@ class ArtifactStore:
                 chunk_size=UPLOAD_BYTES,
                 max_concurrency=2,
             )
-            artifact = replace(artifact, size_bytes=size, sha256=digest.hexdigest())
+        artifact = replace(artifact, size_bytes=size, sha256=digest.hexdigest())
+        with self._main.writing():
             await obstore.put_async(self._client, about_path(tenant, artifact.artifact_id), facts.to_json(artifact))
         return artifact
 
@@ -174,7 +176,7 @@ class ArtifactStore:
     def peek(self, tenant: str, artifact_id: str) -> Artifact | None:
         """The reference, expired or not; None when there is none."""
         try:
-            with telling_failures():
+            with self._main.telling_failures():
                 found = bytes(self._client.get(about_path(tenant, artifact_id)).bytes())
         except FileNotFoundError:
             return None
@@ -195,16 +197,17 @@ class ArtifactStore:
         Raises NotFound; InternalError when the digests differ.
         """
         artifact = self.describe(tenant, artifact_id)
+        place = self.places[artifact.store]
         try:
-            with telling_failures():
-                data = bytes(self.places[artifact.store].client.get(data_path(artifact)).bytes())
+            with place.telling_failures():
+                data = bytes(place.client.get(data_path(artifact)).bytes())
         except FileNotFoundError as error:
             raise missing(artifact_id) from error
         return checked(data, artifact, sha256)
 
     def pieces(self, artifact: Artifact, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """As `digests.read_pieces`."""
-        return read_pieces(self.places[artifact.store].client, artifact, start, end)
+        return read_pieces(self.places[artifact.store], artifact, start, end)
 
     def list(self, tenant: str, *, after: str | None = None, limit: int = 20, newest_first: bool = True) -> Listed:
         """A page of a tenant's references, by the time of their making. Lists all that the tenant has.
@@ -263,9 +266,10 @@ class ArtifactStore:
 
     def remove(self, store: str | None, path: str) -> None:
         """Remove one object of a place; one that is not there is no error."""
+        place = self.places[store]
         try:
-            with telling_failures():
-                self.places[store].client.delete(path)
+            with place.telling_failures():
+                place.client.delete(path)
         except FileNotFoundError:
             return
 

@@ -76,7 +76,7 @@ class ArtifactSweeps:
                     logger.info("artifacts.swept artifacts=%d released=%d", len(swept.doomed), swept.released)
 
     async def sweep(self, *, dry_run: bool = False) -> Swept:
-        """Raises Overloaded when the store cannot be reached, BrokerUnavailable."""
+        """Raises StoreUnavailable, BrokerUnavailable."""
         async with self._one:
             listing, facts = await asyncio.to_thread(self._sweeper.look)
             now_ms = self._sweeper.now_ms()

@@ -34,6 +34,7 @@ from penstock.schemas.errors import (
     NotFound,
     Overloaded,
     RegistryUnavailable,
+    StoreUnavailable,
     conversation_deleted,
 )
 from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest, conversation_message_key
@@ -192,12 +193,14 @@ class Turns:
     async def finish(self, answer: ConversationMessage, mine: Callable[[], bool], topic_id: str) -> ConversationMessage:
         """Append the answer unless one stands there, and return the one that counts. Raises LostOwnership.
 
-        `topic_id` is what `begin` returned. Raises Cancelled when that topic was deleted.
+        `topic_id` is what `begin` returned. Raises Cancelled when that topic was deleted; StoreUnavailable before
+        anything was appended.
         """
         topic = self._topic_of(answer.tenant, answer.conversation_id)
         request_id = answer.request_id or ""
 
         tried = False
+        await self._hold([answer])
 
         async def attempt(within_s: float) -> ConversationMessage:
             nonlocal tried
@@ -210,7 +213,6 @@ class Turns:
                 await self._let_go(answer, {artifact.artifact_id for artifact in answer.artifacts})
                 raise conversation_deleted()
             if log.answer(request_id) is None:
-                await self._hold([answer])
                 await self._append(topic, log, [answer], mine)
                 self._after_append()
             if answer.artifacts:
@@ -306,9 +308,9 @@ class Turns:
             try:
                 async with self._in_order(topic):
                     outcome = await attempt(within_s)
-            except (BrokerUnavailable, NotFound, Overloaded) as error:
+            except (BrokerUnavailable, NotFound, Overloaded, StoreUnavailable) as error:
                 # A broker that has started again may not know a topic yet.
-                logger.info("turns.wait_for_kafka topic=%s error=%s", topic, error)
+                logger.info("turns.waits topic=%s error=%s", topic, error)
                 within_s = min(2 * within_s, LONGEST_ATTEMPT_S)
                 await self._watch.wait(LOOK_AGAIN_S)
             except RegistryUnavailable as error:

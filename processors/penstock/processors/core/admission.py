@@ -17,6 +17,7 @@ from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.replica import Replica
 from penstock.processors.core.fleet.run_memory import RunMemory, run_bytes
 from penstock.processors.core.queue.scheduler import LOW, Scheduler
+from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.work import Work
 
@@ -44,6 +45,8 @@ BEHIND_TURN = Refusal("conversation")
 LOADING = Refusal("model_loading")
 SLACK = Refusal("slack")
 CACHE_SHORT = Refusal("memory")
+OUTPUTS = Refusal("memory")
+"""Finished outputs that the broker or the store of artifacts does not take fill the memory that they may have."""
 UNPREPARED = Refusal("class")
 """Its bytes or its prompt are not here yet: it has not been its turn."""
 OTHERS_FIRST = Refusal("class")
@@ -59,6 +62,7 @@ KEPT_FOR_SUSPECTS = Refusal("class", until=float("inf"))
 class Admission:
     """Reads, changes nothing. Each question is about one request at one moment."""
 
+    _registry: Registry
     _scheduler: Scheduler[Work]
     _lanes: Lanes
     _runs: RunMemory
@@ -69,7 +73,10 @@ class Admission:
     def admit(self, work: Work, now: float) -> Refusal | None:
         """Why it does not start now on any replica; None when nothing but those before it keeps it."""
         lane = self._lanes[work.lane]
-        if (refusal := self.of_queue(lane, work)) is not None:
+        refusal = self.of_queue(lane, work)
+        if self._registry.stalled and refusal is not PAUSED and refusal is not BEHIND_TURN:
+            return OUTPUTS
+        if refusal is not None:
             return self._of_model(lane) if refusal is LOADING else refusal
         if work.alone and any(replica.holders for other in self._lanes.values() for replica in other.ready):
             return UNTIL_OTHERS_END

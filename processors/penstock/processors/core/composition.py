@@ -45,6 +45,7 @@ from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
+from penstock.processors.core.requests.unkept import Unkept
 from penstock.processors.core.requests.waits import Waits
 from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.processors.core.rooms import Rooms
@@ -71,7 +72,7 @@ def new_flow(
     effects: list[Effect] = []
     emit = effects.append
     agenda = Agenda()
-    registry = Registry(emit)
+    registry = Registry(emit, settings.output_bytes)
     gate = CommitGate(commit_span=settings.commit_span)
     forecast = Forecast(estimate_error)
     scheduler: Scheduler[Work] = Scheduler(
@@ -84,7 +85,7 @@ def new_flow(
     run_memory = RunMemory(ledger)
     claim = AloneClaim()
     memory = DeviceMemory(ledger, estimates, lanes, run_memory, agenda)
-    admission = Admission(scheduler, lanes, run_memory, memory, ledger, claim)
+    admission = Admission(registry, scheduler, lanes, run_memory, memory, ledger, claim)
     facts = FleetFacts(scheduler, lanes)
     explainer = Explainer(scheduler, lanes, admission, forecast)
     lifetimes = Lifetimes(settings.lifetimes)
@@ -99,6 +100,7 @@ def new_flow(
     rereads = Rereads(emit, budget.ends_limit)
     holdings = Holdings(registry, gate, scheduler, budget, lanes, memory, grants, run_memory, agenda, emit, rereads)
     endings = Endings(registry, holdings, lanes, streams, emit, deaths)
+    unkept = Unkept(registry, endings, statuses, emit)
     retries = RetryQueue(registry, scheduler, lanes, statuses, endings, agenda, settings.retry_delay_s)
     attempts = Attempts(
         registry,
@@ -140,7 +142,7 @@ def new_flow(
         agenda,
         placement,
     )
-    commanding = Commanding(registry, gate, scheduler, budget, lanes, endings, agenda, emit, commands)
+    commanding = Commanding(registry, gate, scheduler, budget, lanes, endings, unkept, agenda, emit, commands)
     orders = Orders(scheduler, lanes, lifecycle, agenda)
     watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
     screening = Screening(lanes, memory, catalog, commands, deaths)
@@ -177,6 +179,7 @@ def new_flow(
         grants=grants,
         endings=endings,
         attempts=attempts,
+        unkept=unkept,
         measurements=measurements,
         replicas=replicas,
         lifecycle=lifecycle,

@@ -69,7 +69,7 @@ class CancelRun:
 class Keep:
     """Append the answer to its conversation, or keep what is large of an output as artifacts, or both.
 
-    → kept, keep_failed
+    → kept, not_kept, keep_failed
     """
 
     subject: Subject
@@ -78,6 +78,8 @@ class Keep:
     """Of the conversation's topic that holds its input; None where the answer goes to no conversation."""
     deadline_ms: int | None = None
     """The request's, in wall-clock time: a store of artifacts is not waited for much longer."""
+    another: bool = False
+    """Whether the answer that counts in the conversation is that of an earlier run."""
 
 
 @fixed

@@ -5,7 +5,7 @@ knows no clock. It owns its parts and asks them in a fixed order; each part is g
 knows the flow. Events of one kind go to the part that has them:
 
 - `arrivals`: records that were delivered, and parked ones that were read again
-- `attempts`: answers of engines about runs; `endings`: what became durable
+- `attempts`: answers of engines about runs; `endings`: what became durable; `unkept`: what a store did not take
 - `replicas`: engines that come up, die and go; `measurements`: memory of devices and engines
 - `orders`: what operators and the configuration want
 
@@ -49,6 +49,7 @@ from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
+from penstock.processors.core.requests.unkept import Unkept
 from penstock.processors.core.requests.waits import Waits
 from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.schemas.errors import ExecutionTimeout, Expired
@@ -87,6 +88,7 @@ class Flow:
     grants: Grants
     endings: Endings
     attempts: Attempts
+    unkept: Unkept
     measurements: Measurements
     replicas: Replicas
     lifecycle: Lifecycle
@@ -183,6 +185,7 @@ class Flow:
         self.statuses.tick(now)
         self._streams.tick(now)
         self._steps.tick(now)
+        self.unkept.tick(now)
         if not self.taking:
             return
         self._retries.tick(now)
@@ -205,7 +208,7 @@ class Flow:
 
     def next_due(self) -> float | None:
         """When the next status, chunk, retry or paced start is due."""
-        due = (self.statuses, self._streams, self._steps, self.scheduler.slack, self._retries)
+        due = (self.statuses, self._streams, self._steps, self.scheduler.slack, self._retries, self.unkept)
         return min((at for part in due if (at := part.next_due()) is not None), default=None)
 
     def tell_positions(self, count: int) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.queue.lifetimes import LifetimeSettings
 from penstock.processors.core.queue.slack import SlackSettings
+from penstock.processors.core.requests.registry import OUTPUT_BYTES
 from penstock.schemas.abilities import Need
 from penstock.schemas.choosing import Choice
 from penstock.schemas.records import ControlCommand
@@ -42,6 +43,8 @@ class FlowSettings:
     aged_share: int = 8
     commit_span: int = 50_000
     intake_bytes: int = 256 << 20
+    output_bytes: int = OUTPUT_BYTES
+    """Of finished outputs in memory, at which nothing more starts."""
     chunk_linger_s: float = 0.03
     status_linger_s: float = 0.025
     max_execution_s: float = 900.0

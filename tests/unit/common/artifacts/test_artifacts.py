@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.common.artifacts import ArtifactStore, TenantArtifacts, check_artifact_id
-from penstock.schemas.errors import InternalError, InvalidRequest, NotFound, TooLarge
+from penstock.common.artifacts.places import cause_of
+from penstock.schemas.errors import InternalError, InvalidRequest, NotFound, StoreUnavailable, TooLarge
 
 
 @pytest.fixture
@@ -106,3 +107,54 @@ def test_a_conversation_lets_go_of_some_and_holds_the_others(tmp_path: Path) -> 
         False,
         True,
     )
+
+
+# -- a store that fails
+
+
+def test_a_failure_names_the_place_and_the_cause(store: ArtifactStore, tmp_path: Path) -> None:
+    folder = tmp_path / "artifacts"
+    (folder / "default").write_text("a file where a tenant's folder should be")
+    for ask in (
+        lambda: store.put("default", b"picture"),
+        lambda: store.holds.hold("default", str(uuid.uuid4()), "c"),
+    ):
+        with pytest.raises(StoreUnavailable, match=r"Not a directory|File exists") as failed:
+            ask()
+        assert failed.value.message.startswith(f"the store of artifacts at {folder} failed: ")
+        assert (failed.value.retryable, failed.value.http_status) == (True, 503)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (
+            "Generic LocalFileSystem error: Unable to copy data to file: No space left on device (os error 28)\n\nD",
+            "Unable to copy data to file: No space left on device (os error 28)",
+        ),
+        (
+            "Generic LocalFileSystem error: Unable to create dir /data/t: Read-only file system (os error 30)\nDebug {",
+            "Unable to create dir /data/t: Read-only file system (os error 30)",
+        ),
+        (
+            "Generic S3 error: Error performing PUT http://h/b?X-Amz-Signature=SECRET in 1s, after 1 retries, "
+            "max_retries: 1, retry_timeout: 1s  - HTTP error: error sending request\n\nDebug source:\nGeneric {",
+            "HTTP error: error sending request",
+        ),
+        (
+            "The operation lacked the necessary privileges to complete for path x: Error performing PUT http://h/b in "
+            "2ms  - Server returned non-2xx status code: 403 Forbidden: <Error><AWSAccessKeyId>SECRET</AWSAccessKeyId>",
+            "Server returned non-2xx status code: 403 Forbidden",
+        ),
+        ("Generic S3 error: cannot sign http://h/b?sig=SECRET&x=1 now", "cannot sign http://h/b now"),
+        ("", "ValueError"),
+    ],
+)
+def test_a_cause_is_one_line_without_secrets(said: str, cause: str) -> None:
+    assert cause_of(ValueError(said)) == cause
+
+
+@given(st.text())
+def test_any_words_of_a_client_are_a_cause(said: str) -> None:
+    cause = cause_of(ValueError(said))
+    assert 0 < len(cause) <= 300

@@ -84,11 +84,15 @@ class Attempts:
         self._registry.transition(work, "prepared", Stage.READY)
         self._agenda.look_at(lane)
 
-    def answer_stands(self, subject: Subject, run_id: str, finished: Any, now: float, *, large: bool) -> None:
+    def answer_stands(
+        self, subject: Subject, run_id: str, finished: Any, now: float, *, large: bool, output_bytes: int = 0
+    ) -> None:
         """The conversation holds its answer already (a worker died after appending it): it is the outcome."""
         if (work := self._current(subject, run_id, Stage.PREPARING)) is not None:
             self._holdings.leave_waiting(work)
-            self._endings.completed(work, "answer_stands", finished, now, append=False, large=large)
+            self._endings.completed(
+                work, "answer_stands", finished, now, append=False, large=large, output_bytes=output_bytes
+            )
 
     def refused(self, subject: Subject, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
         """It cannot be prepared, or its turn cannot begin."""
@@ -139,10 +143,12 @@ class Attempts:
         if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
             self._emit(ShowPreview(work.subject, run_id, preview))
 
-    def finished(self, subject: Subject, run_id: str, finished: Any, now: float, *, large: bool) -> None:
+    def finished(
+        self, subject: Subject, run_id: str, finished: Any, now: float, *, large: bool, output_bytes: int = 0
+    ) -> None:
         """The engine is done; `finished` is passed on untouched.
 
-        `large`: something of its output must become an artifact.
+        `large`: something of its output must become an artifact. `output_bytes`: of the whole output.
         """
         work = self._current(subject, run_id, Stage.RUNNING)
         if work is None or (run := work.run) is None:
@@ -157,7 +163,8 @@ class Attempts:
             lane.remember_prefix(work.line, replica)
         self._holdings.give_back(work)
         clear_suspicion(work)
-        self._endings.completed(work, "finished", finished, now, append=work.line is not None, large=large)
+        append = work.line is not None
+        self._endings.completed(work, "finished", finished, now, append=append, large=large, output_bytes=output_bytes)
 
     def failed(self, subject: Subject, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
         """A run ended without output. `again`: the same run may succeed on this worker."""

@@ -15,6 +15,7 @@ from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.lost import key_of_lost, lost_work
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, Stage
+from penstock.processors.core.requests.unkept import Unkept
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.settings import Commands
 from penstock.schemas.errors import Cancelled, Expired, conversation_deleted
@@ -32,6 +33,7 @@ class Commanding:
     _budget: Budget
     _lanes: Lanes
     _endings: Endings
+    _unkept: Unkept
     _agenda: Agenda
     _emit: Callable[[Effect], None]
     _commands: Commands
@@ -98,6 +100,8 @@ class Commanding:
             self._endings.end_waiting(work, "cancel", error, now)
         elif work.stage in ON_LANE:
             self._endings.end_running(work, "cancel", error, now)
+        elif work.stage is Stage.UNKEPT:
+            self._unkept.cancel(work, error, now)
 
     def _reprioritize(self, work: Work, priority: int) -> None:
         klass = priority_class(priority)

@@ -32,23 +32,37 @@ class Endings:
         """Whether the request is in this stage still, and waits for the answer that ends it."""
         return self._in(subject, stage) is not None
 
-    def looked_up(self, subject: Subject, finished: Any | None, now: float, *, large: bool = False) -> None:
+    def looked_up(
+        self, subject: Subject, finished: Any | None, now: float, *, large: bool = False, output_bytes: int = 0
+    ) -> None:
         """The answer that stands in the conversation of a request that was to end unrun, or None."""
         if (work := self._in(subject, Stage.LOOKING)) is None:
             return
         if finished is not None:
-            self.completed(work, "looked_up", finished, now, append=False, large=large)
+            self.completed(work, "looked_up", finished, now, append=False, large=large, output_bytes=output_bytes)
         elif work.error is not None:
             self.letter(work, "looked_up", work.error)
         else:
             self.settle(work, "looked_up", now, error=work.end_with)
 
-    def kept(self, subject: Subject, finished: Any, artifact: Any, now: float, *, another: bool = False) -> None:
+    def kept(
+        self,
+        subject: Subject,
+        finished: Any,
+        artifact: Any,
+        now: float,
+        *,
+        another: bool = False,
+        output_bytes: int | None = None,
+    ) -> None:
         """Its answer stands in the conversation; a large output is an artifact.
 
-        `another`: the answer that counts is that of an earlier run, not what this run said.
+        `another`: the answer that counts is that of an earlier run, not what this run said. `output_bytes`: what is
+        left of the output in memory; None: all of it.
         """
         if (work := self._in(subject, Stage.KEEPING)) is not None:
+            if output_bytes is not None:
+                self._registry.hold_output(work, output_bytes)
             if another and work.run is not None and work.run.sent_pieces:
                 work.attempt += 1  # readers must be able to tell the answer from the words that were published
             self.settle(work, "kept", now, finished=finished, artifact=artifact)
@@ -109,7 +123,10 @@ class Endings:
             error = InternalError("a piece of the output cannot be published")
             self.settle(work, "failed", now, error=error)
 
-    def completed(self, work: Work, event: str, finished: Any, now: float, *, append: bool, large: bool) -> None:
+    def completed(
+        self, work: Work, event: str, finished: Any, now: float, *, append: bool, large: bool, output_bytes: int
+    ) -> None:
+        self._registry.hold_output(work, output_bytes)
         if append or large:
             self._registry.transition(work, event, Stage.KEEPING)
             topic_id = work.run.topic_id if append and work.run is not None else None
@@ -131,6 +148,9 @@ class Endings:
         """Its outcome goes to the broker, once."""
         status = status or ("completed" if error is None else status_of(error))
         self._registry.transition(work, event, Stage.SETTLING)
+        if finished is None:
+            self._registry.hold_output(work, 0)
+        work.unkept = None
         work.pending_status = status
         run = work.run
         replica = None if run is None else run.replica

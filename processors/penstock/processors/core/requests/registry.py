@@ -19,13 +19,17 @@ as of poison, must not fill memory. The budget counts only what waits.
 """
 ENDINGS_IN_ALL = 8192
 """Ends under way at which nothing more starts: the broker is away or slow."""
+OUTPUT_BYTES = 128 << 20
 
 
 class Registry:
     """By the place of its record, and by tenant and request id."""
 
-    def __init__(self, emit: Callable[[Effect], None]) -> None:
+    def __init__(self, emit: Callable[[Effect], None], output_bytes: int = OUTPUT_BYTES) -> None:
+        """`output_bytes`: of finished outputs in memory, at which nothing more starts."""
         self._emit = emit
+        self.most_output_bytes = output_bytes
+        self._output_bytes = 0
         self.works: dict[WorkKey, Work] = {}
         self.generation = -1
         self.owned_since_ms: float = float("inf")
@@ -81,6 +85,13 @@ class Registry:
             self.endings[work.tp] += change
             self._ending_bytes[work.tp] += change * work.size_bytes
             self._ends_under_way += change
+            if change < 0:
+                self.hold_output(work, 0)
+
+    def hold_output(self, work: Work, size: int) -> None:
+        """So many bytes of its output are in memory until its end is durable."""
+        self._output_bytes += size - work.output_bytes
+        work.output_bytes = size
 
     def too_many_endings(self, tp: TP, *, was_paused: bool) -> bool:
         """Whether the partition should deliver no more until some of its ends are durable. Has two watermarks."""
@@ -92,5 +103,10 @@ class Registry:
 
     @property
     def stalled(self) -> bool:
-        """Whether so many ends are under way that nothing more should start."""
-        return self._ends_under_way >= ENDINGS_IN_ALL
+        """Whether so many ends are under way, or bytes of their outputs in memory, that nothing more should start."""
+        return self._ends_under_way >= ENDINGS_IN_ALL or self._output_bytes >= self.most_output_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        """Of finished outputs that the broker, or the store of artifacts, does not have yet."""
+        return self._output_bytes

@@ -22,6 +22,7 @@ class Stage(StrEnum):
     RUNNING = "running"  # granted; it is on the engine
     RETRYING = "retrying"  # an attempt failed; the next one is not due yet
     KEEPING = "keeping"  # it has finished; its answer or artifact is being kept
+    UNKEPT = "unkept"  # it has finished; the store of artifacts did not take its output, and will be asked again
     LOOKING = "looking"  # it shall end without having run; its conversation may hold its answer already
     LETTERING = "lettering"  # its dead letter is under way to the broker
     SETTLING = "settling"  # its terminal event is under way to the broker
@@ -36,8 +37,8 @@ IN_SCHEDULER = frozenset({Stage.QUEUED, Stage.PARKED, Stage.FETCHING, Stage.PREP
 ON_LANE = frozenset({Stage.BEGINNING, Stage.RUNNING})
 """Holding a grant: a slot and tokens of a lane."""
 
-ENDING = frozenset({Stage.KEEPING, Stage.LOOKING, Stage.LETTERING, Stage.SETTLING, Stage.MOVING})
-"""Its end is decided: neither a cancel nor a timeout changes it."""
+ENDING = frozenset({Stage.KEEPING, Stage.UNKEPT, Stage.LOOKING, Stage.LETTERING, Stage.SETTLING, Stage.MOVING})
+"""Its end is decided: neither a cancel nor a timeout changes it, but for one whose output the store does not take."""
 
 OVER = frozenset({Stage.DONE, Stage.DROPPED})
 
@@ -107,7 +108,13 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "lane_failed": (_S.SETTLING, _S.LOOKING),
         **_END_WAITING,
     },
-    _S.KEEPING: {"kept": (_S.SETTLING,), "drop": (_S.DROPPED,)},
+    _S.KEEPING: {"kept": (_S.SETTLING,), "not_kept": (_S.UNKEPT,), "drop": (_S.DROPPED,)},
+    _S.UNKEPT: {
+        "keep": (_S.KEEPING,),
+        "cancel": (_S.SETTLING,),
+        "expire": (_S.SETTLING,),
+        "drop": (_S.DROPPED,),
+    },
     _S.LOOKING: {"looked_up": (_S.SETTLING, _S.KEEPING, _S.LETTERING), "drop": (_S.DROPPED,)},
     _S.LETTERING: {"lettered": (_S.SETTLING, _S.DONE), "drop": (_S.DROPPED,)},
     _S.SETTLING: {"delivered": (_S.DONE,), "drop": (_S.DROPPED,)},

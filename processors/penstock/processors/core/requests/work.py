@@ -175,6 +175,10 @@ class Work:
     """It shall end with this as soon as its bytes are here."""
     repeats: list[Origin] = field(default_factory=list[Origin])
     """Where else the same request stands: readers may follow any of them, so each has its outcome."""
+    output_bytes: int = 0
+    """Of its output in memory, once it has finished."""
+    unkept: Any = None
+    """What is to be asked of the store of artifacts again, and since when."""
     outcome: Any = None
     """What is on its way to the broker as its outcome."""
     error: PenstockError | None = None

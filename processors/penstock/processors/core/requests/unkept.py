@@ -1,0 +1,92 @@
+"""Finished requests whose output the store of artifacts did not take. It is asked again until their deadline."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.processors.core.effects import Effect, Keep
+from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.registry import Registry
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.statuses import Statuses
+from penstock.processors.core.requests.work import Work
+from penstock.schemas.errors import Cancelled, Expired, PenstockError
+
+FIRST_DELAY_S = 0.5
+MAX_DELAY_S = 10.0
+LEAST_S = 60.0
+"""So long at least a store is asked, also for a request whose deadline is near or has passed."""
+AT_ONCE = 64
+"""So many are asked for in one tick."""
+
+
+@dataclass(slots=True)
+class _Tries:
+    """Of one request: what is asked again, since when, and what was answered last."""
+
+    keep: Keep
+    error: PenstockError
+    until: float
+    delay_s: float = FIRST_DELAY_S
+
+
+@dataclass(eq=False)
+class Unkept:
+    """Ordered by the time of the next try; delays double from FIRST_DELAY_S. No attempt is spent."""
+
+    _registry: Registry
+    _endings: Endings
+    _statuses: Statuses
+    _emit: Callable[[Effect], None]
+    _queue: list[tuple[float, int, Work]] = field(init=False, default_factory=list[tuple[float, int, Work]])
+
+    def not_kept(self, keep: Keep, error: PenstockError, now: float, *, output_bytes: int) -> None:
+        """The store did not take its output. `keep` is what is to be asked again.
+
+        `output_bytes`: so much of the output is in memory meanwhile.
+        """
+        work = self._registry.of(keep.subject)
+        if work is None or work.stage is not Stage.KEEPING:
+            return
+        tries: _Tries | None = work.unkept
+        if tries is None:
+            latest = float("inf") if work.deadline is None else max(work.deadline, now + LEAST_S)
+            tries = work.unkept = _Tries(keep, error, latest)
+            self._statuses.say_at_once(work, "running", now, f"its output waits to be stored: {error}")
+        else:
+            tries.keep, tries.error, tries.delay_s = keep, error, min(2 * tries.delay_s, MAX_DELAY_S)
+        self._registry.transition(work, "not_kept", Stage.UNKEPT)
+        self._registry.hold_output(work, output_bytes)
+        heapq.heappush(self._queue, (min(now + tries.delay_s, tries.until), work.seq, work))
+
+    def tick(self, now: float) -> None:
+        """Ask again for what is due, and end what has waited until its deadline."""
+        for _ in range(AT_ONCE):
+            if not self._queue or self._queue[0][0] > now:
+                return
+            _, _, work = heapq.heappop(self._queue)
+            tries: _Tries | None = work.unkept
+            if work.stage is not Stage.UNKEPT or tries is None:
+                continue
+            if now >= tries.until:
+                error = Expired(f"its output was not stored before its deadline: {tries.error}")
+                self._endings.settle(work, "expire", now, error=error)
+            else:
+                self._registry.transition(work, "keep", Stage.KEEPING)
+                self._emit(tries.keep)
+
+    def cancel(self, work: Work, error: Cancelled, now: float) -> None:
+        """End one that waits, unless its answer stands in its conversation already: that is its outcome."""
+        tries: _Tries | None = work.unkept
+        if tries is not None and (work.line is None or tries.keep.topic_id is not None):
+            self._endings.settle(work, "cancel", now, error=error)
+
+    def next_due(self) -> float | None:
+        """When the next one is due."""
+        return self._queue[0][0] if self._queue else None
+
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(work.stage is Stage.UNKEPT for _, _, work in self._queue)

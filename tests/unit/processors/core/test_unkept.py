@@ -1,0 +1,196 @@
+"""Outputs that the store of artifacts does not take: asked again, cancelled, expired; and the memory that they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flow_driver import HIGH, MEDIUM, World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.work import Work
+from penstock.schemas.errors import StoreUnavailable
+
+FULL = StoreUnavailable("the store of artifacts at /data failed: No space left on device")
+MIB = 1 << 20
+
+
+def finished(world: World, request_id: str = "r", **fields: Any) -> Work:
+    """A request that has run, whose large output is on its way to the store."""
+    world.hold_answers = {ask.Keep}
+    work = world.submit(request_id, **fields)
+    assert work is not None
+    world.finish(request_id, large=True, output_bytes=MIB)
+    assert work.stage is Stage.KEEPING
+    return work
+
+
+def refuse(world: World, error: StoreUnavailable = FULL, *, held: Any = None, output_bytes: int = MIB) -> None:
+    """The store does not take what it was asked for last."""
+    keep = world.asked.pop()
+    again = keep if held is None else ask.Keep(keep.subject, held, keep.topic_id, keep.deadline_ms)
+    world.flow.unkept.not_kept(again, error, world.now, output_bytes=output_bytes)
+    world.settle()
+
+
+def up(**settings: Any) -> World:
+    world = World(**settings)
+    world.up(slots=8)
+    return world
+
+
+def test_the_store_is_asked_again_with_growing_delays_and_no_run_is_repeated() -> None:
+    world = up()
+    work = finished(world)
+    refuse(world, held="on disk")
+    delays: list[float] = []
+    for _ in range(7):
+        since = world.now
+        while not world.asked:
+            world.pass_time(0.1)
+        delays.append(round(world.now - since, 1))
+        assert world.asked[0].finished == "on disk", "what the shell gave is what it gets back"
+        refuse(world, held="on disk")
+    assert delays == pytest.approx([0.5, 1, 2, 4, 8, 10, 10], abs=0.15)
+    world.pass_time(10.1)
+    world.release(ask.Keep)
+    assert world.ended == [("r", "completed")]
+    assert (world.started, work.attempt, work.spent) == (["r"], 1, 1)
+    assert world.committed(MEDIUM) == 1
+
+
+def test_its_status_says_why_it_waits_and_says_it_once() -> None:
+    world = up()
+    finished(world)
+    for _ in range(3):
+        refuse(world)
+        world.pass_time(10.1)
+    said = [one.detail for one in world.seen if isinstance(one, ask.Status) and one.detail]
+    assert said == [f"its output waits to be stored: {FULL}"]
+
+
+def test_what_the_store_never_takes_expires_with_the_cause() -> None:
+    world = up()
+    finished(world, ttl_ms=100_000)
+    while not world.ended and world.now < 400:
+        refuse(world) if world.asked else world.pass_time(1.0)
+    assert world.ended == [("r", "expired")]
+    assert world.now == pytest.approx(200, abs=2)
+    error = world.ended_works[0].outcome.error
+    assert "not stored before its deadline" in error.message
+    assert "No space left on device" in error.message
+
+
+def test_a_run_that_ended_near_its_deadline_has_a_minute() -> None:
+    world = up()
+    world.hold_answers = {ask.Keep}
+    world.submit("r", ttl_ms=1_000)
+    world.pass_time(5.0)  # a deadline ends what waits, not what runs
+    world.finish("r", large=True)
+    refuse(world)
+    for _ in range(50):
+        world.pass_time(1.0)
+        if world.asked:
+            refuse(world)
+    assert not world.ended
+    world.pass_time(11.0)
+    assert world.ended == [("r", "expired")]
+
+
+def test_without_a_deadline_it_is_asked_for_ever() -> None:
+    world = up()
+    finished(world, ttl_ms=None)
+    for _ in range(2_000):
+        refuse(world) if world.asked else world.pass_time(10.1)
+    world.pass_time(10.1)
+    world.release(ask.Keep)
+    assert world.ended == [("r", "completed")]
+
+
+def test_a_cancel_ends_what_waits_for_the_store() -> None:
+    world = up()
+    work = finished(world)
+    world.cancel("r")
+    assert work.stage is Stage.KEEPING, "the store may be taking it now"
+    refuse(world)
+    world.cancel("r")
+    assert world.ended == [("r", "cancelled")]
+    world.pass_time(20.0)
+    assert not world.asked
+
+
+@pytest.mark.parametrize("appended", [True, False])
+def test_a_turn_is_cancelled_only_while_its_answer_does_not_stand(appended: bool) -> None:
+    world = up()
+    finished(world, line="c")
+    (keep,) = world.asked
+    assert keep.topic_id == "topic"
+    if appended:
+        world.asked = [ask.Keep(keep.subject, keep.finished, None, keep.deadline_ms)]
+    refuse(world)
+    world.delete_conversation("c")
+    assert world.ended == ([] if appended else [("r", "cancelled")])
+
+
+def test_what_was_let_go_of_is_not_asked_for_again() -> None:
+    world = up()
+    work = finished(world)
+    refuse(world)
+    world.flow.assigned({}, 2, fenced=False, now=world.now)
+    assert work.stage is Stage.DROPPED
+    world.pass_time(20.0)
+    assert not world.asked
+    assert world.flow.registry.output_bytes == 0
+
+
+def test_an_answer_that_comes_late_changes_nothing() -> None:
+    world = up()
+    finished(world)
+    (keep,) = world.asked
+    refuse(world)
+    world.cancel("r")
+    world.flow.unkept.not_kept(keep, FULL, world.now, output_bytes=MIB)
+    world.flow.endings.kept(keep.subject, keep.finished, None, world.now)
+    world.settle()
+    assert world.ended == [("r", "cancelled")]
+
+
+# -- memory
+
+
+def test_nothing_starts_while_outputs_fill_their_memory_and_the_reason_is_told() -> None:
+    world = up(output_bytes=2 * MIB)
+    world.hold_answers = {ask.Terminal}  # the broker is away
+    for name in ("a", "b"):
+        world.submit(name)
+        world.finish(name, output_bytes=MIB)
+    assert world.flow.registry.output_bytes == 2 * MIB
+    work = world.submit("c", HIGH)
+    assert work is not None
+    assert world.started == ["a", "b"]
+    waiting = world.flow.waiting_for(work, world.now)
+    assert (waiting.reason, waiting.need_bytes, waiting.estimated_start_at) == ("memory", None, None)
+    world.release(ask.Terminal)
+    world.pass_time(0.01)
+    assert world.started == ["a", "b", "c"]
+    assert world.flow.registry.output_bytes == 0
+
+
+def test_an_output_on_disk_takes_no_memory() -> None:
+    world = up(output_bytes=2 * MIB)
+    for name in ("a", "b"):
+        finished(world, name)
+        refuse(world, output_bytes=0)
+    assert world.flow.registry.output_bytes == 0
+    world.submit("c")
+    assert "c" in world.running
+
+
+def test_what_became_an_artifact_takes_no_memory_on_its_way_to_the_broker() -> None:
+    world = up()
+    finished(world)
+    world.hold_answers = {ask.Terminal}
+    (keep,) = world.asked
+    world.flow.endings.kept(keep.subject, None, "artifact", world.now, output_bytes=0)
+    assert world.flow.registry.output_bytes == 0
