@@ -82,8 +82,7 @@ class Gateway:
         owned = {tp for member in group.members.values() for tp in member.assigned}
         found = list(lost_requests.overdue(list(self._live.values()), owned, world.wall_ms))
         gone = self._gone(found)
-        lives = {life.name for life in self._cluster.lives()}
-        passed_over = lost_requests.passed_over(found, lives, world.wall_ms)
+        passed_over = lost_requests.passed_over(found, world.wall_ms)
         for lost in [*gone, *(one for one in passed_over if one.entry not in {other.entry for other in gone})]:
             self._cluster.command(lost_requests.end_command(lost, world.wall_ms))
 

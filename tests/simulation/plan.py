@@ -156,7 +156,11 @@ OPERATOR_THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]],
     (("remote_server",), ("crash", "engine_busy"), ("worker_killer", "burst", "line")),
     (("retention", "moved_offsets", "foreign_metadata"), ("crash", "cut", "restart"), ("burst", "duplicate")),
     (("other_partitioner",), ("cut", "join", "restart"), ("burst", "duplicate")),
-    (("registry_away", "store_away", "add_partitions"), ("crash", "cut"), ("large_output", "line", "duplicate")),
+    (
+        ("registry_away", "store_away", "add_partitions"),
+        ("crash", "cut"),
+        ("large_output", "line", "duplicate", "short_ttl"),
+    ),
 )
 EXTRA = "x0"
 """A model that is not configured: an operator may add it."""

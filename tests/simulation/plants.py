@@ -591,7 +591,7 @@ def lost_not_asked_for() -> list[Patch]:
 def passed_over_forgotten() -> list[Patch]:
     """No gateway asks for the end of a request whose record stands where no worker reads any more."""
 
-    return [(lost_requests, "passed_over", lambda found, live_workers, now_ms: [])]
+    return [(lost_requests, "passed_over", lambda found, now_ms: [])]
 
 
 @plant_for("delete_records")

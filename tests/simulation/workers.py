@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 POSITIONS_EACH = 16
 """Ticks between two tellings of positions."""
 REGISTRY_WAIT_S = 0.1
+SOON_S = 10.0
+"""A deadline that is so near may be that of an output which the store never takes."""
 PARTITIONS_EACH_S = 1.0
 """A real worker asks each ten seconds; faults happen for eight here."""
 
@@ -87,6 +89,7 @@ class Life(Actor):
         self.on_orders = desired_models(configured(cluster.plan.lanes), self) if cluster.orders.used else _no_orders
         self.follows_orders = False
         self._registry_until = 0.0
+        self._never_stored: set[Work] = set()
         self.engines: dict[tuple[str, int], Engine] = {}
         self.stopping = False
         self._rng = self.world.stream(f"shell/{name}")
@@ -411,15 +414,21 @@ class Life(Actor):
         self.flow.endings.keep_failed(work.subject, error, self.world.now)
 
     def _store(self, work: Work, effect: ask.Keep, kept: Callable[[], None]) -> None:
-        """A store that hangs answers when it is back; one that fails says so, and is asked again."""
+        """A store that hangs answers when it is back; one that fails says so, and is asked again.
+
+        Some outputs with a deadline that is near it never takes any more: a folder of theirs is read-only, say.
+        """
         store = self.cluster.store
+        soon = work.deadline is not None and work.deadline < self.world.now + SOON_S
 
         def answered(_: object) -> None:
-            if self.world.now >= store.away_until:
+            if self.world.now >= store.away_until and work not in self._never_stored:
                 kept()
-            elif store.hangs:
+            elif store.hangs and work not in self._never_stored:
                 self.world.on(store.away_until, self, f"{self.name} hears of the store", answered, None)
             else:
+                if soon and self._rng.random() < 0.5:
+                    self._never_stored.add(work)
                 in_memory = self._rng.choice([0, effect.finished.size])
                 away = StoreUnavailable("the store is away")
                 self.flow.unkept.not_kept(effect, away, self.world.now, output_bytes=in_memory)

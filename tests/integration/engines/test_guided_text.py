@@ -13,7 +13,7 @@ import pytest
 
 from nested_schemas import nested_schemas
 from penstock.processors.engines.base import RunSpec
-from penstock.processors.engines.guidance.grammars import Grammars
+from penstock.processors.engines.guidance import compiling
 from penstock.processors.engines.text.backend import TextBackend
 from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
 from support import wait_until_async
@@ -86,7 +86,7 @@ async def test_a_guided_run_that_fails_ends_no_other(tiny_lm: Path, monkeypatch:
     """FACTS: one bad request kills the loop. Here a grammar fails while it is followed."""
     from llguidance import LLParserLimits
 
-    monkeypatch.setattr(Grammars, "limits", LLParserLimits(step_lexer_fuel=300, verbose_errors=False))
+    monkeypatch.setattr(compiling, "LIMITS", LLParserLimits(step_lexer_fuel=300, verbose_errors=False))
     events: list[tuple[Any, ...]] = []
     backend = TextBackend(str(tiny_lm), {"threads": 1, "cache_tokens": 2048, "ignore_eos": True}, events.append)
     await asyncio.to_thread(backend.load)
@@ -140,6 +140,26 @@ async def test_the_same_seed_gives_the_same_text_alone_or_beside_others(
     assert len({choice["text"] for choice in choices}) > 1
     assert several.completion_tokens > 30
     assert several.usage["total_tokens"] == several.prompt_tokens + several.completion_tokens
+
+
+async def test_grammars_that_are_never_compiled_hold_up_nobody(start_engine: StartEngine, tiny_lm: Path) -> None:
+    """Four of them kept all others from JSON for twenty seconds, and four threads at work for minutes."""
+    runner = await start_engine("text", tiny_lm)
+    await (await runner.chat("JSON", max_tokens=5, response_format={"type": "json_object"})).finished()
+
+    async def endless(number: int) -> None:
+        with pytest.raises(InvalidRequest, match="too complex"):
+            await runner.chat("A number", max_tokens=5, response_format=form({"type": "integer", "multipleOf": number}))
+
+    refused = [asyncio.create_task(endless(number)) for number in (999_983, 999_979, 999_961, 999_959)]
+    plain = await runner.chat("a dog " * 400, max_tokens=20)  # long enough for the thread that prepares
+    assert (await plain.finished()).finish_reason in ("stop", "length")
+    known = await (await runner.chat("JSON", max_tokens=40, response_format={"type": "json_object"})).finished()
+    assert known.output["text"].startswith("{")
+    assert not any(task.done() for task in refused), "both were served while the four were tried"
+    await asyncio.gather(*refused)
+    new = await runner.chat("JSON", max_tokens=40, response_format=form({"const": "yes"}))
+    assert (await new.finished()).output["text"] == '"yes"'
 
 
 async def test_log_probabilities_are_those_of_the_model(start_engine: StartEngine, tiny_lm: Path) -> None:

@@ -160,22 +160,22 @@ LATE_MS = 15_000 + PASSED_OVER_MS
 def test_passed_over_is_what_has_no_outcome_long_after_its_deadline() -> None:
     """Its record may be on the log: a broker lost the end of the log, and what grew there since is other records."""
     one = Overdue(entry(), ORIGIN, PLACE)
-    assert passed_over([one], {"w"}, LATE_MS - 1) == []
-    assert passed_over([one], {"w"}, LATE_MS) == [one]
+    assert passed_over([one], LATE_MS - 1) == []
+    assert passed_over([one], LATE_MS) == [one]
 
 
-@pytest.mark.parametrize(
-    ("status", "live", "lost"),
-    [
-        ("queued", {"w"}, True),
-        ("running", {"w"}, False),
-        ("retrying", {"w"}, False),
-        ("running", {"other"}, True),
-    ],
-)
-def test_what_a_live_worker_runs_is_not_passed_over(status: str, live: set[str], lost: bool) -> None:
+@pytest.mark.parametrize("status", ["queued", "running", "retrying"])
+def test_what_a_worker_said_last_does_not_keep_it_from_being_passed_over(status: str) -> None:
+    """A worker that lost the partition and lives on has dropped it without a word. One that runs it ignores this."""
     one = Overdue(entry(REQUEST, replace(STATUS, status=status)), ORIGIN, PLACE)
-    assert passed_over([one], live, LATE_MS) == ([one] if lost else [])
+    assert passed_over([one], LATE_MS) == [one]
+
+
+def test_what_was_passed_over_is_asked_for_once_a_minute() -> None:
+    one = Overdue(entry(), ORIGIN, PLACE)
+    one.entry.end_asked_ms = LATE_MS
+    assert passed_over([one], LATE_MS + PASSED_OVER_MS - 1) == []
+    assert passed_over([one], LATE_MS + PASSED_OVER_MS) == [one]
 
 
 def test_partitions_of_workers() -> None:

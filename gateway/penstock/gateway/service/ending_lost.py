@@ -73,7 +73,7 @@ class EndingLost:
         asked = [one for one in lost if one in still]
         for one in asked:
             logger.warning(
-                "lost.end_asked request=%s topic=%s partition=%d offset=%d: no delivery will bring its record",
+                "lost.end_asked request=%s topic=%s partition=%d offset=%d: overdue, and perhaps delivered to nobody",
                 one.entry.request_id,
                 one.place.topic,
                 one.place.partition,
@@ -99,5 +99,4 @@ class EndingLost:
         ends = await self._threads.metadata.run(admin.end_offsets, self._kafka, tps)
         lost = gone(found, starts, ends)
         entries = {one.entry for one in lost}
-        live = {one.worker_id for one in self._facts.live_workers()}
-        return lost + passed_over((one for one in found if one.entry not in entries), live, now_ms())
+        return lost + passed_over((one for one in found if one.entry not in entries), now_ms())

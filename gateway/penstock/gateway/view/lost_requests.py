@@ -7,17 +7,18 @@ from typing import NamedTuple
 
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.limits import DEFAULT_LIMITS
-from penstock.schemas.records import ControlCommand, Origin, Place, Status, WorkerState
+from penstock.schemas.records import ControlCommand, Origin, Place, WorkerState
 from penstock.schemas.topics import TP
 
 GRACE_MS = 3_000
 """Workers end by themselves what they hold and what is delivered to them: so long they have for that."""
 PASSED_OVER_MS = 60_000
-"""So long after its end was due, a request whose record is on its log was passed over: its worker began behind it."""
+"""So long after its end was due, a request whose record is on its log was passed over: its worker began behind it.
+
+It may also run for as long as this. Its worker ignores the question then, which is asked as seldom.
+"""
 ASK_AGAIN_MS = 10_000
 """The worker that owns the partition may just be starting, or may hold the request."""
-
-_AT_WORK = frozenset({Status.RUNNING, Status.RETRYING})
 
 
 class Overdue(NamedTuple):
@@ -52,15 +53,17 @@ def gone(found: Iterable[Overdue], starts: Mapping[TP, int], ends: Mapping[TP, i
     return [one for one in found if not starts.get(one.tp, 0) <= one.place.offset < ends.get(one.tp, 1 << 63)]
 
 
-def passed_over(found: Iterable[Overdue], live_workers: Collection[str], now_ms: int) -> list[Overdue]:
-    """Those whose end was due long ago, and of which no live worker says that it runs them.
+def passed_over(found: Iterable[Overdue], now_ms: int) -> list[Overdue]:
+    """Those whose end was due long ago.
 
-    Their log has lost its end and has grown again, or somebody has moved the group's offsets on.
+    Their log has lost its end and has grown again, or somebody has moved the group's offsets on, or their record was
+    deleted from the middle of the log. The last status does not help: a live worker that said *running* may have lost
+    the partition since, and has dropped the request then.
     """
     return [
         one
         for one in found
-        if now_ms >= _must_end_ms(one.entry, one.origin) + PASSED_OVER_MS and not _runs(one.entry, live_workers)
+        if now_ms >= max(_must_end_ms(one.entry, one.origin), one.entry.end_asked_ms) + PASSED_OVER_MS
     ]
 
 
@@ -84,11 +87,6 @@ def owned_partitions(workers: Iterable[WorkerState]) -> frozenset[TP]:
     """The partitions of request topics that these workers have said are theirs."""
     named = (text.rpartition("/") for worker in workers for text in worker.assigned)
     return frozenset((topic, int(number)) for topic, _, number in named if topic and number.isdecimal())
-
-
-def _runs(entry: Entry, live_workers: Collection[str]) -> bool:
-    status = entry.status
-    return status is not None and status.status in _AT_WORK and status.worker_id in live_workers
 
 
 def _must_end_ms(entry: Entry, origin: Origin) -> int:

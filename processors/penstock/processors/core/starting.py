@@ -136,12 +136,12 @@ class Starter:
     def _may_be_alone(self, lane: Lane, work: Work, now: float) -> bool:
         """Whether all others must wait for it: only while nothing but them keeps it from starting, and not for long.
 
-        `lane` is its own. What it waits for else (its model, memory, a busy server, an order) may take very long.
+        `lane` is its own. What it waits for else (its model, a slot, memory, a busy server, an order) may be long.
         """
         if not self._claim.is_due(work, now) or self._admission.of_queue(lane, work) is not None:
             return False
         replica = self._replica_for(lane, lane.ready, work)
-        if now < replica.busy_until:
+        if now < replica.busy_until or replica.free_slots <= 0:
             return False
         return not (self._startable(replica, work) and self._lacks_memory(lane, replica, work, now))
 

@@ -54,6 +54,15 @@ class WarmsUp(Protocol):
 
 
 @runtime_checkable
+class PreparesFirst(Protocol):
+    """A backend with something to do before `prepare` that may take seconds, such as compiling a grammar."""
+
+    async def before_prepare(self, spec: RunSpec) -> None:
+        """On the event loop, before a long `prepare`; others are prepared meanwhile. Raises PenstockError."""
+        ...
+
+
+@runtime_checkable
 class TellsPeak(Protocol):
     """A backend that knows the most memory that its process has held; of others the largest measure counts."""
 

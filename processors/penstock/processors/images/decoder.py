@@ -14,8 +14,6 @@ started without the worker's environment, which holds secrets.
 from __future__ import annotations
 
 import io
-import resource
-import signal
 import sys
 import warnings
 from collections.abc import Generator
@@ -24,9 +22,9 @@ from typing import Any
 
 from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps
 
-from penstock.processors.images.wire import read_header, write
+from penstock.processors.guarded.limits import limit_cpu, limit_this_process
+from penstock.processors.guarded.wire import read_header, write
 
-_OPEN_FILES = 32
 _LYING = frozenset({5, 6, 7, 8})
 """Orientations of EXIF that are turned by a quarter."""
 CODE_INVALID, CODE_TOO_LARGE, CODE_MEMORY = "invalid", "too_large", "memory"
@@ -42,7 +40,6 @@ class Refused(Exception):
 
 def main(argv: list[str]) -> int:
     memory_bytes, max_pixels, max_side, cpu_s = (int(text) for text in argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the worker ends this
     prepare(max_pixels)
     limit_this_process(memory_bytes)
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -74,24 +71,6 @@ def prepare(max_pixels: int) -> None:
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     warnings.simplefilter("ignore")
     warnings.simplefilter("error", Image.DecompressionBombWarning)
-
-
-def limit_this_process(memory_bytes: int) -> None:
-    """No more memory than this, no files written, no core of what was somebody's image."""
-    for name, value in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
-    ):
-        resource.setrlimit(name, (value, value))
-
-
-def limit_cpu(cpu_s: int) -> None:
-    """So many seconds more of a processor, rounded up; the kernel ends a process that takes more (SIGXCPU)."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    soft = int(usage.ru_utime + usage.ru_stime) + cpu_s + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
 
 # --- one image

@@ -11,14 +11,18 @@ from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 from penstock.common.threads import in_daemon_thread
+from penstock.processors.guarded.process import Ended, GuardedPool, Refusal, Stopped
+from penstock.processors.guarded.wire import answered, read_body
 from penstock.processors.images.decoded import CHANNELS, DecodedImage
 from penstock.processors.images.encoded import EncodedImage
-from penstock.processors.images.guarded import BASE_BYTES, BYTES_OF_PIXEL, Ended, GuardedPool, Refusal, Stopped
-from penstock.processors.images.wire import answered, image_size, read_body
-from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
+from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, TooLarge
 from penstock.schemas.image_formats import sniff
 
 _PROGRAM = "penstock.processors.images.decoder"
+BASE_BYTES = 512 << 20
+"""Address space of a process without an image."""
+BYTES_OF_PIXEL = 24
+"""What decoding may hold for each pixel: coefficients of a progressive JPEG, the frame, that turned and converted."""
 
 T = TypeVar("T")
 
@@ -46,6 +50,25 @@ def ended_on(error: Ended, param: str, format_name: str) -> PenstockError:
     if error.late:
         return InvalidRequest(f"{param}: decoding this {format_name} image takes too long", param=param)
     return InvalidRequest(f"{param}: decoding this {format_name} image ended its decoder", param=param)
+
+
+def refused_as(refusal: Refusal, param: str, format_name: str) -> PenstockError:
+    """The error for the sender of an image that its process has refused."""
+    match refusal.code:
+        case "too_large":
+            return TooLarge(f"{param} {refusal.message}", param=param)
+        case "memory":
+            return InvalidRequest(f"{param}: decoding this {format_name} image takes too much memory", param=param)
+        case _:
+            return InvalidRequest(f"{param} {refusal.message}", param=param)
+
+
+def image_size(about: dict[str, Any], max_pixels: int) -> tuple[int, int]:
+    """Width and height. Raises ValueError for what no image has, KeyError."""
+    width, height = about["width"], about["height"]
+    if type(width) is not int or type(height) is not int or min(width, height) < 1 or width * height > max_pixels:
+        raise ValueError("the process made no image")
+    return width, height
 
 
 class Decoders:
@@ -96,7 +119,7 @@ class Decoders:
                 with self._pool.process(f"{next(self._numbers)}") as process:
                     return await in_daemon_thread(process.ask, job, [data], self.limits.cpu_s, read)
             except Refusal as error:
-                raise error.error(param, format_name) from None
+                raise refused_as(error, param, format_name) from None
             except Stopped:
                 raise InternalError("the worker stops: no image is decoded any more") from None
             except Ended as error:

@@ -10,23 +10,21 @@ of the image or the `param` that is at fault. It is limited as `decoder` is, and
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import Any, BinaryIO
 
 from PIL import Image
 
+from penstock.processors.guarded.limits import limit_cpu, limit_this_process
+from penstock.processors.guarded.wire import read_header, write
 from penstock.processors.images.decoder import (
     CODE_MEMORY,
     Refused,
     decode,
-    limit_cpu,
-    limit_this_process,
     prepare,
 )
 from penstock.processors.images.operations import Encoded, Picture, apply, encode
 from penstock.processors.images.planning import plan
-from penstock.processors.images.wire import read_header, write
 from penstock.schemas.errors import PenstockError
 
 MAX_SIDE = 2**31 - 1
@@ -38,7 +36,6 @@ Answer = dict[str, Any]
 
 def main(argv: list[str]) -> int:
     memory_bytes, max_pixels = (int(text) for text in argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the worker ends this
     prepare(max_pixels)
     limit_this_process(memory_bytes)
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from penstock.processors.images.decoders import ended_on
+from penstock.processors.guarded.process import Ended, GuardedPool, Refusal
+from penstock.processors.guarded.wire import answered, read_body
+from penstock.processors.images.decoders import BASE_BYTES, BYTES_OF_PIXEL, ended_on, image_size, refused_as
 from penstock.processors.images.encoded import EncodedImage
-from penstock.processors.images.guarded import BASE_BYTES, BYTES_OF_PIXEL, Ended, GuardedPool, Refusal
 from penstock.processors.images.operations import Encoded
 from penstock.processors.images.planning import MAX_PIXELS
-from penstock.processors.images.wire import answered, image_size, read_body
 from penstock.schemas.errors import EngineFailed, InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff
 from penstock.schemas.image_operations import FORMATS
@@ -121,7 +121,7 @@ _ERRORS: Mapping[str, type[PenstockError]] = {
 
 def _error_of(refusal: Refusal, job: ImageJob) -> PenstockError:
     if (image := job.images.get(refusal.place or "")) is not None:
-        return refusal.error(f"payload.{refusal.place}", image.source_format)
+        return refused_as(refusal, f"payload.{refusal.place}", image.source_format)
     if refusal.code == "work_memory":
         return EngineFailed("there was not enough memory for the image")
     return _ERRORS.get(refusal.code, EngineFailed)(refusal.message, param=refusal.param)

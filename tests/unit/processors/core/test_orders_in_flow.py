@@ -182,6 +182,24 @@ def test_a_suspect_whose_server_is_busy_keeps_nobody_waiting() -> None:
     assert world.running.keys() == {"r"}
 
 
+def test_a_suspect_without_a_slot_of_its_model_keeps_nobody_waiting() -> None:
+    world = World("m", "other")
+    suspect(world, "s")
+    world.up("m", slots=1)
+    world.up("other", slots=2)
+    world.submit("k", HIGH, model="m")
+    world.submit("s", model="m")
+    world.pass_time(1.0)
+    world.submit("r", model="other")
+    assert world.running.keys() == {"k", "r"}
+    world.finish("k")
+    world.submit("later", model="other")
+    assert world.running.keys() == {"r"}, "now it could start, and the others wait for it"
+    world.finish("r")
+    world.pass_time(0.5)
+    assert world.running.keys() == {"s"}
+
+
 def test_a_suspect_waits_for_others_for_a_minute_and_then_they_go_on() -> None:
     world = World("m", "other")
     suspect(world, "s")

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from hostile_images import chunk, picture, png, scan_bomb
+from penstock.processors.guarded.process import Stopped
 from penstock.processors.images.encoded import EncodedImage
-from penstock.processors.images.guarded import Stopped
 from penstock.processors.images.processors import ImageJob, ImageProcessors
 from penstock.schemas.errors import EngineFailed, InvalidRequest, TooLarge
 from penstock.schemas.image_formats import sniff

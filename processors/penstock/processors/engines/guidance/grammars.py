@@ -1,34 +1,35 @@
 """Grammars compiled for a model's vocabulary by llguidance, kept for those who ask again. In an engine's process only.
 
-Compiling has llguidance's own limits and a time limit of ours; it runs in threads that the limit can leave behind,
-so it must not run on the event loop. What a grammar costs at run time is limited too: one that needs too much for a
+Compiling has llguidance's own limits, and some grammars pass them all and are never done. So each is tried first in a
+process that can be ended (`trials.py`). What a grammar costs at run time is limited too: one that needs too much for a
 step fails its run alone.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
-from penstock.schemas.errors import InvalidRequest, Overloaded, UnsupportedParameter
+from penstock.common.threads import in_daemon_thread
+from penstock.processors.engines.guidance.compiling import compiled, facts_of, llguidance_tokenizer
+from penstock.processors.engines.guidance.trials import COMPILE_CPU_S, TooComplex, Trials
+from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.texts import shortened
 
 logger = logging.getLogger(__name__)
 
-COMPILE_S = 5.0
 CACHE_BYTES = 64 * 2**20
 BYTES_PER_CHARACTER = 40
 """Of a grammar's text, when compiled: measured with an enum of 50,000 values (17 MB of 440 kB)."""
 LEAST_BYTES = 64 * 1024
-MOST_COMPILING = 4
+REMEMBERED = 1024
+"""Grammars that are too complex: one that is sent again is refused at once."""
 PROBE = '{"a b": ["Ünï", -1.5e3, null]}\n'
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 
@@ -40,37 +41,67 @@ class Grammars:
         self, tokenizer: Any, *, vocabulary: int, end_ids: Sequence[int], cache_bytes: int = CACHE_BYTES
     ) -> None:
         self._source = tokenizer
-        self._vocabulary = vocabulary
-        self._end_ids = sorted(end_ids)
+        self._facts = facts_of(tokenizer, vocabulary, sorted(end_ids))
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._understood = False
         self._compiled: OrderedDict[str, tuple[LLMatcher, int]] = OrderedDict()
-        self._compiling = 0
+        self._too_complex: OrderedDict[int, None] = OrderedDict()
+        self._trials: Trials | None = None
         self.bytes = 0
         """About what the compiled grammars hold."""
 
-    @property
-    def limits(self) -> LLParserLimits:
-        return LLParserLimits(max_lexer_states=30_000, max_grammar_size=200_000, verbose_errors=False)
-
-    def matcher(self, grammar: str, param: str) -> LLMatcher:
-        """A matcher at its start, the caller's own.
+    async def ready(self, grammar: str, param: str) -> None:
+        """Compile it, as far as that can be done: whatever it is, the event loop and other callers go on.
 
         `param` is the field that is named when the grammar will not do. Raises InvalidRequest, UnsupportedParameter,
-        and Overloaded when too many compile already.
+        Overloaded when too many compile already, and EngineFailed.
         """
+        with self._lock:
+            if grammar in self._compiled:
+                return
+        if (key := hash(grammar)) in self._too_complex:
+            raise _too_complex(param)
+        if self._facts is None or await in_daemon_thread(self._llguidance) is None:
+            raise _unsupported(param)
+        self._trials = self._trials or Trials(self._facts)
+        try:
+            error = await self._trials.run(grammar)
+        except TooComplex:
+            logger.warning("grammar.too_complex characters=%d", len(grammar))
+            self._too_complex[key] = None
+            if len(self._too_complex) > REMEMBERED:
+                self._too_complex.popitem(last=False)
+            raise _too_complex(param) from None
+        if error is not None:
+            raise _refusal(error, param)
+        await in_daemon_thread(self.matcher, grammar, param)
+
+    def matcher(self, grammar: str, param: str) -> LLMatcher:
+        """A matcher at its start, the caller's own, of a grammar that is `ready`. Raises as that."""
         with self._lock:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
                 return self._compiled[grammar][0].deep_copy()
-        compiled = self._compile_in_time(grammar, param)
-        if error := compiled.get_error():
+        tokenizer = self._llguidance()
+        if tokenizer is None:
+            raise _unsupported(param)
+        made = compiled(tokenizer, grammar)
+        if error := made.get_error():
             raise _refusal(error, param)
         with self._lock:
-            self._keep(grammar, compiled)
-        return compiled.deep_copy()
+            self._keep(grammar, made)
+        return made.deep_copy()
+
+    def pids(self) -> set[int]:
+        """The processes in which grammars are tried now."""
+        return self._trials.pids() if self._trials is not None else set()
+
+    def close(self) -> None:
+        """End the processes in which grammars are tried."""
+        if self._trials is not None:
+            self._trials.close()
 
     def token_bytes(self, token: int) -> bytes | None:
         """The bytes of a token that is text; None when they are not known."""
@@ -96,72 +127,28 @@ class Grammars:
         while self.bytes > self._cache_bytes:
             self.bytes -= self._compiled.popitem(last=False)[1][1]
 
-    def _compile_in_time(self, grammar: str, param: str) -> LLMatcher:
-        with self._lock:
-            if self._compiling >= MOST_COMPILING:
-                raise Overloaded(f"{param}: too many grammars are being compiled", param=param, retry_after_s=1)
-            self._compiling += 1
-        done: Future[LLMatcher] = Future()
-
-        def work() -> None:
-            try:
-                done.set_result(self._compile(grammar, param))
-            except BaseException as error:  # the waiting thread raises it
-                done.set_exception(error)
-            finally:
-                with self._lock:
-                    self._compiling -= 1
-
-        threading.Thread(target=work, name="compile", daemon=True).start()
-        try:
-            return done.result(COMPILE_S)
-        except TimeoutError as error:
-            logger.warning("grammar.too_slow characters=%d", len(grammar))
-            raise InvalidRequest(
-                f"{param} is too complex: it was not compiled within {COMPILE_S:g} s", param=param
-            ) from error
-
-    def _compile(self, grammar: str, param: str) -> LLMatcher:
-        tokenizer = self._llguidance()
-        if tokenizer is None:
-            raise UnsupportedParameter(
-                f"{param} is not supported by this model: its tokenizer or its end of text is of an unknown kind",
-                param=param,
-            )
-        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=self.limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first mask is the slow one; copies have it
-        return matcher
-
     def _llguidance(self) -> LLTokenizer | None:
         """The tokenizer as llguidance knows it, made when it is first needed; None when the two do not agree."""
         with self._lock:
-            if self._tokenizer is None and self._end_ids:
-                self._tokenizer = _llguidance_tokenizer(self._source, self._vocabulary, self._end_ids)
+            if self._tokenizer is None and self._facts is not None:
+                self._tokenizer = llguidance_tokenizer(self._facts)
                 self._understood = self._tokenizer is not None and _agree(self._tokenizer, self._source)
             return self._tokenizer if self._understood else None
-
-
-def _llguidance_tokenizer(tokenizer: Any, vocabulary: int, end_ids: list[int]) -> LLTokenizer | None:
-    fast: Any = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None:
-        return None
-    described = json.loads(fast.to_str())
-    described["padding"] = described["truncation"] = None
-    # Converted from GGUF, a byte-level decoder stands at the end of a sequence that does nothing; llguidance looks at
-    # the sequence's beginning.
-    steps = (described.get("decoder") or {}).get("decoders") or []
-    described["decoder"] = next((step for step in steps if step["type"] == "ByteLevel"), described.get("decoder"))
-    try:
-        return LLTokenizer(json.dumps(described), n_vocab=vocabulary, eos_token=end_ids)
-    except Exception as error:
-        logger.warning("grammar.tokenizer_refused error=%s", shortened(str(error), 300))
-        return None
 
 
 def _agree(ours: LLTokenizer, theirs: Any) -> bool:
     ids = list(theirs(PROBE, add_special_tokens=False)["input_ids"])
     return ours.decode_bytes(ids).decode(errors="replace").strip() == PROBE.strip()
+
+
+def _too_complex(param: str) -> InvalidRequest:
+    message = f"{param} is too complex: it was not compiled within {COMPILE_CPU_S} s"
+    return InvalidRequest(message, param=param)
+
+
+def _unsupported(param: str) -> UnsupportedParameter:
+    message = f"{param} is not supported by this model: its tokenizer or its end of text is of an unknown kind"
+    return UnsupportedParameter(message, param=param)
 
 
 def _refusal(error: str, param: str) -> InvalidRequest:

@@ -97,18 +97,25 @@ class Guidance:
         self._template: str | None = json.dumps(template) if isinstance(template, dict) else template
         self._dialect = dialects.dialect_of(self._template, options.get("tool_parser"))
 
+    async def ready(self, spec: RunSpec) -> None:
+        """Compile the request's grammar, if it has one; seconds, in which others are not held up. Raises as `plan`."""
+        rule, param = self._grammar(spec, _tool_use(spec))
+        if rule is not None:
+            await self._grammars.ready(rule, param)
+
     def plan(self, spec: RunSpec, *, greedy: bool) -> Plan | None:
-        """None for a plain request. Raises InvalidRequest, UnsupportedParameter, TooLarge, Overloaded."""
+        """None for a plain request. Its grammar is `ready`.
+
+        Raises InvalidRequest, UnsupportedParameter, TooLarge, Overloaded.
+        """
         answers = int(spec.params.get("n") or 1)
         if answers > self._slots:
             raise UnsupportedParameter(f"n can be at most {self._slots} here", param="payload.n")
         options = logit_options_of(spec.params, spec.extra, vocabulary=self._vocabulary, greedy=greedy)
         use = _tool_use(spec)
-        rule = self._rule(spec.params, use)
+        rule, param = self._grammar(spec, use)
         if rule is None and options == NONE and answers == 1 and not use.tools:
             return None
-        shaped = (spec.params.get("response_format") or {}).get("type", "text") != "text"
-        param = "payload.response_format" if shaped and not use.forced else "payload.tools"
         prefix = self._dialect.prefix if use.forced else ""
         return Plan(
             options=options,
@@ -119,6 +126,12 @@ class Guidance:
             dialect=self._dialect,
             begun=list(self._tokenizer(prefix, add_special_tokens=False)["input_ids"]) if prefix else [],
         )
+
+    def _grammar(self, spec: RunSpec, use: ToolUse) -> tuple[str | None, str]:
+        """The grammar, or None when any text will do; and the field that is blamed for it."""
+        shaped = (spec.params.get("response_format") or {}).get("type", "text") != "text"
+        param = "payload.response_format" if shaped and not use.forced else "payload.tools"
+        return self._rule(spec.params, use), param
 
     def _rule(self, params: Mapping[str, Any], use: ToolUse) -> str | None:
         """The grammar; None when any text will do."""

@@ -13,9 +13,9 @@ from typing import Any
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec, refuse_unsupported
 from penstock.processors.engines.process.measuring import Meter
+from penstock.processors.guarded.process import Stopped
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
-from penstock.processors.images.guarded import Stopped
 from penstock.processors.images.operations import Encoded
 from penstock.processors.images.planning import MAX_PIXELS, Step, plan
 from penstock.schemas.errors import EngineFailed, InvalidRequest, PenstockError, TooLarge

@@ -30,7 +30,16 @@ from typing import Any
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.background import BackgroundTasks
 from penstock.processors.core.fleet.ledger import OutOfMemory
-from penstock.processors.engines.backend import Backend, Emit, Event, TellsPeak, WarmsUp, leave, load_class
+from penstock.processors.engines.backend import (
+    Backend,
+    Emit,
+    Event,
+    PreparesFirst,
+    TellsPeak,
+    WarmsUp,
+    leave,
+    load_class,
+)
 from penstock.processors.engines.base import EngineInfo, Prepared, RunFailed, RunSpec
 from penstock.processors.engines.process.causes import cause_of, without_places
 from penstock.processors.engines.process.channel import Channel
@@ -186,6 +195,7 @@ class MessageHandler:
 
     def __init__(self, backend: Backend, emit: Emit) -> None:
         self._backend = backend
+        self._first = backend if isinstance(backend, PreparesFirst) else None
         self._emit = emit
         self._prompts: OrderedDict[str, tuple[RunSpec, Any, int]] = OrderedDict()
         self._tokens = 0
@@ -244,22 +254,19 @@ class MessageHandler:
     async def _prepared_aside(self, spec: RunSpec) -> tuple[Prepared, Any] | PenstockError:
         """In the thread, which is started with the first: where memory is short the system may refuse that."""
         try:
+            if self._first is not None:
+                await self._first.before_prepare(spec)
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._prepared, spec)
         except RuntimeError as error:
             return OutOfMemory(f"the prompt was not built: {error}")
+        except Exception as error:
+            return _not_prepared(error)
 
     def _prepared(self, spec: RunSpec) -> tuple[Prepared, Any] | PenstockError:
         try:
             return self._backend.prepare(spec)
-        except PenstockError as error:
-            return error
-        except UnicodeEncodeError:
-            return InvalidRequest("the text holds half of a surrogate pair, which is no character", param="payload")
         except Exception as error:
-            if is_out_of_memory(error):
-                return OutOfMemory(f"the prompt was not built: {type(error).__name__}")
-            logger.exception("engine.prepare_failed")
-            return InternalError(f"{type(error).__name__} while the prompt was built")
+            return _not_prepared(error)
 
     def _run(self, spec: RunSpec, prompt: Any) -> None:
         try:
@@ -286,6 +293,18 @@ class MessageHandler:
         if prompt is not None:
             self._tokens -= prompt[2]
         return prompt
+
+
+def _not_prepared(error: Exception) -> PenstockError:
+    """The error for the sender."""
+    if isinstance(error, PenstockError):
+        return error
+    if isinstance(error, UnicodeEncodeError):
+        return InvalidRequest("the text holds half of a surrogate pair, which is no character", param="payload")
+    if is_out_of_memory(error):
+        return OutOfMemory(f"the prompt was not built: {type(error).__name__}")
+    logger.error("engine.prepare_failed", exc_info=error)
+    return InternalError(f"{type(error).__name__} while the prompt was built")
 
 
 def size_of(spec: RunSpec) -> int:

@@ -183,6 +183,10 @@ class TextBackend:
 
     # -- preparing
 
+    async def before_prepare(self, spec: RunSpec) -> None:
+        """Have its grammar compiled. Raises as `prepare`, and Overloaded."""
+        await self._guidance.ready(spec)
+
     def prepare(self, spec: RunSpec) -> tuple[Prepared, Prompt]:
         """Tokens of the prompt, and of the cache in all; the prompt is its ids, how many may follow, and the plan.
 

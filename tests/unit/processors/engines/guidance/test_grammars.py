@@ -1,6 +1,7 @@
 """Grammars on a small tokenizer: what they allow, what is refused by name, how much is kept."""
 
-import threading
+import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from transformers import PreTrainedTokenizerFast
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.batching.controls import Control
 from penstock.processors.engines.batching.logit_options import LogitOptions
+from penstock.processors.engines.guidance import trials
 from penstock.processors.engines.guidance.dialects import DIALECTS
 from penstock.processors.engines.guidance.forms import json_rule
-from penstock.processors.engines.guidance.grammars import LEAST_BYTES, MOST_COMPILING, Grammars
+from penstock.processors.engines.guidance.grammars import LEAST_BYTES, Grammars
 from penstock.processors.engines.guidance.plan import Guidance
 from penstock.schemas.errors import InvalidRequest, Overloaded, UnsupportedParameter
 
@@ -102,23 +104,70 @@ def test_the_cache_is_bounded_by_bytes_and_forgets_the_oldest() -> None:
     assert made.bytes <= 4 * LEAST_BYTES
 
 
-def test_a_grammar_that_compiles_for_too_long_is_refused_and_so_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = grammars()
-    go_on = threading.Event()
-    monkeypatch.setattr("penstock.processors.engines.guidance.grammars.COMPILE_S", 0.01)
-    monkeypatch.setattr(made, "_compile", lambda grammar, param: go_on.wait(60))
-    for _ in range(MOST_COMPILING):
-        with pytest.raises(InvalidRequest, match="too complex"):
-            made.matcher("start: /a/", PARAM)
-    with pytest.raises(Overloaded):
-        made.matcher("start: /a/", PARAM)
-    go_on.set()
+ENDLESS = [{"type": "integer", "multipleOf": number} for number in (999_983, 999_979, 999_961, 999_959)]
+"""llguidance makes an automaton with a state for each remainder: minutes, within all limits of its own."""
+
+
+async def test_grammars_that_are_never_compiled_are_refused_and_hold_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trials, "COMPILE_CPU_S", 1)
+    monkeypatch.setattr(trials, "PROCESSES", 3)
+    with contextlib.closing(grammars()) as made:
+        refused = [asyncio.create_task(made.ready(rule(schema), PARAM)) for schema in ENDLESS[:2]]
+        await asyncio.wait_for(made.ready(rule({"const": 1}), PARAM), 60)
+        assert accepts(made.matcher(rule({"const": 1}), PARAM), "1")
+        for task in refused:
+            with pytest.raises(InvalidRequest, match="too complex") as caught:
+                await asyncio.wait_for(task, 60)
+            assert caught.value.param == PARAM
+        tried = await pids_of(made, 1)
+        for schema in ENDLESS[:2]:
+            with pytest.raises(InvalidRequest, match="too complex"):
+                await made.ready(rule(schema), PARAM)
+        assert await pids_of(made, 1) == tried, "what is known to be too complex is not tried again"
+    await pids_of(made, 0)
+
+
+async def test_what_a_trial_finds_is_said_as_by_the_engine() -> None:
+    with contextlib.closing(grammars()) as made:
+        with pytest.raises(InvalidRequest, match="uniqueItems") as caught:
+            await made.ready(rule({"type": "array", "uniqueItems": True}), PARAM)
+        assert caught.value.details == {"keywords": ["uniqueItems"]}
+        await made.ready(rule({"type": "integer"}), PARAM)
+
+
+async def test_too_many_that_wait_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "PROCESSES", 1)
+    monkeypatch.setattr(trials, "MOST_WAITING", 1)
+    with contextlib.closing(grammars()) as made:
+        tasks = [asyncio.create_task(made.ready(rule(schema), PARAM)) for schema in ENDLESS[:2]]
+        while made._trials is None or made._trials._waiting < 1:
+            await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded):
+            await made.ready(rule({"const": 2}), PARAM)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await made.ready(rule({"const": 2}), PARAM)
+    await pids_of(made, 0)
+
+
+async def pids_of(made: Grammars, count: int) -> set[int]:
+    """The processes that try grammars, once there are so many of them."""
+    for _ in range(600):
+        if len(found := made.pids()) == count:
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{made.pids()} run in place of {count}")
 
 
 def test_a_model_without_an_end_or_with_an_unknown_tokenizer_refuses_by_name() -> None:
     for made in (grammars(end_ids=[]), Grammars(object(), vocabulary=9, end_ids=[1])):
         with pytest.raises(UnsupportedParameter, match="not supported by this model"):
             made.matcher(rule({}), PARAM)
+        with pytest.raises(UnsupportedParameter, match="not supported by this model"):
+            asyncio.run(made.ready(rule({}), PARAM))
         assert made.token_bytes(1) is None
 
 

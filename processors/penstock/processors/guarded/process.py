@@ -1,14 +1,13 @@
-"""Processes that open hostile images: one job at a time each, ended when late or when the answer breaks the protocol.
+"""Processes for hostile input: one job at a time each, ended when late or when the answer breaks the protocol.
 
-What runs in it is one of the programs beside this file (`decoder`, `processor`), which limit themselves by the kernel's
-means. It gets nothing of this process's environment.
+What runs in one is a program such as `images/decoder.py` or `engines/guidance/trial.py`, which limits itself by the
+kernel's means (`limits.py`). It gets nothing of this process's environment.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import logging
 import os
 import subprocess
@@ -17,8 +16,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar, cast
 
-from penstock.processors.images.wire import write
-from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge
+from penstock.processors.guarded.wire import write
 from penstock.schemas.texts import shortened
 
 logger = logging.getLogger(__name__)
@@ -37,11 +35,6 @@ _OUT_OF_MEMORY = frozenset({"memory", "work_memory"})
 _PIPE_BYTES = 1 << 20
 """As much as the kernel gives to everybody."""
 
-BASE_BYTES = 512 << 20
-"""Address space of one without an image."""
-BYTES_OF_PIXEL = 24
-"""What decoding may hold for each pixel: coefficients of a progressive JPEG, the frame, that turned and converted."""
-
 
 class Stopped(Exception):
     """The job was given up."""
@@ -57,9 +50,9 @@ class Ended(Exception):
 
 
 class Refusal(Exception):
-    """A guarded process has answered why there is no image: `code` is one of its CODE_*, or an error's.
+    """A guarded process has answered why nothing came of a job: `code` is one of its CODE_*, or an error's.
 
-    `place`: which of several images is at fault; `param`: which operation.
+    `place`: which of several inputs is at fault; `param`: which field.
     """
 
     def __init__(self, about: Mapping[str, Any]) -> None:
@@ -69,16 +62,6 @@ class Refusal(Exception):
         self.param = _text(about.get("param"))
         super().__init__(self.message)
 
-    def error(self, param: str, format_name: str) -> PenstockError:
-        """The error for the sender of the image."""
-        match self.code:
-            case "too_large":
-                return TooLarge(f"{param} {self.message}", param=param)
-            case "memory":
-                return InvalidRequest(f"{param}: decoding this {format_name} image takes too much memory", param=param)
-            case _:
-                return InvalidRequest(f"{param} {self.message}", param=param)
-
 
 def _text(value: Any) -> str | None:
     """What a guarded process has written, as a short text that fits into any record; None for what is no text."""
@@ -86,10 +69,13 @@ def _text(value: Any) -> str | None:
 
 
 class GuardedProcess:
-    """`python -m PROGRAM NUMBERS…`, started with its first job. Its methods block; `end` is for any thread."""
+    """`python -m PROGRAM NUMBERS…`, started with its first job. Its methods block; `end` is for any thread.
 
-    def __init__(self, program: str, numbers: Sequence[int]) -> None:
-        self._program, self._numbers = program, numbers
+    `files`: descriptors that it inherits under the same numbers.
+    """
+
+    def __init__(self, program: str, numbers: Sequence[int], files: Sequence[int] = ()) -> None:
+        self._program, self._numbers, self._files = program, numbers, files
         self._process: subprocess.Popen[bytes] | None = None
         self._served = 0
         self._ended = False
@@ -135,7 +121,7 @@ class GuardedProcess:
         except (OSError, ValueError, KeyError, EOFError) as error:
             process.kill()
             code = process.wait()
-            logger.warning("images.process_ended program=%s pid=%d exit_code=%d", self._program, process.pid, code)
+            logger.warning("guarded.process_ended program=%s pid=%d exit_code=%d", self._program, process.pid, code)
             raise Ended(late=late.is_set() or code == -_SIGXCPU) from error
         finally:
             timer.cancel()
@@ -159,15 +145,14 @@ class GuardedProcess:
             threading.Thread(target=_reap, args=(process,), name="guarded-process-end", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        if importlib.util.find_spec("PIL") is None:
-            raise Ended(not_started="Pillow is missing; penstock[worker] installs it")
         try:
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", self._program, *map(str, self._numbers)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # libraries write there what they find in an image
-                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # no secrets where images are opened
+                stderr=subprocess.DEVNULL,  # libraries write there what they find in an input
+                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # no secrets where input is opened
+                pass_fds=self._files,
                 cwd="/",
             )
         except OSError as error:
@@ -177,8 +162,9 @@ class GuardedProcess:
 class GuardedPool:
     """Processes of one program, for any thread: each has one job at a time, and is replaced when it ends."""
 
-    def __init__(self, program: str, numbers: Sequence[int]) -> None:
-        self._program, self._numbers = program, numbers
+    def __init__(self, program: str, numbers: Sequence[int], files: Sequence[int] = ()) -> None:
+        """As of `GuardedProcess`."""
+        self._program, self._numbers, self._files = program, numbers, files
         self._lock = threading.Lock()
         self._idle: list[GuardedProcess] = []
         self._at_work: dict[str, GuardedProcess] = {}
@@ -187,7 +173,7 @@ class GuardedPool:
     def start(self, count: int) -> None:
         """Start so many processes, so that the first jobs need not wait. Raises Ended."""
         for _ in range(count):
-            process = GuardedProcess(self._program, self._numbers)
+            process = GuardedProcess(self._program, self._numbers, self._files)
             process.started()
             self._idle.append(process)
 
@@ -203,7 +189,7 @@ class GuardedPool:
         try:
             yield process
             reusable = True
-        except Refusal as error:  # the image's fault: the process goes on
+        except Refusal as error:  # the input's fault: the process goes on
             reusable = error.code not in _OUT_OF_MEMORY
             raise
         except Ended:
@@ -249,9 +235,9 @@ class GuardedPool:
                 process = self._idle.pop()
                 if process.alive:
                     break
-                process.end()  # somebody ended it while it waited: no image is at fault
+                process.end()  # somebody ended it while it waited: no input is at fault
             else:
-                process = GuardedProcess(self._program, self._numbers)
+                process = GuardedProcess(self._program, self._numbers, self._files)
             self._at_work[key] = process
             return process
 

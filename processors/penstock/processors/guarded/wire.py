@@ -1,6 +1,6 @@
 """What this side and a guarded process say to each other: a JSON object, its length before it, then bytes as it tells.
 
-Not pickle: what has opened a hostile image is not believed any more than the image.
+Not pickle: what has opened hostile input is not believed any more than the input.
 """
 
 from __future__ import annotations
@@ -44,14 +44,6 @@ def read_body(stream: BinaryIO, size: Any, most: int) -> bytes:
     if len(found) < size:
         raise EOFError("the process has ended")
     return found
-
-
-def image_size(about: dict[str, Any], max_pixels: int) -> tuple[int, int]:
-    """Width and height. Raises ValueError for what no image has, KeyError."""
-    width, height = about["width"], about["height"]
-    if type(width) is not int or type(height) is not int or min(width, height) < 1 or width * height > max_pixels:
-        raise ValueError("the process made no image")
-    return width, height
 
 
 def write(stream: BinaryIO, header: dict[str, Any], *bodies: bytes | memoryview) -> None:
