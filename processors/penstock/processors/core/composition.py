@@ -119,7 +119,7 @@ def new_flow(
         emit,
     )
     measurements = Measurements(ledger, estimates, lanes, memory, agenda)
-    failures = LaneFailures(registry, scheduler, endings, retries)
+    failures = LaneFailures(registry, scheduler, endings, retries, grants)
     replicas = Replicas(lanes, memory, measurements, claim, forecast, attempts, failures, agenda, memory_error)
     heads = MemoryHeads(scheduler, lanes, ledger, admission, run_memory, agenda, placement)
     views = Views(ledger, memory, run_memory, heads, forecast)

@@ -229,6 +229,25 @@ def test_a_failed_lane_touches_only_what_waits() -> None:
     assert sorted(world.ended) == [("named", "dead_lettered"), ("turn", "cancelled")]
 
 
+def test_who_waits_behind_a_failed_load_runs_on_a_replica_that_has_come_back() -> None:
+    """Simulator, seed 38707: it was prepared there, and then ended in a way that the table of states does not have."""
+    world = World()
+    world.hold_answers = {ask.LookUp, ask.Prepare}
+    turn = world.submit("turn", line="c")
+    behind = world.submit("behind", line="c")
+    world.flow.replicas.load_failed("m", 0, InvalidRequest("never"), world.now)
+    world.settle()
+    assert turn is not None
+    assert turn.stage is Stage.LOOKING
+    world.up()
+    world.release(ask.LookUp)
+    world.pass_time(1.0)
+    assert behind is not None
+    assert behind.stage is Stage.PREPARING
+    world.release(ask.Prepare)
+    assert (behind.stage, world.ended) == (Stage.RUNNING, [("turn", "failed")])
+
+
 def test_a_turn_on_a_failed_lane_ends_with_the_answer_that_stands_in_its_conversation() -> None:
     """A worker that died before it published the outcome had appended the answer: *failed* would contradict the log."""
     world = World()

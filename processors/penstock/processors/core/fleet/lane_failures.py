@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass
 
 from penstock.processors.core.fleet.lane import Lane
+from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.registry import Registry
@@ -29,6 +30,7 @@ class LaneFailures:
     _scheduler: Scheduler[Work]
     _endings: Endings
     _retries: RetryQueue
+    _grants: Grants
 
     def load_is_hopeless(self, lane: Lane, error: PenstockError) -> None:
         """Requests that wait now are to end with this error, unless another replica serves them."""
@@ -40,6 +42,8 @@ class LaneFailures:
         """End who waited when the load failed, some at a time; whether more may wait."""
         if not lane.served:
             return self._end_removed(lane, now)
+        if lane.ready:
+            lane.fail_error = None  # one that was to be unloaded has come back: they can run
         error = lane.fail_error
         if error is None:
             return False
@@ -47,7 +51,7 @@ class LaneFailures:
         waiting = list(itertools.islice((work for work in near if work.seq <= lane.fail_through), FAILED_AT_ONCE))
         waiting += self._retries.waiting(lane.name)
         for work in waiting:
-            self._endings.end_waiting(work, "lane_failed", error, now)
+            self._end(lane, work, error, now)
         if not waiting:
             lane.fail_error = None
         return bool(waiting)
@@ -66,5 +70,10 @@ class LaneFailures:
             and (work.stage in IN_SCHEDULER or work.stage is Stage.RETRYING)
         ][:FAILED_AT_ONCE]
         for work in waiting:
-            self._endings.end_waiting(work, "lane_failed", error, now)
+            self._end(lane, work, error, now)
         return bool(waiting)
+
+    def _end(self, lane: Lane, work: Work, error: PenstockError, now: float) -> None:
+        if work.stage in (Stage.PREPARING, Stage.READY):  # on a replica that starts nothing new
+            self._grants.take_from_its_replica(lane, work)
+        self._endings.end_waiting(work, "lane_failed", error, now)
