@@ -232,14 +232,18 @@ def test_a_failed_lane_touches_only_what_waits() -> None:
 def test_who_waits_behind_a_failed_load_runs_on_a_replica_that_has_come_back() -> None:
     """Simulator, seed 38707: it was prepared there, and then ended in a way that the table of states does not have."""
     world = World()
+    world.up(slots=4)
+    world.submit("runs")
+    world.flow.orders.desire("m", False, None)
+    world.settle()
     world.hold_answers = {ask.LookUp, ask.Prepare}
     turn = world.submit("turn", line="c")
     behind = world.submit("behind", line="c")
-    world.flow.replicas.load_failed("m", 0, InvalidRequest("never"), world.now)
+    world.flow.replicas.load_failed("m", 1, InvalidRequest("never"), world.now)
     world.settle()
     assert turn is not None
     assert turn.stage is Stage.LOOKING
-    world.up()
+    world.flow.orders.desire("m", True, None)
     world.release(ask.LookUp)
     world.pass_time(1.0)
     assert behind is not None
