@@ -21,6 +21,7 @@ from penstock.processors.core.queue.fetching import Fetching
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
+from penstock.processors.core.requests.suspects import set_apart
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.rooms import Room, Rooms
 from penstock.schemas.topics import CLASSES
@@ -99,7 +100,7 @@ class Starter:
             if walked >= WALK:
                 return None
             if work.alone or work.group is not None:
-                if walked == 0 and not _has_its_replica(lane, work) and self._may_go_apart(lane, work, now):
+                if walked == 0 and self._may_go_apart(lane, rooms, work, now):
                     return self._apart(lane, rooms, work, now)
                 continue
             seen[work.klass] += 1
@@ -130,8 +131,18 @@ class Starter:
         lane.look_due = True  # they come first on it from now on, then who is for the other replicas
         return self._next(lane, now)
 
-    def _may_go_apart(self, lane: Lane, work: Work, now: float) -> bool:
-        return not work.alone or self._may_be_alone(lane, work, now)
+    def _may_go_apart(self, lane: Lane, rooms: list[Room], work: Work, now: float) -> bool:
+        if work.alone:
+            return self._may_be_alone(lane, work, now)
+        kept = next((one for one in lane.ready if one.exclusive is work.group), None)
+        if kept is None:
+            return True
+        # Its group fills the replica that is kept for it: it need not wait for them beside an empty one.
+        empty = [room.replica for room in rooms if not room.replica.holders]
+        leaves = kept.free_slots <= 0 and any(self._memory.is_free(one, work, now) for one in empty)
+        if leaves:
+            set_apart(work)
+        return leaves
 
     def _may_be_alone(self, lane: Lane, work: Work, now: float) -> bool:
         """Whether all others must wait for it: only while nothing but them keeps it from starting, and not for long.
@@ -230,8 +241,3 @@ class Starter:
         if work.run is None or now - work.run.preparing_since < PREPARE_PATIENCE_S:
             room.set_aside(work.cost)
         return UNPREPARED
-
-
-def _has_its_replica(lane: Lane, work: Work) -> bool:
-    """Whether a replica is for its group of suspects only, already."""
-    return not work.alone and any(one.exclusive is work.group for one in lane.ready)

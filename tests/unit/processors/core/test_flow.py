@@ -629,6 +629,24 @@ def test_a_group_of_suspects_has_one_replica(runs: bool) -> None:
     assert [one for one in lane.ready if one.exclusive] == [first if runs else other]
 
 
+def test_a_suspect_leaves_the_others_when_they_fill_their_replica_and_another_is_empty() -> None:
+    """Simulator, seed 49041: it waited for a slot that a long run of its group held, beside an empty replica."""
+    world = World()
+    for number in (0, 1):
+        world.flow.replicas.up("m", number, 1, None, world.now, inline=False)
+    first, second = (world.submit(name, settle=False) for name in ("first", "second"))
+    assert first is not None
+    assert second is not None
+    suspect_all([first, second])
+    world.settle()
+    world.pass_time(1.0)
+    assert {first.stage, second.stage} == {Stage.RUNNING}
+    assert first.group is not second.group
+    world.submit("third")
+    world.pass_time(1.0)
+    assert "third" not in world.running, "nobody else runs beside a suspect"
+
+
 def test_what_was_stopped_a_moment_before_may_have_killed_the_engine() -> None:
     """Found by the simulator: a killer was cancelled, the engine died, and the one run beside it was dead-lettered."""
     world = World()
