@@ -18,6 +18,7 @@ from penstock.processors.core.queue import scheduler
 from penstock.processors.core.requests import registry
 from penstock.processors.core.requests.states import Transition
 from penstock.processors.core.requests.work import Subject, Work
+from penstock.processors.core.starting import RESERVE_AFTER_S
 from penstock.processors.models.desired_models import DesiredModels, OrderTarget
 from penstock.schemas.topics import TP
 
@@ -181,24 +182,33 @@ class Inside:
 
     # -- memory
 
-    def devices_for(self, work: Work) -> list[str]:
-        """Where its run may get memory: devices of replicas with a slot, kept for nobody else; else all.
-
+    def devices_for(self, work: Work, now: float) -> list[str]:
+        """Where its run may get memory: devices of replicas with room for it, kept for nobody else; else all.
         Suspects of a group run on one replica: where one runs, the others wait for that one's device.
         """
-        group = work.group
+        group, need = work.group, 0 if work.run is None else work.run.need_tokens
         beside = [one for one in self.replicas_of(work.lane) if group is not None and one.exclusive is group]
         own = {
             device
             for one in (beside if any(one.holders for one in beside) else self.replicas_of(work.lane))
             if one.state is ReplicaState.READY
             and one.free_slots > 0
+            and now >= one.busy_until
+            and (one.free_tokens is None or need <= one.free_tokens)
             and (one.exclusive is None or one.exclusive is work.group)
             for device in one.devices
         }
         devices = [one.device for one in self._flow.ledger.devices()]
         too_small = self._flow.lanes[work.lane].too_small
         return [device for device in devices if (device in own if own else device not in too_small)] or devices
+
+    def kept_for_first(self, work: Work, now: float) -> Collection[str]:
+        """Devices of a replica that is kept for the first of its queue, which has waited for its cache for a second."""
+        first = next(iter(self._flow.scheduler.candidates(work.lane, now)), None)
+        if first is None or first is work or first.blocked_at is None or now - first.blocked_at < RESERVE_AFTER_S:
+            return ()
+        replica = self._flow.lanes[work.lane].replica_of(first)
+        return () if replica is None else replica.devices
 
     def reserved_for(self, device: str, now: float) -> str | None:
         """For whom room is kept there."""

@@ -135,11 +135,14 @@ class Reasons:
             return None
         if waiting.need_bytes is None:  # of the engine's own cache
             return self._fits_an_engine(work, now)
-        devices = [device for device in self._inside.devices_for(work) if not self._inside.reserved_for(device, now)]
-        free = max((self._free_bytes(device) for device in devices), default=0)
-        if waiting.need_bytes > free or self._others_want_memory(work):
+        devices = [
+            device for device in self._inside.devices_for(work, now) if not self._inside.reserved_for(device, now)
+        ]
+        free = {device: self._free_bytes(device) for device in devices}
+        enough = {device for device, size in free.items() if size >= waiting.need_bytes}
+        if not enough or self._others_want_memory(work) or enough <= set(self._inside.kept_for_first(work, now)):
             return None
-        return f"it needs {waiting.need_bytes} bytes, and {free} are free"
+        return f"it needs {waiting.need_bytes} bytes, and {max(free.values())} are free"
 
     def _free_bytes(self, device: str) -> int:
         """Less what others were measured to use, and what each replica was granted or really holds."""

@@ -96,11 +96,13 @@ class Starter:
     def _in_order(self, lane: Lane, rooms: list[Room], now: float) -> Grant | None:
         seen: dict[str, int] = dict.fromkeys(CLASSES, 0)
         look_ahead = sum([room.replica.look_ahead for room in rooms]) if len(rooms) > 1 else rooms[0].replica.look_ahead
+        before = 0
+        """Candidates before this one that wait for these rooms: others wait for a replica that is not among them."""
         for walked, work in enumerate(self._scheduler.candidates(lane.name, now)):
             if walked >= WALK:
                 return None
             if work.alone or work.group is not None:
-                if walked == 0 and self._may_go_apart(lane, rooms, work, now):
+                if before == 0 and self._may_go_apart(lane, rooms, work, now):
                     return self._apart(lane, rooms, work, now)
                 continue
             seen[work.klass] += 1
@@ -109,6 +111,7 @@ class Starter:
             if room is None:
                 seen[work.klass] -= 1  # it waits for another replica, and takes nobody's place on these
                 continue
+            before += 1
             first, ahead = seen[work.klass] == 1, seen[work.klass] <= look_ahead
             refusal = self._step(lane, work, room, now, may_prepare=ahead, must_fetch=first or room.slots > 0)
             if refusal is None:

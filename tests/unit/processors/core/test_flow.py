@@ -647,6 +647,27 @@ def test_a_suspect_leaves_the_others_when_they_fill_their_replica_and_another_is
     assert "third" not in world.running, "nobody else runs beside a suspect"
 
 
+def test_a_suspect_takes_an_empty_replica_though_one_before_it_waits_for_another_replica() -> None:
+    """Simulator, seed 34752: the first in the queue waited for a replica that other suspects had, all others behind."""
+    world = World(affinity_s=60.0)
+    for number in (0, 1):
+        world.flow.replicas.up("m", number, 4, None, world.now, inline=False)
+    lane = world.flow.lane("m")
+    first = world.submit("first", settle=False)
+    assert first is not None
+    suspect_all([first])
+    world.settle()
+    (kept,) = [one for one in lane.ready if one.exclusive is not None]
+    lane.remember_prefix("c", kept)
+    world.submit("turn", HIGH, line="c")
+    second = world.submit("second", settle=False)
+    assert second is not None
+    suspect_all([second])
+    world.settle()
+    world.pass_time(1.0)
+    assert world.running.keys() == {"first", "second"}
+
+
 def test_what_was_stopped_a_moment_before_may_have_killed_the_engine() -> None:
     """Found by the simulator: a killer was cancelled, the engine died, and the one run beside it was dead-lettered."""
     world = World()
