@@ -96,14 +96,15 @@ class Starter:
     def _in_order(self, lane: Lane, rooms: list[Room], now: float) -> Grant | None:
         seen: dict[str, int] = dict.fromkeys(CLASSES, 0)
         look_ahead = sum([room.replica.look_ahead for room in rooms]) if len(rooms) > 1 else rooms[0].replica.look_ahead
-        before = 0
-        """Candidates before this one that wait for these rooms: others wait for a replica that is not among them."""
+        waited_for: list[Replica] = []
+        """By candidates before this one, among these rooms. Some wait for a replica that is not among them."""
         for walked, work in enumerate(self._scheduler.candidates(lane.name, now)):
             if walked >= WALK:
                 return None
             if work.alone or work.group is not None:
-                if before == 0 and self._may_go_apart(lane, rooms, work, now):
-                    return self._apart(lane, rooms, work, now)
+                free = rooms if not waited_for else self._empty(rooms, waited_for, work, now)
+                if free and self._may_go_apart(lane, free, work, now):
+                    return self._apart(lane, free, work, now)
                 continue
             seen[work.klass] += 1
             one_room = work.run is None and len(lane.ready) == 1
@@ -111,7 +112,7 @@ class Starter:
             if room is None:
                 seen[work.klass] -= 1  # it waits for another replica, and takes nobody's place on these
                 continue
-            before += 1
+            waited_for.append(room.replica)
             first, ahead = seen[work.klass] == 1, seen[work.klass] <= look_ahead
             refusal = self._step(lane, work, room, now, may_prepare=ahead, must_fetch=first or room.slots > 0)
             if refusal is None:
@@ -133,6 +134,17 @@ class Starter:
         min(able, key=lambda room: len(room.replica.holders)).replica.exclusive = work.group
         lane.look_due = True  # they come first on it from now on, then who is for the other replicas
         return self._next(lane, now)
+
+    def _empty(self, rooms: list[Room], waited_for: list[Replica], work: Work, now: float) -> list[Room]:
+        """Where a suspect can run now and takes nothing from those before it; one that must run alone waits for them."""
+        return [
+            room
+            for room in rooms
+            if not work.alone
+            and not room.replica.holders
+            and room.replica not in waited_for
+            and self._memory.is_free(room.replica, work, now)
+        ]
 
     def _may_go_apart(self, lane: Lane, rooms: list[Room], work: Work, now: float) -> bool:
         if work.alone:
