@@ -846,6 +846,19 @@ def test_a_record_that_is_delivered_again_after_partitions_were_added_is_still_t
     assert (world.committed(HIGH), world.committed(LOW)) == (1, 1)
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_record_that_was_moved_is_not_taken_when_the_partition_has_become_its_own(moved: bool) -> None:
+    """Simulator, seed 91593: partitions were added between two deliveries; it ran although it had been moved."""
+    world = World()
+    world.up(inline=True)
+    world.hold_answers = set() if moved else {ask.Republish}
+    world.submit("r", HIGH, line="c", belongs_on=3)
+    world.submit("r", HIGH, line="c", offset=0)
+    assert not world.running
+    world.release(ask.Republish)
+    assert world.committed(HIGH) == 1
+
+
 STANDS = Finished(run_id="", output={"text": "it stands"}, finish_reason="stop")
 
 

@@ -218,10 +218,11 @@ class Arrivals:
     def _gate_id(self, read: Taken | Poison, key: WorkKey) -> str:
         """What names the work in the gate: the same request at a second offset is held back, except on its way home.
 
-        A record that was taken here belongs here, though partitions were added since.
+        Partitions may be added between two deliveries of a record: it keeps the name under which it was taken.
         """
         if isinstance(read, Poison):
             return f"poison {key}"
         name = f"{read.request.tenant}/{read.request.request_id}"
+        names = name, f"moved {key}"
         moves = read.belongs_on is not None or read.pool is not None
-        return f"moved {key}" if moves and not self._gate.took(key[:2], key[2], name) else name
+        return names[not moves] if self._gate.took(key[:2], key[2], names[not moves]) else names[moves]
