@@ -52,6 +52,7 @@ TABLE = {
     "overloaded": (503, True, "overloaded_error"),
     "broker_unavailable": (503, True, "overloaded_error"),
     "registry_unavailable": (503, True, "overloaded_error"),
+    "store_unavailable": (503, True, "overloaded_error"),
     "expired": (504, False, "timeout_error"),
     "execution_timeout": (504, False, "timeout_error"),
 }

@@ -136,7 +136,7 @@ class Starter:
         return self._next(lane, now)
 
     def _empty(self, rooms: list[Room], waited_for: list[Replica], work: Work, now: float) -> list[Room]:
-        """Where a suspect can run now and takes nothing from those before it; one that must run alone waits for them."""
+        """Where a suspect can run now and takes nothing from those before it. One that must run alone waits."""
         return [
             room
             for room in rooms

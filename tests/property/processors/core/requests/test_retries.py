@@ -27,6 +27,7 @@ RETRYABLE = frozenset(
         "broker_unavailable",
         "registry_unavailable",
         "source_unavailable",
+        "store_unavailable",
         "stream_restarted",
     }
 )
