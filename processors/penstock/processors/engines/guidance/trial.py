@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
     memory_bytes, descriptor = (int(text) for text in argv)
     limit_this_process(memory_bytes)
     os.nice(_NICENESS)
+    os.environ["RAYON_NUM_THREADS"] = "1"  # threads of llguidance, one a core, would take the address space
     with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # another description: it begins at the beginning
         facts = TokenizerFacts(**json.load(file))
     tokenizer = llguidance_tokenizer(facts)
