@@ -248,6 +248,8 @@ class Starter:
         if work.stage is Stage.PARKED and (work.alone or work.group is not None):
             self._fetching.fetch_one(lane, work)  # it keeps others waiting until it has run
         elif work.stage is Stage.PARKED:
+            if (device := self._memory.others_lack(replica, work, now)) is not None:
+                return Refusal("memory", device=device)
             self._fetching.fetch(lane, work.klass, at_least_one=must_fetch)
         elif work.stage is Stage.QUEUED:
             if not may_prepare:

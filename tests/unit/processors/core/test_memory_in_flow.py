@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from card_driver import GB, Card, card, gb
+from flow_driver import HIGH, LOW, MEDIUM
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.replica import ReplicaState
 from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.fleet.views import PlacementSettings
+from penstock.processors.core.queue.budget import FACT_BYTES
 from penstock.processors.core.queue.slack import SlackSettings
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity
 from penstock.schemas.records import Requirements
@@ -131,6 +133,28 @@ def test_a_large_request_delays_small_ones_by_no_more_than_the_bound_and_runs() 
     world.pass_steps(15.0, each=small)
     assert max(waits) <= 10.0 + 5.0, "the longest reservation, and a few runs"
     assert len(waits) > 30
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_parked_requests_are_not_read_again_to_wait_for_memory(inline: bool) -> None:
+    """The first one waits with its bytes. Behind it each turn read one more again, until nothing was parked."""
+    total_bytes = 60_000
+    world = Card(80, {"a": gb(10, run=30)}, slots=8, intake_bytes=total_bytes)
+    world.inline = inline
+    world.configure()
+    world.observe()
+    for number in range(90):
+        world.submit(f"r{number}", klass=(HIGH, MEDIUM, LOW)[number % 3], size=2000)
+    world.pass_steps(10)
+    assert len(world.running) == 2
+    assert world.flow.budget.used_bytes <= total_bytes + 90 * FACT_BYTES
+    waiting = [work for work in world.flow.works.values() if work.request_id not in world.running]
+    assert sum(work.body is not None for work in waiting) <= 3 * 3 + 1, "of each class those that its share holds"
+    for left in range(90, 0, -1):
+        world.pass_time(0.1)
+        assert len(world.running) == min(2, left)
+        world.finish(next(iter(world.running)))
+    assert len(world.ended) == 90
 
 
 def test_an_idle_model_goes_for_one_that_is_waited_for_and_comes_back_when_it_is() -> None:

@@ -110,6 +110,11 @@ class RunMemory:
             self._seen.add(device)
             lane.run_wants[device] = RunWant(work, replica, device, run_bytes(replica, work))
 
+    def others_lack(self, replica: Replica, work: Work, now: float) -> str | None:
+        """The device that lacks memory for its run, and for one that this walk has met before it."""
+        device = self.short_device(replica, work, now)
+        return device if device in self._seen else None
+
     def grant(self, replica: Replica, work: Work, now: float) -> Grant | None:
         """Give it what it takes, which is free; None when it takes nothing."""
         need = run_bytes(replica, work)
