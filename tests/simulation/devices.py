@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from penstock.processors.core import effects as ask
@@ -46,6 +47,9 @@ class Memory:
         self._settings: PlacementSettings = life.cluster.plan.settings.placement
         self.seen: dict[str, int] = {}
         """By device that was measured in this life, what others used of it then."""
+        self._shortest_load_s: dict[str, float] = {}
+        """By model, of the loads that were seen. What a load takes is a mean: one that took long, while the worker stood
+        still, is soon outweighed by another."""
         self._runs = 0
         self._inside.after_each_memory_grant(self._granted)
         self._inside.before_each_grant(self._run_begins)
@@ -69,16 +73,24 @@ class Memory:
         replica = self._inside.replica(effect.model, effect.replica)
         if replica is None or effect.reason not in ("turn", "class", "stands"):
             return
+        self._note_loads()
         resided = self._life.world.now - replica.ready_at
-        took = 0.5 * (replica.ready_at - replica.load_began)
+        took = 0.5 * self._shortest_load_s[replica.model]
         least = max(self._settings.min_turn_s, self._settings.turn_factor * took) if effect.reason == "turn" else took
         if effect.reason == "stands" and replica.holders:
             raise Violation(f"hysteresis: {replica} is given up because nothing runs on it, and {replica.holders} run")
         if resided < least - 1e-6:
             raise Violation(f"hysteresis: {replica} is given up ({effect.reason}) {resided:.3f} s after it was ready")
 
+    def _note_loads(self) -> None:
+        for replica in self._inside.replicas():
+            if isfinite(replica.ready_at):
+                load_s = replica.ready_at - replica.load_began
+                self._shortest_load_s[replica.model] = min(load_s, self._shortest_load_s.get(replica.model, load_s))
+
     def look(self) -> None:
         """Each grant belongs to a replica or to a run that is there."""
+        self._note_loads()
         inside = self._inside
         held = [grant for replica in inside.replicas() for grant in inside.grants_of(replica)]
         if {grant.number for grant in held} != {grant.number for grant in inside.grants()}:
