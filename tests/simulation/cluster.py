@@ -293,7 +293,7 @@ class Cluster:
             if other.line == work.line
             and work.line is not None
             and other is not work
-            # Turns of other classes may go first; one that has begun and starts again holds the conversation.
-            and (other.seq < work.seq or other.holds_line)
+            # A turn may pass those of other classes; one that has begun and starts again holds the conversation.
+            and (other.holds_line or (other.klass == work.klass and other.seq < work.seq))
         )
         return "conversation" if any(life.told.pauses(other.lane, other.klass) for other in before) else None
