@@ -175,13 +175,21 @@ class Reasons:
             return "no slack is kept from it"
         if any(holder.lane == work.lane for holder in self._inside.holders()):
             return None
-        told = self._life.told
-        for other in self._inside.works():
-            urgent = other.lane == work.lane and other.klass != "low" and other.stage in IN_SCHEDULER
-            if urgent and not told.pauses(other.lane, other.klass) and self._inside.eligible(other):
-                return None
+        if self._urgent_waits(work):
+            return None
         recent = HALF_LIVES * slack.half_life_s
         return None if now - self._last_start.get(work.lane, -recent) < recent else "nothing urgent comes"
+
+    def _urgent_waits(self, work: Work) -> bool:
+        told = self._life.told
+        return any(
+            other.lane == work.lane
+            and other.klass != "low"
+            and other.stage in IN_SCHEDULER
+            and not told.pauses(other.lane, other.klass)
+            and self._inside.eligible(other)
+            for other in self._inside.works()
+        )
 
     def _is_next(self, work: Work, now: float) -> str | None:
         """Its place in the order is the reason: others start before it, or all slots are taken."""
@@ -195,6 +203,8 @@ class Reasons:
             return self._may_claim_the_worker(alone)
         if self._moves(work, now) or self._inside.is_paced(work, now):
             return None
+        if self._life.cluster.plan.settings.slack is not None and work.klass == "low" and self._urgent_waits(work):
+            return None  # whatever the urgent one waits for
         return f"{self._inside.describe_room(work)}, and nothing starts before it"
 
     def _may_claim_the_worker(self, alone: Work) -> str | None:
