@@ -97,6 +97,7 @@ class Cluster:
         self.clients: Clients | None = None
         self.broker_down_until = 0.0
         self.calm = False
+        self.deaths_in_calm = 0
         """No more faults happen."""
         self.hosts = [Host(f"w{number}", plan) for number in range(plan.workers)]
         self._rng = self.world.stream("cluster")
@@ -150,6 +151,7 @@ class Cluster:
         if life.gone:
             return
         self.world.note(f"{life.name} is killed by {why}")
+        self.deaths_in_calm += self.calm
         life.die()
         self.coordinator.unreachable(life)
         self.ended(life, orderly=False)

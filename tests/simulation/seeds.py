@@ -19,6 +19,8 @@ from simulation.truth import Violation
 FAULTS_S = 6.0
 """Faults happen in this time; after it and the last request there are none."""
 QUIET_WITHIN_S = 300.0
+AFTER_A_DEATH_S = 30.0
+"""So much more for each worker that a prompt kills after that: a reservation of memory may last so long in each life."""
 LOOK_S = 0.25
 REST_S = 3.0
 MOST_STEPS = 150_000
@@ -78,7 +80,7 @@ class _Watch:
             self.over = True
         elif self._rests(world.now):
             self.over = self.standing = True
-        elif world.now >= self._give_up:
+        elif world.now >= self._give_up + AFTER_A_DEATH_S * self._cluster.deaths_in_calm:
             self.stuck = True
         else:
             world.at(LOOK_S, None, "looks", self._look)
