@@ -129,9 +129,10 @@ class World:
         task: str = "text_generation",
         requirements: Requirements | None = None,
         offset: int | None = None,
+        origin: Origin | None = None,
         settle: bool = True,
     ) -> Work | None:
-        """`offset`: of a record that is delivered again; None for a new one."""
+        """`offset`: of a record that is delivered again; None for a new one. `origin`: of a record that was moved."""
         tp = (topic or klass, 0)
         if offset is None:
             offset = self.offsets.get(tp, 0)
@@ -152,7 +153,7 @@ class World:
         )
         read = Taken(
             request=request,
-            origin=Origin(topic=tp[0], partition=0, offset=offset, append_time_ms=self.wall_ms),
+            origin=origin or Origin(topic=tp[0], partition=0, offset=offset, append_time_ms=self.wall_ms),
             klass=klass,
             line=line,
             attempt=1,

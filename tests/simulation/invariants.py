@@ -9,7 +9,7 @@ from penstock.processors.core.commit import donemap
 from penstock.processors.core.queue.budget import FACT_BYTES
 from penstock.processors.core.requests.retries import BASE_DELAY_S, MAX_DELAY_S
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.requests.work import Work, WorkKey
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
 from simulation.devices import Memory
 from simulation.grants import Grants
@@ -212,10 +212,13 @@ class Checks:
         """A worker dies: its journal may blame only what was on an engine, or about to be."""
         if "blame" not in self._cluster.plan.checks:
             return
-        stages = {(work.key, work.request_id): work.stage for work in life.inside.works()}
+        stages: dict[tuple[WorkKey, str], set[Stage]] = {}
+        for work in life.inside.works():
+            stages.setdefault((work.first_key, work.request_id), set()).add(work.stage)
         for one in life.host.journal.running:
-            if stages.get(one) not in ON_LANE:
-                raise Violation(f"blame: {life.name} dies, and {one} is blamed, which is {stages.get(one, 'over')}")
+            copies = stages.get(one, set[Stage]())
+            if copies.isdisjoint(ON_LANE):
+                raise Violation(f"blame: {life.name} dies, and {one} is blamed, which is {sorted(copies) or 'over'}")
 
     # -- bounds
 

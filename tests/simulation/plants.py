@@ -502,7 +502,7 @@ def journal_blames_finished() -> list[Patch]:
             transition(self, work, event, after)
             self._emit = emit
             if event == "delivered":
-                emit(RunEnded(work.key, work.request_id))
+                emit(RunEnded(work.first_key, work.request_id))
 
         return late
 

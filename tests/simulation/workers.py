@@ -360,7 +360,7 @@ class Life(Actor):
     def _start(self, effect: ask.Start) -> None:
         work = self.inside.work_of(effect.subject)
         run = work.run
-        self.host.journal.started(work.key, work.request_id)
+        self.host.journal.started(work.first_key, work.request_id)
         if run is None or run.run_id != effect.run_id or work.stage is not Stage.RUNNING:
             return
         engine = self.engine(work.lane, run.replica)

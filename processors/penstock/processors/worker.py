@@ -291,7 +291,7 @@ class Worker:
         """What was done for a request broke this worker: that counts as if it had run, or it would break each one."""
         subject = _subject(effect)
         if subject is not None:
-            self._rooms.journal.started(subject.key, subject.request_id)
+            self._rooms.journal.started(subject.first_key, subject.request_id)
 
     def _apply_pauses(self) -> None:
         wanted = self._rooms.flow.pauses() | self._inbox.aside
@@ -302,7 +302,7 @@ class Worker:
     # -- effects
 
     def _start(self, effect: ask.Start) -> None:
-        self._rooms.journal.started(effect.subject.key, effect.subject.request_id)
+        self._rooms.journal.started(effect.subject.first_key, effect.subject.request_id)
         if not effect.inline:
             self._rooms.journal.flush()  # an engine that runs elsewhere can take the worker with it
         self._rooms.execution.start(effect)

@@ -21,7 +21,8 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, int, int]
-"""(topic, partition, offset)"""
+"""(topic, partition, offset) of a request's first record. A copy that was moved to another partition has the same one:
+a worker that dies before it commits moves the record again in its next life, and each copy would begin at no deaths."""
 RecordId = tuple[Key, str]
 """The same record of the same topic: its key and its request_id."""
 

@@ -110,8 +110,8 @@ class Endings:
             return True
         self._registry.transition(work, "delivered", Stage.DONE)
         # What ended unrun, for its deaths, keeps them: it may be delivered again before its offset is committed.
-        if work.started_at is not None and self._deaths(work.key, work.request_id):
-            self._emit(ForgetDeaths(work.key, work.request_id))
+        if work.started_at is not None and self._deaths(work.first_key, work.request_id):
+            self._emit(ForgetDeaths(work.first_key, work.request_id))
         self._holdings.complete(work)
         self._emit(status_event(work, status, done=True))
         return True

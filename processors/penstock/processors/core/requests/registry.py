@@ -79,7 +79,7 @@ class Registry:
             self.transitions.add((str(before), event, str(after)))
         work.stage = after
         if before is Stage.RUNNING:
-            self._emit(RunEnded(work.key, work.request_id))
+            self._emit(RunEnded(work.first_key, work.request_id))
         if (after in ENDING) != (before in ENDING):
             change = 1 if after in ENDING else -1
             self.endings[work.tp] += change

@@ -41,7 +41,7 @@ class Screening:
             self._memory.check_fits(self._lanes[work.lane], read.request.requirements)
         except PenstockError as error:
             return error
-        deaths = self._deaths(work.key, work.request_id)
+        deaths = self._deaths(work.first_key, work.request_id)
         if deaths >= work.max_attempts:
             return EngineFailed(f"{deaths} times a worker died while it ran")
         work.alone = deaths >= 2

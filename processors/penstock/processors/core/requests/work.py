@@ -19,6 +19,10 @@ WorkKey = tuple[str, int, int]
 """(topic, partition, offset) of the record that this worker holds."""
 
 
+def key_of(place: Origin) -> WorkKey:
+    return (place.topic, place.partition, place.offset)
+
+
 @fixed
 class Body:
     """The decoded request and the record it came from; dropped while the request is parked."""
@@ -51,6 +55,11 @@ class Subject:
     origin: Origin
     """The first record of the request."""
     body: Body | None
+
+    @property
+    def first_key(self) -> WorkKey:
+        """Where its first record stands: copies that were moved elsewhere have the same one."""
+        return key_of(self.origin)
 
     @property
     def request(self) -> InferenceRequest:
@@ -195,6 +204,11 @@ class Work:
     def origin(self) -> Origin:
         """The first record of the request."""
         return self.first_place
+
+    @property
+    def first_key(self) -> WorkKey:
+        """Where its first record stands: copies that were moved elsewhere have the same one."""
+        return key_of(self.first_place)
 
     @property
     def request(self) -> InferenceRequest:
