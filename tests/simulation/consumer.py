@@ -117,6 +117,8 @@ class Consumer:
 
     def goes_over_again(self, tp: TP, delivered: int) -> bool:
         """Whether it has yet to read again what it read before, or what was `delivered` before this assignment."""
+        if tp in self._life.membership.about_to_read:
+            return delivered > 0
         return tp in self.positions and self.positions[tp] < max(delivered, self.ends[tp])
 
     def _fetch(self) -> None:

@@ -67,6 +67,8 @@ class Membership:
         """What is committed of its partitions, as far as it knows."""
         self._sent: Offsets = {}
         """What it has sent last in this assignment, whatever the answer was."""
+        self.about_to_read: frozenset[TP] = frozenset()
+        """Of an assignment whose logs were looked at, and whose offsets are not told yet: nothing is read."""
         self._joining = False
         self._committing = False
 
@@ -75,6 +77,7 @@ class Membership:
         if self._life.stopping or self._joining:
             return
         self._joining = True
+        self.about_to_read = frozenset()
         self._remember_what_was_read()
         self._life.consumer.revoked()
         self._life.network.ask(
@@ -114,7 +117,10 @@ class Membership:
                 self._disturb(assigned)
             committed = self._group.committed(assigned)
             begun = self._lost_logs.at_assignment(self._broker(generation), committed, _give_up)
-            return None if begun is None else (dict(begun), begun is not committed)
+            if begun is None:
+                return None
+            self.about_to_read = frozenset(assigned)
+            return dict(begun), begun is not committed
 
         self._life.network.ask(
             "group", "asks for offsets", look, lambda offsets: self._offsets_told(generation, assigned, offsets)
@@ -172,7 +178,7 @@ class Membership:
     def _assigned(self, generation: int, assigned: tuple[TP, ...], offsets: Offsets) -> None:
         if generation != self._group.generation:
             return  # over already: the next one is on its way
-        self.generation = generation
+        self.generation, self.about_to_read = generation, frozenset()
         fenced, self._fenced = self._fenced, False
         self._known, self._sent = {tp: offsets[tp] for tp in assigned}, {}
         self._mending = False

@@ -75,9 +75,11 @@ class LostLogs:
     def has_read(self, tp: TP, end: int, committed: Collection[Committed]) -> None:
         """A partition is taken from this consumer, which has read its log up to `end`, and may have `committed`.
 
-        If it gets the partition back it may go on with work on records that it has read, and not committed.
+        If it gets the partition back it may go on with work on records that it has read, and not committed. That may be
+        work of an assignment before this one, of which this one has not read the records again.
         """
-        self._read[tp] = end, committed
+        before, _ = self._read.get(tp, (0, ()))
+        self._read[tp] = max(end, before), committed
 
     def position_refused(self, tp: TP, committed: Committed) -> None:
         """The log did not hold what this consumer has read. Remembered until an assignment or `begin_again` mends it.
@@ -104,7 +106,9 @@ class LostLogs:
         }
         for tp in ends:
             if tp not in cut:
-                self._forget(tp)
+                self._refused.pop(tp, None)
+                if committed[tp] not in self._read.get(tp, (0, ()))[1]:
+                    self._read.pop(tp, None)  # others have committed since: what was read here is theirs, or gone
         if not cut:
             return committed
         lowered = self.begin_again(kafka, {tp: committed[tp] for tp in cut}, cut, wait)

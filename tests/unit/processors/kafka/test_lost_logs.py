@@ -162,6 +162,21 @@ def test_a_log_that_ends_before_what_was_read_of_it_begins_again(now: Committed,
     assert logs.at_assignment(kafka, {A: (20, "")}, never) == {A: (20, "")}, "it is asked once"
 
 
+@pytest.mark.parametrize(
+    ("between", "begins"), [((0, ""), (0, "")), ((7, ""), (7, ""))], ids=["it kept its work", "another member had it"]
+)
+def test_what_was_read_counts_until_others_commit(between: Committed, begins: Committed) -> None:
+    """Work is kept over two assignments; in the second one nothing was read yet when it ended (seed 51244)."""
+    kafka, logs = FakeConsumer({A: Extent(0, 50)}), LostLogs("beginning")
+    logs.has_read(A, 50, [(0, "")])
+    assert logs.at_assignment(kafka, {A: between}, never) == {A: between}
+    logs.has_read(A, 0, [between])
+    kafka = FakeConsumer({A: Extent(0, 40)})
+    lowered = logs.at_assignment(kafka, {A: between}, never)
+    assert lowered == {A: begins}
+    assert kafka.commits == ([{A: begins}] if between == (0, "") else [])
+
+
 def test_it_is_looked_at_twice() -> None:
     kafka = FakeConsumer({A: Extent(0, 99)}, grows=1)
     assert assigned(kafka, {A: (100, "")}) == ({A: (100, "")}, [])
