@@ -48,8 +48,8 @@ class Memory:
         self.seen: dict[str, int] = {}
         """By device that was measured in this life, what others used of it then."""
         self._shortest_load_s: dict[str, float] = {}
-        """By model, of the loads that were seen. What a load takes is a mean: one that took long, while the worker stood
-        still, is soon outweighed by another."""
+        """By model, of the loads that were seen. What a load takes is a mean: one that took long, while the worker
+        stood still, is soon outweighed by another."""
         self._runs = 0
         self._inside.after_each_memory_grant(self._granted)
         self._inside.before_each_grant(self._run_begins)

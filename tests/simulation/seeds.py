@@ -20,7 +20,7 @@ FAULTS_S = 6.0
 """Faults happen in this time; after it and the last request there are none."""
 QUIET_WITHIN_S = 300.0
 AFTER_A_DEATH_S = 30.0
-"""So much more for each worker that a prompt kills after that: a reservation of memory may last so long in each life."""
+"""So much more for each worker that a prompt kills after that: a reservation may last so long in each life."""
 LOOK_S = 0.25
 REST_S = 3.0
 MOST_STEPS = 150_000

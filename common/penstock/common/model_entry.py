@@ -111,6 +111,9 @@ class ModelEntry(Section):
     """Loaded when the worker starts, if memory lies free; else with the first request for it."""
     keep_alive: Annotated[float | None, BeforeValidator(seconds)] = None
     """Unloaded after so long without a request: seconds, or a text as `5m`; null: when others need its memory."""
+    max_execution_s: float | None = Field(default=None, gt=0)
+    """The longest run of a request for it, in seconds, in place of `worker.max_execution_s`; a request's own
+    `execution_timeout_ms` can only shorten it."""
     trust_remote_code: bool = False
     """Run the Python code that its folder brings. Weights are read from safetensors or GGUF in any case."""
     defaults: dict[str, Any] = Field(default_factory=dict[str, Any])

@@ -93,7 +93,7 @@ def new_flow(
     statuses = Statuses(emit, settings.status_linger_s, explainer, waits.ran)
     streams = Streams(emit, settings.chunk_linger_s)
     steps = Steps(emit)
-    grants = Grants(registry, scheduler, statuses, run_memory, claim, emit, settings.max_execution_s)
+    grants = Grants(registry, scheduler, lanes, statuses, run_memory, claim, emit, settings.max_execution_s)
     fetching = Fetching(registry, scheduler, budget, emit)
     rooms = Rooms(admission, grants, run_memory, settings.affinity_s)
     starter = Starter(scheduler, admission, claim, grants, fetching, rooms, statuses, run_memory)

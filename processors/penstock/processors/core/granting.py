@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.processors.core.alone import AloneClaim
 from penstock.processors.core.effects import Begin, CancelRun, Effect, Prepare, Start
-from penstock.processors.core.fleet.lane import Lane
+from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.replica import Replica
 from penstock.processors.core.fleet.run_memory import RunMemory
 from penstock.processors.core.queue.scheduler import Scheduler
@@ -24,6 +24,7 @@ class Grants:
 
     _registry: Registry
     _scheduler: Scheduler[Work]
+    _lanes: Lanes
     _statuses: Statuses
     _memory: RunMemory
     _claim: AloneClaim
@@ -85,8 +86,11 @@ class Grants:
         self._emit(Start(work.subject, run.run_id, run.replica, run.prepared, limit_s, inline))
 
     def _time_limit_s(self, work: Work) -> float:
+        """Of its model, or else of the worker; the request's own can only shorten it."""
         own_ms = None if work.body is None else work.body.request.execution_timeout_ms
-        return self._max_execution_s if own_ms is None else min(self._max_execution_s, own_ms / 1000)
+        of_model_s = self._lanes[work.lane].spec.max_execution_s
+        longest_s = self._max_execution_s if of_model_s is None else of_model_s
+        return longest_s if own_ms is None else min(longest_s, own_ms / 1000)
 
     def leave(self, lane: Lane, work: Work) -> bool:
         """The work has ended, or must start again: its grant comes back. Whether there is more room than before."""

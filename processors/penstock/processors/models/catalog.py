@@ -40,6 +40,7 @@ class ModelConfig:
     preload: bool = True
     keep_alive_s: float | None = None
     """None: until others need its memory."""
+    max_execution_s: float | None = None
     adapters: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the payload, in its normal form, for requests that leave them out."""
@@ -73,6 +74,7 @@ class ModelConfig:
             pinned=entry.pinned,
             preload=entry.preload,
             keep_alive_s=entry.keep_alive,
+            max_execution_s=entry.max_execution_s,
             adapters=tuple(entry.adapters),
             defaults=defaults,
         )

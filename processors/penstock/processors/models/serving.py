@@ -108,6 +108,7 @@ class Serving:
             pinned=config.pinned,
             preload=config.preload,
             keep_alive_s=config.keep_alive_s,
+            max_execution_s=config.max_execution_s,
             dtype=_dtype(config),
             source=f"{config.source}@{config.revision}" if config.revision else config.source,
             options=engine_identity(config),

@@ -6,6 +6,7 @@ import pytest
 
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
+from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.suspects import suspect_all
 from penstock.processors.engines.base import Finished
@@ -372,6 +373,22 @@ def test_a_run_that_takes_too_long_is_ended() -> None:
     world.pass_time(1.0)
     assert world.ended == [("r", "failed")]
     assert not world.running
+
+
+@pytest.mark.parametrize(
+    ("of_model_s", "own_ms", "runs_s"),
+    [(None, None, 60.0), (5.0, None, 5.0), (300.0, None, 300.0), (300.0, 2000, 2.0), (5.0, 10_000, 5.0)],
+)
+def test_a_model_may_have_its_own_longest_run(of_model_s: float | None, own_ms: int | None, runs_s: float) -> None:
+    """In place of the worker's; the request's own can only shorten it."""
+    world = World(max_execution_s=60.0)
+    world.flow.orders.configure({"m": ModelSpec(model="m", max_execution_s=of_model_s)}, world.now)
+    world.up(inline=True)
+    world.submit("r", execution_timeout_ms=own_ms)
+    world.pass_time(runs_s - 0.5)
+    assert not world.ended
+    world.pass_time(1.0)
+    assert world.ended == [("r", "failed")]
 
 
 def test_far_requests_are_parked_and_read_again_in_order() -> None:

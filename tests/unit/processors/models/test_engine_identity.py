@@ -32,6 +32,7 @@ OF_CONFIG: dict[str, tuple[Any, bool]] = {
     "pinned": (True, False),
     "preload": (False, False),
     "keep_alive_s": (5.0, False),
+    "max_execution_s": (60.0, False),
     "adapters": (("a/b",), True),
     "defaults": ({"max_tokens": 3}, False),
 }
@@ -55,6 +56,7 @@ OF_ENTRY: dict[str, tuple[Any, bool]] = {
     "pinned": (True, False),
     "preload": (False, False),
     "keep_alive": ("5m", False),
+    "max_execution_s": (60.0, False),
     "trust_remote_code": (True, True),
     "defaults": ({"max_tokens": 3}, False),
     "options": ({"threads": 2}, True),

@@ -42,6 +42,8 @@ class ModelSpec:
     pinned: bool = False
     preload: bool = False
     keep_alive_s: float | None = None
+    max_execution_s: float | None = None
+    """The longest run of it, in place of the worker's; None: as the worker has it."""
     dtype: str = ""
     source: str = ""
     """Its files: what was measured of them holds for another model that has the same."""
