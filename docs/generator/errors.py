@@ -74,7 +74,7 @@ WHEN: dict[str, str] = {
     "store_unavailable": "The store of artifacts did not take or give something; the message names place and cause.",
     "source_unavailable": "Another server, from which an image was to be fetched, was not reached or did not answer.",
     "expired": "The request's deadline passed before it ran.",
-    "execution_timeout": "The run took longer than `execution_timeout_ms`, or than `max_execution_s` of its model or the worker.",
+    "execution_timeout": "The run took longer than `execution_timeout_ms`, or than `max_execution_s` allows.",
     "engine_failed": "The engine failed, or its process died, at every attempt.",
     "dead_lettered": "The request was put aside, see `penstock dlq list`.",
     "stream_restarted": "An OpenAI stream was begun anew by another attempt with another text than was sent.",
