@@ -209,13 +209,17 @@ class Checks:
                 raise Violation(f"vanished: the record of {work} is gone, and no dead letter says so")
 
     def journal_blames(self, life: Life) -> None:
-        """A worker dies: its journal may blame only what was on an engine, or about to be."""
+        """A worker dies: its journal may blame only what was on an engine, or about to be.
+
+        What has ended in the turn in which a worker broke is blamed too: the journal does not hear of it any more.
+        """
         if "blame" not in self._cluster.plan.checks:
             return
         stages: dict[tuple[WorkKey, str], set[Stage]] = {}
         for work in life.inside.works():
             stages.setdefault((work.first_key, work.request_id), set()).add(work.stage)
-        for one in life.host.journal.running:
+        unheard = {(one.key, one.request_id) for one in life.flow.take_effects() if isinstance(one, ask.RunEnded)}
+        for one in life.host.journal.running.keys() - unheard:
             copies = stages.get(one, set[Stage]())
             if copies.isdisjoint(ON_LANE):
                 raise Violation(f"blame: {life.name} dies, and {one} is blamed, which is {sorted(copies) or 'over'}")
