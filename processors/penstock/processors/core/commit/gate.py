@@ -125,6 +125,7 @@ class CommitGate:
         forgotten = _held_duplicates(self._partitions, entry)
         for partition, duplicate in forgotten:
             del partition.entries[duplicate.key[2]]
+            partition.span.abandon(duplicate.key[2])
         return [duplicate.key for _, duplicate in forgotten]
 
     def _replace(self, entry: _Entry) -> None:

@@ -110,6 +110,11 @@ class Span:
         self._done[at] = 0
         self._head = min(self._head, at)
 
+    def abandon(self, offset: int) -> None:
+        """Nobody works on this record any more. It is done if its offset was committed: it is not delivered again."""
+        if offset < self._resume:
+            self._done[offset - self._base] = 1
+
     def forget(self, committed: int, behind_head: int) -> None:
         """What is below `committed`, or further than `behind_head` below the head, is not needed any more.
 

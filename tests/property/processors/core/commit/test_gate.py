@@ -416,6 +416,22 @@ def test_a_duplicate_of_moved_work_is_new_work_when_it_is_delivered_again() -> N
     assert gate.arrive(T1, 8, "r") is Arrival.NEW
 
 
+def test_a_duplicate_that_a_tool_passed_over_holds_no_commit_when_its_first_goes() -> None:
+    """It is not delivered again, so nothing would ever end it (seed 59707)."""
+    gate = CommitGate(commit_span=100)
+    gate.assign({T0: (0, ""), T1: (0, "")}, 1)
+    gate.batch(T0, 0, 1, [0])
+    gate.batch(T1, 0, 2, [0, 1])
+    gate.arrive(T0, 0, "r")
+    assert gate.arrive(T1, 0, "r") is Arrival.DUPLICATE
+    gate.arrive(T1, 1, "another")
+    gate.complete(T1, 1)
+    gate.assign({T1: (1, "")}, 2)
+    gate.batch(T1, 1, 2, [1])
+    assert gate.arrive(T1, 1, "another") is Arrival.FINISHED
+    assert gate.commits() == {T1: (2, "")}
+
+
 def test_a_topic_made_anew_replaces_what_was_held_and_what_was_done() -> None:
     gate = new_gate(T0)
     gate.arrive(T0, 0, "old")
