@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.gateway.view import lost_requests
-from penstock.processors.core import starting
 from penstock.processors.core.admission import MANY, Admission
 from penstock.processors.core.commit import donemap, gate
 from penstock.processors.core.commit.gate import Arrival, CommitGate
@@ -41,6 +40,7 @@ from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.states import OVER, Stage
 from penstock.processors.core.requests.work import Work
+from penstock.processors.core.suspect_starts import SuspectStarts
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.lost_logs import LostLogs
 from penstock.schemas.errors import EngineFailed
@@ -430,9 +430,9 @@ def suspect_stops_worker() -> list[Patch]:
     """Who must run alone keeps all others waiting, also while its model is paused or takes nothing (W2)."""
 
     def may_be_alone(self: Any, lane: Any, work: Work, now: float) -> bool:
-        return bool(self._scheduler.eligible(work))
+        return bool(self._admission.is_waiting(lane, work))
 
-    return [(starting.Starter, "_may_be_alone", may_be_alone)]
+    return [(SuspectStarts, "may_be_alone", may_be_alone)]
 
 
 @plant_for("change_models")

@@ -27,6 +27,7 @@ from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.fleet.watch import FleetWatch
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.granting import Grants
+from penstock.processors.core.preparing import Preparing
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.explaining import Explainer
 from penstock.processors.core.queue.fetching import Fetching
@@ -51,6 +52,7 @@ from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.processors.core.rooms import Rooms
 from penstock.processors.core.settings import Catalog, Commands, FlowSettings
 from penstock.processors.core.starting import Starter
+from penstock.processors.core.suspect_starts import SuspectStarts
 
 
 def new_flow(
@@ -96,7 +98,9 @@ def new_flow(
     grants = Grants(registry, scheduler, lanes, statuses, run_memory, claim, emit, settings.max_execution_s)
     fetching = Fetching(registry, scheduler, budget, emit)
     rooms = Rooms(admission, grants, run_memory, settings.affinity_s)
-    starter = Starter(scheduler, admission, claim, grants, fetching, rooms, statuses, run_memory)
+    preparing = Preparing(admission, grants, fetching, statuses, run_memory)
+    suspects = SuspectStarts(admission, claim, grants, run_memory, preparing)
+    starter = Starter(scheduler, admission, claim, grants, fetching, rooms, run_memory, preparing, suspects)
     rereads = Rereads(emit, budget.ends_limit)
     holdings = Holdings(registry, gate, scheduler, budget, lanes, memory, grants, run_memory, agenda, emit, rereads)
     endings = Endings(registry, holdings, lanes, streams, emit, deaths)

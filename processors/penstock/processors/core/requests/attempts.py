@@ -26,6 +26,8 @@ from penstock.processors.core.requests.suspects import clear_suspicion
 from penstock.processors.core.requests.work import Subject, Work
 from penstock.schemas.errors import InsufficientCapacity, PenstockError
 
+UNDER_WAY = tuple(stage for stage in Stage if stage not in OVER)
+
 
 @dataclass(eq=False)
 class Attempts:
@@ -48,10 +50,7 @@ class Attempts:
 
     def goes_on(self, subject: Subject, run_id: str, *stages: Stage) -> bool:
         """Whether this is still the request's present run, and it is in one of these stages if any are given."""
-        work = self._registry.of(subject)
-        if work is None or work.run is None or work.run.run_id != run_id:
-            return False
-        return work.stage in stages if stages else work.stage not in OVER
+        return self._current(subject, run_id, *(stages or UNDER_WAY)) is not None
 
     def prepared(
         self,
