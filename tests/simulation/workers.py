@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.common.desired import DesiredRecord
 from penstock.processors.core import effects as ask
-from penstock.processors.core.commit.gate import GapInDelivery
+from penstock.processors.core.commit.gate import DuplicateNotDelivered, GapInDelivery
 from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.requests.arrivals import Poison
@@ -220,7 +220,8 @@ class Life(Actor):
                     self._registry_until = self.world.now + REGISTRY_WAIT_S
                     self.timer("registry", REGISTRY_WAIT_S, lambda: None)
                     return
-                self._take(batch.tp, record)
+                if not self._take(batch.tp, record):
+                    return
                 batch.at += 1
                 taken += 1
                 if taken >= self.cluster.plan.records_a_turn:
@@ -244,17 +245,27 @@ class Life(Actor):
             return False
         return True
 
-    def _take(self, tp: TP, record: Stored) -> None:
-        self.flow.arrivals.arrived(
-            tp,
-            record.offset,
-            self._read(tp, record),
-            record.value or b"",
-            record.headers,
-            record.key,
-            self.world.now,
-            self.world.wall_ms,
-        )
+    def _take(self, tp: TP, record: Stored) -> bool:
+        """Whether it was taken. Where a log was cut and has grown again, a duplicate may wait for what is gone; no
+        delivery brings it, so the worker breaks off and is started again.
+        """
+        try:
+            self.flow.arrivals.arrived(
+                tp,
+                record.offset,
+                self._read(tp, record),
+                record.value or b"",
+                record.headers,
+                record.key,
+                self.world.now,
+                self.world.wall_ms,
+            )
+        except DuplicateNotDelivered:
+            if not self.cluster.log.partitions[tp].cuts:
+                raise
+            self.cluster.kill_worker(self, "a duplicate of what is gone")
+            return False
+        return True
 
     def _read(self, tp: TP, record: Stored) -> Any:
         return self._intake.read(tp[0], tp[1], record.offset, record.append_ms, record.headers, record.value)

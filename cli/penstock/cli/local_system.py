@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -350,6 +350,22 @@ def model_state_of_worker(url: str, model: str) -> str:
         return "unknown"
 
 
+def where_models_are(url: str, models: Sequence[str]) -> str:
+    """The models with their devices, as the worker has them now; one that is not ready, with its state."""
+    try:
+        told = httpx.get(f"{url}/readyz", timeout=5, trust_env=False).json()
+    except (httpx.HTTPError, ValueError):
+        return ", ".join(models)
+    return ", ".join(_with_device(model, told) for model in models)
+
+
+def _with_device(model: str, told: Mapping[str, Any]) -> str:
+    state, devices = told["models"].get(model, "unknown"), told["devices"].get(model)
+    if devices:
+        return f"{model} (on {' '.join(devices)})"
+    return model if state == "ready" else f"{model} ({state})"
+
+
 def card(system: LocalSystem) -> str:
     """What a person needs now, short."""
     url, data, option = system.url, system.home.data_dir, system.home.option
@@ -365,7 +381,8 @@ def card(system: LocalSystem) -> str:
     curl {url}/v1/chat/completions {headers} -d '{body}'
     OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{chat}", messages=[…])
 
-  Kafka {system.bootstrap_servers}   models {", ".join(str(m["id"]) for m in system.models)}{_without_model(system)}
+  Kafka {system.bootstrap_servers}
+  models  {where_models_are(system.worker_url, [str(m["id"]) for m in system.models])}{_without_model(system)}
   worker  {system.worker_url}/readyz   data  {data}
   logs  penstock logs -f{option}   status  penstock status{option}
 """

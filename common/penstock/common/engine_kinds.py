@@ -54,6 +54,8 @@ class EngineKind:
     """Whether it ignores options that are not its own: an entry of another engine is tried with it unchanged."""
     local: bool = True
     """Whether it runs on this machine, with memory to be granted."""
+    on_card: bool = False
+    """Whether its engines compute on a card as well; a model whose entry names no device gets one then."""
     backend: str | None = None
     """The class of its `Backend`, for one that lives in a process of its own; else `maker` makes the engine."""
     maker: str = f"{_FACTORY}:make_child"
@@ -83,6 +85,7 @@ KINDS: dict[str, EngineKind] = {
             name="text",
             tasks=("text_generation", "summarization"),
             slots=64,
+            on_card=True,
             backend="penstock.processors.engines.text.backend:TextBackend",
             sizer=f"{_SIZING}:size_of_files",
             files_need=f"{_SIZING}:text_need",
@@ -101,6 +104,7 @@ KINDS: dict[str, EngineKind] = {
             name="embedding",
             tasks=("embedding",),
             slots=256,
+            on_card=True,
             backend="penstock.processors.engines.text.embedding:EmbeddingBackend",
             sizer=f"{_SIZING}:size_of_files",
             options={"max_batch_tokens": whole(1)},
@@ -109,6 +113,7 @@ KINDS: dict[str, EngineKind] = {
             name="diffusers",
             tasks=("image_generation", "image_editing"),
             slots=8,
+            on_card=True,
             backend="penstock.processors.engines.images.diffusion:DiffusionBackend",
             sizer=f"{_SIZING}:size_of_files",
             files_need="penstock.processors.models.diffusion_sizing:files_need",
@@ -134,6 +139,7 @@ KINDS: dict[str, EngineKind] = {
             name="upscaling",
             tasks=("image_processing",),
             slots=16,
+            on_card=True,
             backend="penstock.processors.engines.images.upscaling:UpscalingBackend",
             sizer=f"{_SIZING}:size_of_files",
             files_need="penstock.processors.models.vision_sizing:upscaling_need",
@@ -144,6 +150,7 @@ KINDS: dict[str, EngineKind] = {
             name="vision",
             tasks=("image_to_text", "text_generation"),
             slots=4,
+            on_card=True,
             backend="penstock.processors.engines.images.vision:VisionBackend",
             sizer=f"{_SIZING}:size_of_files",
             files_need="penstock.processors.models.vision_sizing:vision_need",

@@ -94,7 +94,8 @@ class ModelEntry(Section):
     adapters: list[str] = Field(default_factory=list[str])
     """LoRA adapters (folders or hub ids), merged into the weights in this order as the model is loaded."""
     device: str | None = None
-    """`cpu`, `cuda` (whichever card has room), `cuda:1`, …; null: `cpu`."""
+    """`auto` (a card if there is one that can hold the model, else main memory), `cpu`, `cuda` (whichever card has
+    room), `cuda:1`, …; null: `auto`. Engines that compute in main memory alone (imaging, managed) stay there."""
     replicas: Replicas = Field(default_factory=Replicas)
     """Engines of it on a worker: a number, or `{min, max}`."""
     vram_bytes: int | None = Field(default=None, ge=1)

@@ -117,6 +117,7 @@ class Lanes:
         )
         parts = " ".join(f"{part.name.replace(' ', '_')}={part.bytes}" for part in size.parts)
         logger.info("model.sized model=%s bytes=%d %s", model, needs.load_bytes, parts)
+        self._serving.sized(model, needs.load_bytes)  # before the flow hears of it: for too large a one requests fail
         self._flow.replicas.sized(model, needs, self._clock())
         self._changed()
 

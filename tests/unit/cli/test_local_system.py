@@ -272,3 +272,35 @@ def test_two_processes_never_get_the_same_port(monkeypatch: pytest.MonkeyPatch) 
         other.communicate("\n", timeout=20)
     assert len(theirs) == 20
     assert len({*ours, *theirs}) == 40
+
+
+class Ready(BaseHTTPRequestHandler):
+    """A worker's /readyz."""
+
+    def do_GET(self) -> None:
+        states = {"chat": "ready", "drawing": "loading", "elsewhere": "ready"}
+        body = json.dumps({"models": states, "devices": {"chat": ["cuda:0", "cuda:1"], "elsewhere": []}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+def test_the_card_says_where_the_models_are(tmp_path: Path) -> None:
+    http = HTTPServer(("127.0.0.1", 0), Ready)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    try:
+        system = LocalSystem(Options(data_dir=tmp_path), print)
+        system.worker_port = http.server_port
+        system.models = [{"id": name} for name in ("chat", "drawing", "elsewhere", "new")]
+        where = "models  chat (on cuda:0 cuda:1), drawing (loading), elsewhere, new (unknown)"
+        assert where in card(system)
+    finally:
+        http.shutdown()
+        thread.join(10)
+        http.server_close()
+    assert "models  chat, drawing, elsewhere, new" in card(system), "a worker that does not answer"

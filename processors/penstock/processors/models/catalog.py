@@ -29,7 +29,7 @@ class ModelConfig:
     pool: str | None = None
     revision: str | None = None
     device: str | None = None
-    """None: wherever memory lies free."""
+    """None: a card if one can hold it, else main memory (`auto_device`)."""
     min_replicas: int = 1
     max_replicas: int = 1
     vram_bytes: int | None = None
@@ -48,8 +48,9 @@ class ModelConfig:
     @classmethod
     def of(cls, entry: ModelEntry) -> ModelConfig:
         defaults = entry.payload_defaults()
+        device = None if entry.device == "auto" else entry.device
         told = {
-            "device": entry.device,
+            "device": device,
             "dtype": entry.dtype,
             "quantization": entry.quantization,
             "window": entry.window,
@@ -65,7 +66,7 @@ class ModelConfig:
             options={**entry.options, **{name: value for name, value in told.items() if value is not None}},
             pool=entry.pool,
             revision=entry.revision,
-            device=entry.device,
+            device=device,
             min_replicas=entry.replicas.min,
             max_replicas=entry.replicas.max,
             vram_bytes=entry.vram_bytes,

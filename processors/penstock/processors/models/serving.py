@@ -18,6 +18,7 @@ from penstock.processors.core.flow import Flow
 from penstock.processors.engines.base import Engine, EngineInfo
 from penstock.processors.engines.process.loading import dtype_name
 from penstock.processors.hardware.simulated import KIND as SIMULATED
+from penstock.processors.models.auto_device import AutoDevice, torch_has_cuda
 from penstock.processors.models.calibration import Calibration
 from penstock.processors.models.catalog import Catalog, ModelConfig, engine_identity
 from penstock.processors.models.factory import make_engine
@@ -66,7 +67,10 @@ class Serving:
             cpu_reserve_bytes=memory.cpu_reserve_bytes,
             gpu_reserve_bytes=memory.gpu_reserve_bytes,
         )
-        self.catalog = Catalog(ModelConfig.of(entry) for entry in served_by(settings.models, settings.worker.pool))
+        self._auto_device = AutoDevice(self.machine.capacities, has_cuda=torch_has_cuda())
+        self._configured = [ModelConfig.of(entry) for entry in served_by(settings.models, settings.worker.pool)]
+        """As their entries have them; the catalog has them with the devices that were chosen."""
+        self.catalog = Catalog(self._auto_device.place(config) for config in self._configured)
         make = partial(make_engine, facts=self.machine.facts, logs=settings.worker.data_dir / "logs")
         size = partial(size_model, process_bytes=Calibration().process_bytes)
         self.manager = ModelManager(self.catalog, reports, make=make, size=size)
@@ -152,11 +156,19 @@ class Serving:
     def configure(self, models: Sequence[ModelConfig]) -> None:
         """Serve these models from now on; those that are gone leave the listing too."""
         gone = set(self.models) - {config.id for config in models}
-        self.catalog.replace(models)
-        self.manager.configure(models)
+        self._configured = list(models)
+        placed = [self._auto_device.place(config) for config in models]
+        self.catalog.replace(placed)
+        self.manager.configure(placed)
         self._flow.orders.configure(self.specs(), self._clock())
         for model in gone:
             self._publish(self._names.model, model_key(model, self._settings.worker.pool), None)
+
+    def sized(self, model: str, need_bytes: int) -> None:
+        """So much an engine of it takes. A model that no card can hold runs in main memory, and is sized for that."""
+        config = next((one for one in self._configured if one.id == model), None)
+        if config is not None and self._auto_device.is_too_large(config, need_bytes):
+            self.configure(self._configured)
 
     def engine(self, model: str) -> Engine | None:
         """The engine of one of the model's replicas that take runs."""
@@ -165,6 +177,10 @@ class Serving:
             if engine is not None:
                 return engine
         return None
+
+    def devices(self, model: str) -> list[str]:
+        """Where its engines are that take runs; none for one that takes no memory of this machine."""
+        return sorted({device for replica in self._flow.lane(model).ready for device in replica.devices})
 
     def estimate(self, model: str) -> Estimate:
         return estimate(self.catalog.get(model))

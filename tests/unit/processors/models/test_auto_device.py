@@ -1,0 +1,194 @@
+"""Models whose entries name no device: on the card with the most free memory, else in main memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flow_driver import World
+from nvml_fake import GIB, FakeCard, FakeDriver
+from penstock.common.model_entry import parse_entry
+from penstock.processors.core import effects as ask
+from penstock.processors.core.composition import new_flow
+from penstock.processors.core.fleet.ledger import DeviceCapacity
+from penstock.processors.core.flow import Flow
+from penstock.processors.lanes import Lanes
+from penstock.processors.metrics import Metrics
+from penstock.processors.models import auto_device, serving
+from penstock.processors.models.auto_device import AutoDevice, torch_has_cuda
+from penstock.processors.models.catalog import ModelConfig
+from penstock.processors.models.manager import ModelManager
+from penstock.processors.models.serving import Serving
+from penstock.processors.models.sizing import ModelSize
+from penstock.processors.settings import WorkerSettings
+from penstock.schemas.topics import TopicNames
+from shell_fakes import ScriptedEngine
+from support import wait_until_async
+
+CARD = DeviceCapacity(device="cuda:0", kind="cuda", total_bytes=10 * GIB)
+MAIN = DeviceCapacity(device="cpu", kind="cpu", total_bytes=100 * GIB)
+
+
+def config(engine: str = "text", **fields: Any) -> ModelConfig:
+    return ModelConfig.of(parse_entry({"id": "m", "source": "/m", "engine": engine, **fields}))
+
+
+def placed(one: ModelConfig, *capacities: DeviceCapacity, has_cuda: bool = True) -> str | None:
+    found = AutoDevice(capacities, has_cuda=has_cuda).place(one)
+    assert found.options.get("device") == found.device
+    return found.device
+
+
+@pytest.mark.parametrize("engine", ["text", "embedding", "vision", "diffusers", "upscaling"])
+@pytest.mark.parametrize("told", [None, "auto"])
+def test_what_computes_with_torch_gets_a_card(engine: str, told: str | None) -> None:
+    assert placed(config(engine, device=told), MAIN, CARD) == "cuda"
+    assert placed(config(engine, device=told), MAIN) is None
+    assert placed(config(engine, device=told), MAIN, CARD, has_cuda=False) is None
+
+
+def test_a_device_that_is_named_stays() -> None:
+    assert placed(config(device="cpu"), MAIN, CARD) == "cpu"
+    assert placed(config(device="cuda:0"), MAIN) == "cuda:0"
+
+
+@pytest.mark.parametrize("engine", ["imaging", "managed", "remote", "noop"])
+def test_other_kinds_stay_where_they_were(engine: str) -> None:
+    assert placed(config(engine), MAIN, CARD) is None
+
+
+def test_a_size_that_is_told_is_held_against_the_cards() -> None:
+    assert placed(config(vram_bytes=10 * GIB), MAIN, CARD) == "cuda"
+    assert placed(config(vram_bytes=10 * GIB + 1), MAIN, CARD) is None
+
+
+def test_a_simulated_device_is_no_card() -> None:
+    simulated = DeviceCapacity(device="sim0", kind="simulated", total_bytes=10 * GIB)
+    assert placed(config(), MAIN, simulated) is None
+
+
+def test_another_entry_of_a_model_that_was_too_large_is_tried_anew() -> None:
+    auto = AutoDevice([MAIN, CARD], has_cuda=True)
+    assert not auto.is_too_large(config(), 10 * GIB)
+    assert auto.is_too_large(config(), 10 * GIB + 1)
+    assert auto.place(config()).device is None
+    assert not auto.is_too_large(config(), 11 * GIB), "it is in main memory already"
+    assert auto.place(config(quantization="int8")).device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("version", "has"),
+    [
+        ("__version__ = '2.12.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", True),
+        ("__version__ = '2.12.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n", False),
+        (None, False),
+    ],
+)
+def test_whether_torch_computes_on_cards_is_read_from_its_files(
+    version: str | None, has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if version is not None:
+        (tmp_path / "version.py").write_text(version)
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(auto_device.importlib.util, "find_spec", lambda name: spec)
+    assert torch_has_cuda() == has
+
+
+# -- the worker's parts
+
+
+class Shell(World):
+    """A flow whose loads are carried out by a real `Lanes`, `Serving` and manager, on the cards of a fake driver."""
+
+    def __init__(self, **entry: Any) -> None:
+        self.loaded_on: list[tuple[str, ...]] = []
+        self.sized_as: list[str | None] = []
+        self.size = {"cuda": GIB, None: 2 * GIB}
+        self.lanes = Lanes(Metrics(), clock=lambda: self.now)
+        models = [parse_entry({"id": "m", "source": "/m", "engine": "text", **entry})]
+        self.serving = Serving(
+            WorkerSettings.model_validate({"models": models, "memory": {"cpu_bytes": 8 * GIB}}),
+            publish=lambda topic, key, record: None,
+            names=TopicNames(),
+            reports=self.lanes,
+            clock_ms=lambda: 0,
+            clock=lambda: self.now,
+        )
+        self.serving.manager = ModelManager(self.serving.catalog, self.lanes, make=self.make, size=self.find_size)
+        super().__init__("m")
+
+    def make_flow(self, *args: Any) -> Flow:
+        flow = new_flow(*args, devices=self.serving.capacities)
+        self.lanes.connect(self.serving, flow, self.settle)
+        self.serving.connect(flow)
+        return flow
+
+    def make(self, config: ModelConfig, size: ModelSize, devices: tuple[str, ...], granted_bytes: int) -> Any:
+        self.loaded_on.append(devices)
+        return ScriptedEngine(device=devices[0])
+
+    async def find_size(self, config: ModelConfig, on_progress: Any) -> ModelSize:
+        self.sized_as.append(config.device)
+        return ModelSize(source=config.source, need_bytes=self.size[config.device])
+
+    def answer(self, effect: Any) -> None:
+        match effect:
+            case ask.Size():
+                self.lanes.size(effect)
+            case ask.Load():
+                self.lanes.load(effect)
+            case ask.Unload():
+                self.lanes.unload(effect)
+            case _:
+                pass
+        super().answer(effect)
+
+    async def run(self) -> None:
+        await self.serving.observe()
+        self.submit("r")
+        await wait_until_async(lambda: "r" in self.running or bool(self.ended))
+        assert not self.ended
+
+
+@pytest.fixture
+async def shells(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Shell]]:
+    monkeypatch.setattr(serving, "torch_has_cuda", lambda: True)
+    made: list[Shell] = []
+    yield made
+    for shell in made:
+        await shell.serving.stop()
+
+
+def on_cards(shells: list[Shell], monkeypatch: pytest.MonkeyPatch, *cards: FakeCard, **entry: Any) -> Shell:
+    FakeDriver(*cards).install(monkeypatch)
+    shells.append(Shell(**entry))
+    return shells[-1]
+
+
+@pytest.mark.parametrize("processes", [{4711: 9 * GIB}, {4711: None}], ids=["told by process", "as under WSL2"])
+async def test_the_card_with_the_most_free_memory_is_taken(
+    shells: list[Shell], monkeypatch: pytest.MonkeyPatch, processes: dict[int, int | None]
+) -> None:
+    busy = FakeCard("GPU-aa", 24 * GIB, 9 * GIB, processes)
+    shell = on_cards(shells, monkeypatch, busy, FakeCard("GPU-bb", 20 * GIB))
+    await shell.run()
+    assert shell.loaded_on == [("cuda:1",)]
+    assert shell.serving.devices("m") == ["cuda:1"]
+
+
+async def test_without_a_card_it_is_main_memory(shells: list[Shell], monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = on_cards(shells, monkeypatch)
+    await shell.run()
+    assert (shell.loaded_on, shell.sized_as) == ([("cpu",)], [None])
+
+
+async def test_what_no_card_can_hold_runs_in_main_memory(shells: list[Shell], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sized for main memory, where its numbers are larger. Nobody who waits for it fails meanwhile."""
+    shell = on_cards(shells, monkeypatch, FakeCard("GPU-aa", 4 * GIB))
+    shell.size["cuda"] = 5 * GIB
+    await shell.run()
+    assert (shell.loaded_on, shell.sized_as) == ([("cpu",)], ["cuda", None])
