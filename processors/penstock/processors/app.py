@@ -19,6 +19,7 @@ from penstock.common import admin
 from penstock.common.clock import now_ms
 from penstock.processors.assembly import Hooks, Parts, assemble
 from penstock.processors.background import on_faults
+from penstock.processors.data_folder import claim
 from penstock.processors.kafka.batches import TP, Progress
 from penstock.processors.kafka.watchdog import StallWatch
 from penstock.processors.metrics import Metrics
@@ -51,7 +52,14 @@ class CannotStart(Exception):
 async def run_worker(settings: WorkerSettings) -> int:
     """Run one worker until SIGTERM or SIGINT; the process's exit code. Never raises for what a user can mend."""
     quiet_logs()
-    app = WorkerApp(settings)
+    try:
+        folder = claim(settings.worker.data_dir)
+    except OSError as error:
+        cause = f"{error.strerror}: {error.filename}"
+        print(f"penstock worker: its folder cannot be used ({cause}); set worker.data_dir", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+    worker = settings.worker.model_copy(update={"data_dir": folder.path})
+    app = WorkerApp(settings.model_copy(update={"worker": worker}))
     try:
         await app.start()
         code = await app.wait()
@@ -60,6 +68,7 @@ async def run_worker(settings: WorkerSettings) -> int:
         code = error.code
         app.failed_start = True
     await app.stop()
+    folder.release()
     return code
 
 

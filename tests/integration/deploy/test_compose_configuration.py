@@ -6,6 +6,7 @@ user is the image's, 10001: it may read everything and write to nothing but the 
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from PIL import Image
 
 from penstock.cli.paths import cache_dir
 from support import wait_until
@@ -52,7 +54,7 @@ class Compose:
             volume.mkdir(parents=True)
         self.config = folder / "penstock.toml"
         self.config.write_text(self.fill((ROOT / "deploy/penstock.toml").read_text()).replace("kafka:9092", kafka))
-        self.ports = {"worker": free_port(), "gateway": free_port()}
+        self.ports = {"worker": free_port(), "worker 2": free_port(), "gateway": free_port()}
         self.environment = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(sys.path),
@@ -64,7 +66,6 @@ class Compose:
             "PENSTOCK_KAFKA__TOPIC_PREFIX": prefix,
             "PENSTOCK_TOPICS__PARTITIONS": "4",
             "PENSTOCK_WORKER__GROUP_ID": f"{prefix}worker",
-            "PENSTOCK_WORKER__HEALTH_PORT": str(self.ports["worker"]),
             "PENSTOCK_GATEWAY__PORT": str(self.ports["gateway"]),
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -75,11 +76,16 @@ class Compose:
         return text
 
     def start(self, name: str) -> None:
-        service = self.services[name]
+        """`worker 2`: another container of the service, with the same volumes and settings."""
+        service = self.services[name.partition(" ")[0]]
         argv = [self.fill(word) for word in [*service.get("entrypoint", ["penstock"]), *service["command"]]]
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                [*SETPRIV, *argv], cwd=self.app, env=self.environment, stdout=log, stderr=subprocess.STDOUT
+                [*SETPRIV, *argv],
+                cwd=self.app,
+                env={**self.environment, "PENSTOCK_WORKER__HEALTH_PORT": str(self.ports.get(name, 0))},
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
 
     def log(self, name: str) -> str:
@@ -88,19 +94,25 @@ class Compose:
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.ports[name]}"
 
-    def wait_ready(self, name: str) -> None:
+    def wait_ready(self, name: str, assigned: int = 0) -> dict[str, Any]:
+        """What it says when it is ready, and has so many partitions."""
+        said: dict[str, Any] = {}
+
         def ready() -> bool:
             assert self.processes[name].poll() is None, self.log(name)
             try:
-                return httpx.get(self.url(name) + "/readyz", timeout=2).status_code == 200
+                answer = httpx.get(self.url(name) + "/readyz", timeout=2)
             except httpx.HTTPError:
                 return False
+            said.update(answer.json())
+            return answer.status_code == 200 and (not assigned or said["assigned"] == assigned)
 
-        wait_until(ready, 120, lambda: self.log(name))
+        wait_until(ready, 120, lambda: (said, self.log(name)))
+        return said
 
     def stop(self, name: str) -> int:
         self.processes[name].send_signal(signal.SIGTERM)
-        grace_s = float(self.services[name]["stop_grace_period"].removesuffix("s"))
+        grace_s = float(self.services[name.partition(" ")[0]]["stop_grace_period"].removesuffix("s"))
         return self.processes[name].wait(grace_s)
 
 
@@ -122,6 +134,12 @@ def compose(kafka: Any, kafka_prefix: str, tmp_path: Path, smollm2: Path, minilm
             process.wait(20)
 
 
+def png() -> bytes:
+    made = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(made, "PNG")
+    return made.getvalue()
+
+
 def link_or_copy(source: str, target: str) -> None:
     """Models are large; they are only read. A lock file is written to: it must be the user's own."""
     if source.endswith(".lock"):
@@ -138,10 +156,15 @@ def test_the_containers_serve_and_share_artifacts(compose: Compose) -> None:
     compose.start("init")
     assert compose.processes["init"].wait(120) == 0, compose.log("init")
     key = next(line for line in compose.log("init").splitlines() if line.startswith("pk"))
-    compose.start("worker")
+    workers = ["worker", "worker 2"]  # docker compose up --scale worker=2
+    for worker in workers:
+        compose.start(worker)
     compose.start("gateway")
-    compose.wait_ready("worker")
     compose.wait_ready("gateway")
+    half = 5 * 4 // 2
+    said = [compose.wait_ready(worker, assigned=half) for worker in workers]
+    assert said[0]["worker_id"] != said[1]["worker_id"]
+    assert sorted(path.parent.name for path in compose.volumes["/data"].glob("*/journal")) == ["worker", "worker-2"]
 
     headers = {"authorization": f"Bearer {key}"}
     with httpx.Client(base_url=compose.url("gateway"), headers=headers, timeout=120) as http:
@@ -155,9 +178,21 @@ def test_the_containers_serve_and_share_artifacts(compose: Compose) -> None:
         assert len(answer.json()["data"]) == 200
         chat = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
         assert http.post("/v1/chat/completions", json=chat).json()["usage"]["completion_tokens"] > 0
+        picture = http.post("/v1/artifacts", content=png(), headers={"content-type": "image/png"}).json()
+        for task, payload in {
+            "summarization": {"text": "A long text. " * 20, "max_tokens": 8},
+            "image_processing": {
+                "image": {"artifact_id": picture["artifact_id"]},
+                "operations": [{"op": "resize", "width": 2, "height": 2}],
+            },
+        }.items():
+            sent = http.post("/v1/requests", json={"task": task, "payload": payload}).json()
+            done = http.get(f"/v1/requests/{sent['request_id']}", params={"wait": 60}).json()
+            assert done["status"] == "completed", done
 
     kept = list((compose.volumes["/data"] / "artifacts").rglob("about.json"))
-    assert len(kept) == 2
+    assert len(kept) == 4, "two uploads, the vectors, the processed image"
     assert {path.stat().st_uid for path in kept} == {USER}
     assert compose.stop("gateway") == 0, compose.log("gateway")
-    assert compose.stop("worker") == 0, compose.log("worker")
+    for worker in workers:
+        assert compose.stop(worker) == 0, compose.log(worker)

@@ -10,12 +10,46 @@ import jsonschema
 import pytest
 import yaml
 
+from penstock.cli.assets import ASSETS
 from penstock.cli.kafka_jars import KAFKA_VERSION
+from penstock.cli.local_system import DEFAULT_CHAT, DEFAULT_EMBEDDING, DEFAULT_UPSCALER, IMAGING
 from penstock.gateway.settings import GatewaySettings
 from penstock.processors.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
 
+DEPLOY: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["resources"],
+    "properties": {
+        "resources": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "reservations": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "devices": {
+                            "type": "array",
+                            "items": {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "required": ["capabilities"],
+                                "properties": {
+                                    "driver": {"type": "string"},
+                                    "count": {"enum": ["all"]},
+                                    "capabilities": {"type": "array", "items": {"enum": ["gpu"]}, "minItems": 1},
+                                },
+                            },
+                        }
+                    },
+                }
+            },
+        }
+    },
+}
 SERVICE: dict[str, Any] = {
     "type": "object",
     "additionalProperties": False,
@@ -38,6 +72,8 @@ SERVICE: dict[str, Any] = {
         "ports": {"type": "array", "items": {"type": "string", "pattern": r"^127\.0\.0\.1:\d+:\d+$"}},
         "entrypoint": {"type": "array", "items": {"type": "string"}},
         "command": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        "profiles": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        "deploy": DEPLOY,
         "stop_grace_period": {"type": "string", "pattern": r"^\d+s$"},
         "depends_on": {
             "type": "object",
@@ -94,6 +130,32 @@ def test_every_reference_is_there(compose: dict[str, Any]) -> None:
         for other, wanted in service.get("depends_on", {}).items():
             if wanted["condition"] == "service_healthy":
                 assert "healthcheck" in compose["services"][other], f"{name} waits for the health of {other}"
+
+
+def test_a_worker_with_cards_differs_from_others_in_those_alone(compose: dict[str, Any]) -> None:
+    with_cards = dict(compose["services"]["worker-gpu"])
+    assert with_cards.pop("profiles") == ["gpu"]
+    (devices,) = with_cards.pop("deploy")["resources"]["reservations"]["devices"]
+    assert devices == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert with_cards == compose["services"]["worker"]
+
+
+def test_the_default_models_do_what_those_of_up_do(compose: dict[str, Any]) -> None:
+    tables = tomllib.loads((ROOT / "deploy/penstock.toml").read_text())["models"]
+    chat, embedding = ASSETS[DEFAULT_CHAT], ASSETS[DEFAULT_EMBEDDING]
+    upscaler = {**ASSETS[DEFAULT_UPSCALER].model_table(Path("/cache/models") / DEFAULT_UPSCALER), "preload": False}
+    of_up = [
+        chat.model_table(Path("/cache/models") / chat.id),
+        embedding.model_table(Path("/cache/models") / embedding.id),
+        dict(IMAGING),
+        upscaler,
+    ]
+    fields = ("id", "source", "engine", "tasks", "preload")
+    assert [[one.get(name) for name in fields] for one in tables] == [
+        [one.get(name) for name in fields] for one in of_up
+    ]
+    prepared = compose["services"]["init"]["command"][0]
+    assert {DEFAULT_CHAT, DEFAULT_EMBEDDING, DEFAULT_UPSCALER} <= set(prepared.split())
 
 
 def test_the_broker_is_set_as_the_embedded_one(compose: dict[str, Any]) -> None:

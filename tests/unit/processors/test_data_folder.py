@@ -1,0 +1,80 @@
+"""Workers that are told one folder hold different ones, for as long as they live."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.processors import data_folder
+from penstock.processors.data_folder import claim
+
+HOLDS = """
+import sys
+from pathlib import Path
+from penstock.processors.data_folder import claim
+folder = claim(Path(sys.argv[1]))
+print(folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def holder(base: Path) -> tuple[subprocess.Popen[str], Path]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(base)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_each_takes_the_first_that_is_free(tmp_path: Path) -> None:
+    base = tmp_path / "data" / "worker"
+    first, second = claim(base), claim(base)
+    assert (first.path, second.path) == (base, tmp_path / "data" / "worker-2")
+    first.release()
+    assert claim(base).path == base
+
+
+def test_a_killed_worker_holds_nothing(tmp_path: Path) -> None:
+    base = tmp_path / "worker"
+    process, path = holder(base)
+    try:
+        assert path == base
+        beside = claim(base)
+        assert beside.path == tmp_path / "worker-2"
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(20) == -signal.SIGKILL
+        assert claim(base).path == base
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+def test_a_file_system_without_locks_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(file: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(data_folder.fcntl, "flock", no_locks)
+    assert [claim(tmp_path / "worker").path for _ in range(2)] == [tmp_path / "worker"] * 2
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="Not a directory") as caught:
+        claim(tmp_path / "file" / "worker")
+    assert caught.value.filename == str(tmp_path / "file" / "worker")
+
+
+def test_more_workers_than_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_folder, "MOST", 2)
+    held: list[Any] = [claim(tmp_path / "worker") for _ in range(2)]
+    with pytest.raises(OSError, match="2 workers hold folders"):
+        claim(tmp_path / "worker")
+    for folder in held:
+        folder.release()
