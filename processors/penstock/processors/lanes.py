@@ -32,6 +32,8 @@ class Lanes:
         self._clock = clock
         self._loads: dict[tuple[str, int], float] = {}
         self._reasons: dict[tuple[str, int], str] = {}
+        self._last_facts: dict[tuple[str, int], tuple[str | None, int | None]] = {}
+        """Of replicas, as they were told when they came up, or with an outcome after that."""
         """Why replicas are being unloaded."""
         self._told_tenths: dict[str, int] = {}
         self._serving: Serving
@@ -138,6 +140,8 @@ class Lanes:
         engine.on_busy = reporting(lambda seconds: self._flow.replicas.busy(model, replica, seconds, self._clock()))
         engine.on_limits = reporting(lambda limits: self._limits(model, replica, limits))
         engine.on_out_of_memory = reporting(lambda: self._out_of_memory(model, replica))
+        self._last_facts.pop((model, replica), None)
+        self.engine_facts(model, replica)
         limits, now = engine.limits(), self._clock()
         self._metrics.loads.labels(model).inc()
         seconds = now - self._loads.pop((model, replica), now)
@@ -194,10 +198,13 @@ class Lanes:
         return self._manager.engine(model, replica)
 
     def engine_facts(self, model: str, number: int) -> tuple[str | None, int | None]:
-        """Device and measured bytes of a replica's engine. A process that sees one card calls that the first."""
+        """Device and measured bytes of a replica's engine; as it last was when it has been given up since the run.
+
+        A process that sees one card calls that the first.
+        """
         engine = self._manager.engine(model, number)
-        if engine is None:
-            return None, None
-        replica = self._flow.lane(model).replicas.get(number)
-        granted = None if replica is None else replica.device
-        return granted or engine.info().device, engine.measured_memory()
+        if engine is not None:
+            replica = self._flow.lane(model).replicas.get(number)
+            granted = None if replica is None else replica.device
+            self._last_facts[(model, number)] = granted or engine.info().device, engine.measured_memory()
+        return self._last_facts.get((model, number), (None, None))

@@ -208,6 +208,18 @@ async def test_events_name_the_device_and_its_memory_while_there_is_an_engine(sh
     assert shell.lanes.engine_facts("m", 0) == ("cpu", 42)
 
 
+async def test_events_name_the_device_when_the_model_was_given_up_before_its_output_was_kept(shell: Shell) -> None:
+    await shell.serving.observe()
+    shell.submit("r")
+    await wait_until_async(lambda: "r" in shell.running)
+    shell.finish("r")
+    shell.flow.orders.desire("m", loaded=False, pinned=None)
+    shell.settle()
+    await wait_until_async(lambda: not shell.flow.lane("m").replicas)
+    assert shell.lanes.engine("m", 0) is None
+    assert shell.lanes.engine_facts("m", 0) == ("cpu", 42)
+
+
 # -- what is counted
 
 
