@@ -84,8 +84,8 @@ class Connecting:
             hub = Hub(client_frames=conf.client_queue_frames)
             run_times = RunTimes()
 
-            def on_outcome(event: ResultEvent) -> None:
-                self._context.metrics.on_outcome(event)
+            def on_outcome(event: ResultEvent, klass: str) -> None:
+                self._context.metrics.on_outcome(event, klass)
                 run_times.on_outcome(event)
 
             view = await asyncio.to_thread(

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock.common.labels import BoundedLabel
 from penstock.schemas.records import ResultEvent, StatusEvent
 
 # Gauges of the times at which counters began: nobody reads them, and they double the series.
@@ -59,18 +60,20 @@ class GatewayMetrics:
         self._waiting = Gauge(
             "penstock_queue_waiting", "Messages of [[queues]] read and not begun.", ["topic"], registry=self.registry
         )
-        self._wait = self._histogram("penstock_wait_seconds", "From accepted to running.")
-        self._run = self._histogram("penstock_run_seconds", "From running to the outcome.")
+        self._wait = self._histogram("penstock_wait_seconds", "From accepted to running.", "class", "task", "model")
+        self._run = self._histogram("penstock_run_seconds", "From running to the outcome.", "task", "model")
+        self._model_label = BoundedLabel()
+        self._task_label = BoundedLabel()
         self._first_token = self._histogram(
             "penstock_first_token_seconds", "From a worker's taking it to the first token."
         )
         self.registry.register(_GaugeCollector(read_gauges))
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(name, text, buckets=_WAIT_BUCKETS, registry=self.registry)
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(name, text, labels, buckets=_WAIT_BUCKETS, registry=self.registry)
 
-    def on_outcome(self, event: ResultEvent) -> None:
-        """Count the terminal event that became a request's outcome; call it once per request."""
+    def on_outcome(self, event: ResultEvent, klass: str) -> None:
+        """Count the terminal event that became the outcome of a request of this class; call it once per request."""
         of = (event.task, event.status or "unknown")
         if (counted := self._by_outcome.get(of)) is None:
             counted = self._by_outcome[of] = self._requests.labels(task=of[0], outcome=of[1])
@@ -82,8 +85,10 @@ class GatewayMetrics:
             self._completion_tokens.inc(event.usage.completion_tokens)
         if event.timings is not None:
             times = event.timings
-            self._wait.observe((times.queued_ms + times.admission_ms + times.load_ms) / 1000)
-            self._run.observe(times.run_ms / 1000)
+            task, model = self._task_label.of(event.task), self._model_label.of(event.model)
+            waited_ms = times.queued_ms + times.admission_ms + times.load_ms
+            self._wait.labels(klass, task, model).observe(waited_ms / 1000)
+            self._run.labels(task, model).observe(times.run_ms / 1000)
             if times.first_token_ms is not None:
                 self._first_token.observe(times.first_token_ms / 1000)
 

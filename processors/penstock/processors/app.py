@@ -325,6 +325,8 @@ class WorkerApp:
         lanes = parts.flow.lanes.values()
         for lane in lanes:
             metrics.batch.labels(lane.name).set(lane.running())
+            depth = sum(parts.flow.scheduler.fronts.depth(lane.name, klass) for klass in CLASSES)
+            metrics.model_depth.labels(metrics.model_label.of(lane.name), self.settings.worker.pool or "").set(depth)
             metrics.utilisation.labels(lane.name).set(parts.flow.scheduler.slack.of(lane.name).utilisation)
         reasons = parts.flow.explainer.reasons()
         for reason in WAITING_REASONS:

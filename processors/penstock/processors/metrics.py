@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
+from penstock.common.labels import BoundedLabel
+
 # Gauges of the times at which counters began: nobody reads them, and they double the series.
 disable_created_metrics()
 
@@ -44,9 +46,18 @@ class Metrics:
         )
         self.requests = Counter("penstock_requests", "Requests by outcome", ["task", "outcome"], registry=registry)
         self.wait = Histogram(
-            "penstock_wait_seconds", "From arrival to the start of the run", registry=registry, buckets=_SECONDS
+            "penstock_wait_seconds",
+            "From arrival to the start of the run",
+            ["class", "task", "model"],
+            registry=registry,
+            buckets=_SECONDS,
         )
-        self.run = Histogram("penstock_run_seconds", "Length of a run", registry=registry, buckets=_SECONDS)
+        self.run = Histogram(
+            "penstock_run_seconds", "Length of a run", ["task", "model"], registry=registry, buckets=_SECONDS
+        )
+        self.model_depth = Gauge(
+            "penstock_model_queue_depth", "Requests waiting, by model", ["model", "pool"], registry=registry
+        )
         self.first_token = Histogram(
             "penstock_first_token_seconds", "From arrival to the first token", registry=registry, buckets=_SECONDS
         )
@@ -99,18 +110,28 @@ class Metrics:
         self.prompt_tokens = self.tokens.labels("prompt")
         self.completion_tokens = self.tokens.labels("completion")
         self._outcomes: dict[tuple[str, str], Counter] = {}
+        self._waits: dict[tuple[str, str, str], Histogram] = {}
+        self._runs: dict[tuple[str, str], Histogram] = {}
+        self.model_label = BoundedLabel()
         self.completed_total = 0
         self.failed_total = 0
 
-    def outcome(self, task: str, outcome: str, *, waited_s: float, ran_s: float | None) -> None:
+    def outcome(self, task: str, outcome: str, klass: str, model: str, *, waited_s: float, ran_s: float | None) -> None:
         """Count one finished request; seconds from its arrival to its run, and of its run."""
         child = self._outcomes.get((task, outcome))
         if child is None:
             child = self._outcomes[(task, outcome)] = self.requests.labels(task, outcome)
         child.inc()
-        self.wait.observe(waited_s)
+        model = self.model_label.of(model)
+        wait = self._waits.get((klass, task, model))
+        if wait is None:
+            wait = self._waits[(klass, task, model)] = self.wait.labels(klass, task, model)
+        wait.observe(waited_s)
         if ran_s is not None:
-            self.run.observe(ran_s)
+            run = self._runs.get((task, model))
+            if run is None:
+                run = self._runs[(task, model)] = self.run.labels(task, model)
+            run.observe(ran_s)
         if outcome == "completed":
             self.completed_total += 1
         else:

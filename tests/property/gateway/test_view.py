@@ -117,7 +117,13 @@ class ViewMachine(RuleBasedStateMachine):
             self.clients[key] = hub.connect(lambda: None)
             hub.subscribe(self.clients[key], ("request", *key))
         self.view = View(
-            self.store, hub, NAMES, PARTITIONS, on_outcome=self.outcomes.append, codec=codec, recent_bytes=5_000
+            self.store,
+            hub,
+            NAMES,
+            PARTITIONS,
+            on_outcome=lambda event, klass: self.outcomes.append(event),
+            codec=codec,
+            recent_bytes=5_000,
         )
 
     # -- writing to the topics

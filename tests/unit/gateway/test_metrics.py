@@ -43,8 +43,8 @@ def test_outcomes_are_counted() -> None:
     metrics = GatewayMetrics()
     usage = Usage(prompt_tokens=7, completion_tokens=5, total_tokens=12)
     timings = Timings(queued_ms=100, admission_ms=20, load_ms=30, run_ms=2000, first_token_ms=40)
-    metrics.on_outcome(outcome("completed", usage=usage, timings=timings))
-    metrics.on_outcome(outcome("dead_lettered"))
+    metrics.on_outcome(outcome("completed", usage=usage, timings=timings, model="chat"), "high")
+    metrics.on_outcome(outcome("dead_lettered"), "low")
     metrics.on_status(status_event("retrying"))
     metrics.on_status(status_event("running"))
     text = metrics.render().decode()
@@ -55,8 +55,8 @@ def test_outcomes_are_counted() -> None:
         'penstock_tokens_total{kind="completion"} 5.0',
         "penstock_retries_total 1.0",
         "penstock_dlq_total 1.0",
-        "penstock_wait_seconds_sum 0.15",
-        "penstock_run_seconds_sum 2.0",
+        'penstock_wait_seconds_sum{class="high",model="chat",task="text_generation"} 0.15',
+        'penstock_run_seconds_sum{model="chat",task="text_generation"} 2.0',
         "penstock_first_token_seconds_sum 0.04",
     ):
         assert line in text.splitlines(), line

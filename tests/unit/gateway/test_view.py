@@ -147,7 +147,7 @@ class Gateway:
             counts_since_ms=self.counts_since_ms,
         )
 
-    def note_outcome(self, event: ResultEvent) -> None:
+    def note_outcome(self, event: ResultEvent, klass: str) -> None:
         self.outcomes.append(event.request_id)
         self.on_outcome(event)
 

@@ -29,7 +29,7 @@ from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.fold import IGNORED
 from penstock.schemas.ids import is_derived_id
 from penstock.schemas.records import ControlCommand, InferenceRequest, Origin, Place, ResultEvent, StatusEvent
-from penstock.schemas.topics import TopicNames
+from penstock.schemas.topics import TopicNames, priority_class
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class View:
         names: TopicNames,
         result_partitions: int,
         *,
-        on_outcome: Callable[[ResultEvent], None] = lambda _: None,
+        on_outcome: Callable[[ResultEvent, str], None] = lambda event, klass: None,
         on_request: Callable[[InferenceRequest], None] = lambda _: None,
         on_status: Callable[[StatusEvent], None] = lambda _: None,
         codec: Codec | None = None,
@@ -214,7 +214,7 @@ class View:
         if step is not IGNORED or before != (fold.epoch, fold.attempt):
             self._touch(entry)
         if done and message.timestamp_ms >= self._counts_since_ms:
-            self._on_outcome(event)
+            self._on_outcome(event, priority_class(entry.priority))
             status = event.status or "unknown"
             self.outcomes[status] = self.outcomes.get(status, 0) + 1
         if done:
