@@ -440,6 +440,7 @@ class Life(Actor):
             else:
                 if soon and self._rng.random() < 0.5:
                     self._never_stored.add(work)
+                    self.cluster.truth.unkept.add(work)
                 in_memory = self._rng.choice([0, effect.finished.size])
                 away = StoreUnavailable("the store is away")
                 self.flow.unkept.not_kept(effect, away, self.world.now, output_bytes=in_memory)
