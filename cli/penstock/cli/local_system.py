@@ -363,6 +363,8 @@ def _with_device(model: str, told: Mapping[str, Any]) -> str:
     state, devices = told["models"].get(model, "unknown"), told["devices"].get(model)
     if devices:
         return f"{model} (on {' '.join(devices)})"
+    if state == "absent":
+        return f"{model} (loaded when asked for)"
     return model if state == "ready" else f"{model} ({state})"
 
 

@@ -278,7 +278,7 @@ class Ready(BaseHTTPRequestHandler):
     """A worker's /readyz."""
 
     def do_GET(self) -> None:
-        states = {"chat": "ready", "drawing": "loading", "elsewhere": "ready"}
+        states = {"chat": "ready", "drawing": "loading", "elsewhere": "ready", "idle": "absent"}
         body = json.dumps({"models": states, "devices": {"chat": ["cuda:0", "cuda:1"], "elsewhere": []}}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -296,11 +296,11 @@ def test_the_card_says_where_the_models_are(tmp_path: Path) -> None:
     try:
         system = LocalSystem(Options(data_dir=tmp_path), print)
         system.worker_port = http.server_port
-        system.models = [{"id": name} for name in ("chat", "drawing", "elsewhere", "new")]
-        where = "models  chat (on cuda:0 cuda:1), drawing (loading), elsewhere, new (unknown)"
+        system.models = [{"id": name} for name in ("chat", "drawing", "elsewhere", "idle", "new")]
+        where = "chat (on cuda:0 cuda:1), drawing (loading), elsewhere, idle (loaded when asked for), new (unknown)"
         assert where in card(system)
     finally:
         http.shutdown()
         thread.join(10)
         http.server_close()
-    assert "models  chat, drawing, elsewhere, new" in card(system), "a worker that does not answer"
+    assert "models  chat, drawing, elsewhere, idle, new" in card(system), "a worker that does not answer"
