@@ -18,6 +18,7 @@ from penstock.cli.config import ENV_CONFIG, ClusterSettings, load, read_toml, to
 from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import EmbeddedKafka, answers
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.hub_models import HubModel
 from penstock.cli.kafka_jars import KAFKA_VERSION
 from penstock.cli.paths import Progress, free_port, port_in_use
 from penstock.cli.reaching import why_unreachable
@@ -62,6 +63,8 @@ class Options:
     model: str | None = None
     remote: str | None = None
     tiny_models: bool = False
+    hub_models: Sequence[HubModel] = ()
+    """Of `--with`: the person has agreed to them."""
     config: Path | None = None
 
 
@@ -93,7 +96,7 @@ class LocalSystem:
         self._check()
         # The broker boots while the models are prepared; both are long only the first time.
         broker = self._start_broker()
-        self.models = [*(self.models or self._models()), *self._tiny_models()]
+        self.models = [*(self.models or self._models()), *self._of_the_hub(), *self._tiny_models()]
         environment = self._write_settings()
         if broker is not None:
             self.supervisor.wait_ready(broker, 90.0)
@@ -211,6 +214,10 @@ class LocalSystem:
         except CliFailure as failure:
             self._progress(f"going on without the upscaler: {failure}")
             return []
+
+    def _of_the_hub(self) -> list[dict[str, Any]]:
+        """Before the tiny ones, which stand in where there is no other."""
+        return [model.entry() for model in self.options.hub_models]
 
     def _tiny_models(self) -> list[dict[str, Any]]:
         """After all others, where a request names no model: one of them knows a few words of text too."""
@@ -396,7 +403,11 @@ def _without_model(system: LocalSystem) -> str:
     lacking = [task for task in BUILT_TASKS if task not in served]
     if not lacking or system.options.remote is not None:
         return ""
-    cure = "" if system.options.tiny_models else " (--tiny-models adds tiny ones to try the routes)"
+    cure = (
+        ""
+        if system.options.tiny_models
+        else " (--with images adds real ones, --tiny-models tiny ones to try the routes)"
+    )
     return f"\n  no model for {', '.join(lacking)}{cure}"
 
 

@@ -20,6 +20,7 @@ from penstock.cli.children import rotate_log, tail
 from penstock.cli.config import read_toml, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.hub_models import agree, chosen
 from penstock.cli.local_system import LocalSystem, Options, card
 from penstock.cli.paths import default_data_dir
 from penstock.cli.readiness import Readiness, ask
@@ -55,6 +56,13 @@ def up(
             "--tiny-models", help="Add tiny models, made in code, for tasks without a real one: to try every route."
         ),
     ] = False,
+    bundles: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with", help="Add models of the hub for more tasks, after asking: images (generate, edit, describe)."
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Agree to what --with would ask.")] = False,
     port: Annotated[
         int | None,
         typer.Option(envvar="PENSTOCK_GATEWAY__PORT", help="The gateway's port (default: [gateway], else 8000)."),
@@ -80,11 +88,16 @@ def up(
 
       penstock up --tiny-models
 
+      penstock up --with images
+
       penstock up --remote http://127.0.0.1:11434/v1 --model llama3.2
 
       penstock up --bootstrap-servers kafka-1:9092,kafka-2:9092
     """
     home = Home(data_dir or default_data_dir())
+    hub_models = chosen(bundles or [])
+    if not is_detached():
+        agree(hub_models, yes=yes, say=say)
     if detach:
         start_detached(home)
         return
@@ -100,6 +113,7 @@ def up(
         model=model,
         remote=remote,
         tiny_models=tiny_models,
+        hub_models=hub_models,
         config=found,
     )
     run(LocalSystem(options, noted if is_detached() else say))

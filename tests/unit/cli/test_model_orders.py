@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.commands import order_waits
 from penstock.cli.commands.models import set_fields
+from penstock.cli.failures import CliFailure
 from penstock.cli.main import app
 
 Json = dict[str, Any]
@@ -205,3 +206,12 @@ def test_set_gives_numbers_as_numbers_and_what_is_no_json_as_text() -> None:
     pairs = ["priority=3", "keep_alive=5m", "pinned=true", 'options={"tokens": 5, "delay_ms": 0.5}']
     fields = {"priority": 3, "keep_alive": "5m", "pinned": True, "options": {"tokens": 5, "delay_ms": 0.5}}
     assert set_fields(pairs) == fields
+
+
+def test_a_dot_leads_into_a_table() -> None:
+    assert set_fields(["options.slots=4", "options.variant=fp16", "replicas.max=2"]) == {
+        "options": {"slots": 4, "variant": "fp16"},
+        "replicas": {"max": 2},
+    }
+    with pytest.raises(CliFailure, match="options is no table"):
+        set_fields(["options=4", "options.slots=4"])

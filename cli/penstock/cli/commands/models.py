@@ -107,7 +107,9 @@ def add(
     pinned: Annotated[bool, typer.Option("--pinned", help="Never unload it for another model.")] = False,
     field: Annotated[
         list[str] | None,
-        typer.Option("--set", help="NAME=VALUE of any other key of [[models]], the value as JSON or text."),
+        typer.Option(
+            "--set", help="NAME=VALUE of any other key of [[models]], the value as JSON or text; options.slots=4."
+        ),
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A TOML or JSON file of one entry.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Change a model that there is.")] = False,
@@ -152,16 +154,22 @@ def read_entry(file: Path) -> Json:
 
 
 def set_fields(pairs: list[str]) -> Json:
-    """The fields of `NAME=VALUE` pairs. Raises CliFailure (usage)."""
+    """The fields of `NAME=VALUE` pairs; a dot leads into a table, as `options.slots=4`. Raises CliFailure (usage)."""
     fields: Json = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise CliFailure(f"--set {pair}: write it as NAME=VALUE", exit_code=ExitCode.USAGE)
+        *tables, last = name.split(".")
+        table = fields
+        for key in tables:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise CliFailure(f"--set {pair}: {key} is no table", exit_code=ExitCode.USAGE)
         try:
-            fields[name] = json.loads(text)
+            table[last] = json.loads(text)
         except ValueError:
-            fields[name] = text
+            table[last] = text
     return fields
 
 
