@@ -31,7 +31,7 @@ class HubModel:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def entry(self) -> dict[str, Any]:
-        """Loaded when somebody asks for it: nobody's chat shall wait for the download, nor get it for naming no model."""
+        """Loaded when somebody asks for it. A chat that names no model shall not wait for it, nor be answered by it."""
         table = {"id": self.id, "source": self.source, "engine": self.engine, "tasks": list(self.tasks)}
         return {
             **table,
