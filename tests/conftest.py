@@ -16,6 +16,9 @@ from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
 from support import create_topics as _create_topics
 from system import RUNNING
+from time_table import TimeTable
+
+TIMES = TimeTable()
 
 # The machine's processor is stolen in waves: no example fails for the time it took.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,6 +32,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed:
         report.sections += [(f"Logs of {system.prefix}", system.logs(20)) for system in RUNNING]
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    TIMES.add(report.nodeid, report.when or "call", report.duration)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With several processes the reports of all come to the one that writes this."""
+    if lines := TIMES.lines():
+        terminalreporter.section("where the time went, over all processes")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 class Kafka(Protocol):

@@ -92,7 +92,7 @@ class LocalSystem:
         return self.options.bootstrap_servers or f"127.0.0.1:{self.options.kafka_port}"
 
     def start(self) -> None:
-        """Bring everything up and return when it serves. Raises CliFailure naming the cure."""
+        """Bring everything up and return when it could serve. Raises CliFailure naming the cure."""
         self._check()
         # The broker boots while the models are prepared; both are long only the first time.
         broker = self._start_broker()
@@ -109,6 +109,9 @@ class LocalSystem:
         self.supervisor.wait_ready(gateway, GATEWAY_READY_S)
         self.supervisor.wait_ready(worker, WORKER_READY_S)
         self._await_model()
+
+    def serves(self) -> None:
+        """It says so from now on, and is stopped in order when it is asked to."""
         self.phase = "ready"
         self._changed()
         self._watch.start()

@@ -137,7 +137,9 @@ def run(system: LocalSystem) -> None:
         signal.signal(number, asked)
     try:
         system.start()
+        # Of a detached one the card is shown up to the moment at which it says that it serves.
         say(card(system) + f"  stop  {f'penstock down{system.home.option}' if is_detached() else 'Ctrl-C'}\n")
+        system.serves()
         supervisor.run()
     except StopAsked:
         pass
@@ -183,15 +185,16 @@ def start_detached(home: Home) -> None:
     give_up = time.monotonic() + DETACH_DEADLINE_S
     while time.monotonic() < give_up:
         ended = process.poll() is not None
-        with log.open("rb") as file:
+        state = home.read()
+        serves = state is not None and state.pid == process.pid and state.phase == "ready"
+        with log.open("rb") as file:  # after it was asked whether it serves: the card is written before it says so
             file.seek(shown)
             text = file.read().decode(errors="replace")
             shown = file.tell()
         typer.echo(text, nl=False, err=True)
         if ended:
             raise typer.Exit(process.returncode or int(ExitCode.FAILED))
-        state = home.read()
-        if state is not None and state.pid == process.pid and state.phase == "ready" and not text:
+        if serves:
             return
         time.sleep(0.2)
     raise CliFailure(f"Penstock is still starting; see {log}", exit_code=ExitCode.TIMED_OUT)

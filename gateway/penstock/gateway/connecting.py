@@ -21,6 +21,7 @@ from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.letters import LetterReader
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.topics_read import require_topics
 from penstock.gateway.view.view import View
@@ -122,6 +123,10 @@ class Connecting:
             asyncio.get_running_loop().call_later(HELD_AT_MOST_S, spare_the_collector)
             await follower.start()
             stack.push_async_callback(follower.stop)
+            letters = LetterReader(kafka, codecs.prompt)
+            stack.push_async_callback(asyncio.to_thread, letters.stop)
+            await asyncio.to_thread(letters.start)
+            self._context.metrics.read_letters = letters.counts
             for errand, name in (
                 (service.sweeps.run(), "sweep-artifacts"),
                 (service.ending_lost.run(), "end-lost"),

@@ -41,6 +41,8 @@ class GatewayMetrics:
 
     def __init__(self, read_gauges: Callable[[], Gauges] = Gauges) -> None:
         self.registry = CollectorRegistry()
+        self.read_letters: Callable[[], Mapping[str, int]] = dict
+        """Dead letters that lie on their topic, by reason."""
         self._requests = Counter("penstock_requests", "Outcomes seen.", ["task", "outcome"], registry=self.registry)
         self._by_outcome: dict[tuple[str, str], Counter] = {}
         """What `labels` gives, which looks it up in four steps each time."""
@@ -67,7 +69,7 @@ class GatewayMetrics:
         self._first_token = self._histogram(
             "penstock_first_token_seconds", "From a worker's taking it to the first token."
         )
-        self.registry.register(_GaugeCollector(read_gauges))
+        self.registry.register(_GaugeCollector(read_gauges, lambda: self.read_letters()))
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(name, text, labels, buckets=_WAIT_BUCKETS, registry=self.registry)
@@ -111,8 +113,8 @@ class GatewayMetrics:
 
 
 class _GaugeCollector(Collector):
-    def __init__(self, read: Callable[[], Gauges]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[], Gauges], read_letters: Callable[[], Mapping[str, int]]) -> None:
+        self._read, self._read_letters = read, read_letters
 
     def collect(self) -> Iterator[Metric]:
         gauges = self._read()
@@ -134,5 +136,11 @@ class _GaugeCollector(Collector):
         for model, count in gauges.running.items():
             batch.add_metric([model], count)
         yield batch
+        letters = GaugeMetricFamily(
+            "penstock_dlq_letters", "Dead letters that lie on their topic, by reason.", labels=["reason"]
+        )
+        for reason, count in self._read_letters().items():
+            letters.add_metric([reason], count)
+        yield letters
         yield GaugeMetricFamily("penstock_inflight", "Requests accepted and not done.", value=gauges.inflight)
         yield GaugeMetricFamily("penstock_ws_clients", "Open WebSockets.", value=gauges.ws_clients)

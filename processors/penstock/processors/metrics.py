@@ -104,7 +104,8 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
-        # A worker has no sockets; the name is there so that every name is known on every port.
+        # Gateways count them; a worker has no sockets either. The names are there so that each is known on every port.
+        Gauge("penstock_dlq_letters", "Dead letters on their topic: counted by gateways", ["reason"], registry=registry)
         Gauge("penstock_ws_clients", "Open WebSockets: none on a worker", registry=registry)
         # Children are kept: looking one up by its labels costs more than counting.
         self.prompt_tokens = self.tokens.labels("prompt")

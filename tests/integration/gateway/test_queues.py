@@ -57,6 +57,10 @@ class Merged:
         wait_until(lambda: context_of_app(app).connected, DEADLINE_S, f"{name} is connected")
         return app
 
+    def metrics(self) -> str:
+        """Of the gateway that was started last."""
+        return context_of_app(self._running[-1][2]).metrics.render().decode()
+
     def stop(self) -> None:
         for server, thread, app in self._running:
             context_of_app(app).prepare_stop()
@@ -125,7 +129,10 @@ def test_messages_of_llmd_are_answered_in_their_form(merged: Merged) -> None:
     assert "no_such_field" in found["odd"]["error"]
     assert all(request.tenant == "team" and request.priority == 8 for request in merged.requests())
     letters = read_to_end(merged.place.kafka, merged.place.scribe.names.dlq)
-    assert [default_codec().decode(one.value or b"", DeadLetter).original for one in letters] == [b"no message"]
+    (letter,) = [default_codec().decode(one.value or b"", DeadLetter) for one in letters]
+    assert letter.original == b"no message"
+    shown = f'penstock_dlq_letters{{reason="{letter.reason_code}"}} 1.0'
+    wait_until(lambda: shown in merged.metrics().splitlines(), DEADLINE_S, merged.metrics)
 
 
 def test_requests_of_ours_are_answered_as_http_would(merged: Merged) -> None:

@@ -20,6 +20,7 @@ from penstock.schemas.records import (
     ResultEvent,
     Timings,
     Usage,
+    WaitingFor,
     WorkerState,
 )
 
@@ -108,6 +109,18 @@ def test_a_model_that_does_not_fit_now_waits_for_memory() -> None:
     assert found.need_bytes == 60 * GIB
     # Nobody knows when others give memory back.
     assert (found.estimated_wait_ms, found.waiting_for.estimated_start_at) == (None, None)
+
+
+def test_a_turn_waits_for_those_before_it_however_free_its_model_is() -> None:
+    """A dry run said that it would start at once."""
+    there = worker(ModelState(model="chat", state="ready"))
+    found = plan(REQUEST, [model("chat")], [there], lambda name, tokens: 1_000.0, 50_000, turns_before=2)
+    assert found.waiting_for == WaitingFor(reason="conversation")
+    assert found.estimated_wait_ms is None
+    paused = replace(there, paused=["model/chat"])
+    found = plan(REQUEST, [model("chat")], [paused], lambda name, tokens: 1_000.0, 50_000, turns_before=2)
+    assert found.waiting_for is not None
+    assert found.waiting_for.reason == "paused"
 
 
 @pytest.mark.parametrize("name", ["a", "model/a", "class/medium"])

@@ -22,7 +22,7 @@ from penstock.gateway.view.view import View
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import STATUS_RANKS, DeviceState, InferenceRequest, ModelInfo, WaitingFor, WorkerState
 from penstock.schemas.times import rfc3339
-from penstock.schemas.topics import HORIZON_MS
+from penstock.schemas.topics import HORIZON_MS, priority_class
 
 RUNNING_RANK = STATUS_RANKS["running"]
 
@@ -112,7 +112,9 @@ class Facts:
             for worker in self._view.fleet.workers.values()
             if worker.state == SERVING and at_ms - worker.updated_at <= self._worker_late_ms
         ]
-        found = plan(request, self.models(), workers, self._run_times.run_ms, at_ms)
+        found = plan(
+            request, self.models(), workers, self._run_times.run_ms, at_ms, turns_before=self._turns_before(request)
+        )
         return {
             "object": "request.plan",
             "task": request.task,
@@ -128,6 +130,18 @@ class Facts:
             "estimated_wait_ms": found.estimated_wait_ms,
             "estimated_run_ms": found.estimated_run_ms,
         }
+
+    def _turns_before(self, request: InferenceRequest) -> int:
+        """Turns of its conversation that go first: those of its class that are not done, and one that runs."""
+        if request.conversation_id is None:
+            return 0
+        klass = priority_class(request.priority)
+        turns = self._view.census.of_conversation(request.tenant, request.conversation_id)
+        return sum(
+            priority_class(turn.priority) == klass or (turn.status is not None and turn.status.status == "running")
+            for turn in turns
+            if turn.task != "summarization"  # it only reads its conversation
+        )
 
     def gauges(self) -> Gauges:
         depths, ages = self._view.census.queue_depths(now_ms())

@@ -59,9 +59,18 @@ class _Place:
 
 
 def plan(
-    request: InferenceRequest, models: Sequence[ModelInfo], workers: Iterable[WorkerState], run_ms: RunMs, now_ms: int
+    request: InferenceRequest,
+    models: Sequence[ModelInfo],
+    workers: Iterable[WorkerState],
+    run_ms: RunMs,
+    now_ms: int,
+    *,
+    turns_before: int = 0,
 ) -> Plan:
-    """`workers` are those that live. Raises ModelNotFound, and InsufficientCapacity as a worker would."""
+    """`workers` are those that live; `turns_before` of its conversation and class are not done.
+
+    Raises ModelNotFound, and InsufficientCapacity as a worker would.
+    """
     klass = priority_class(request.priority)
     there = [worker for worker in workers if worker.pool == request.pool]
     known = {model.model: model for model in models if model.pool == request.pool and request.task in model.tasks}
@@ -86,6 +95,9 @@ def plan(
             wait_ms = None
         elif wait_ms is not None:
             waiting = replace(waiting, estimated_start_at=now_ms + round(wait_ms))
+    if turns_before and (waiting is None or waiting.reason != "paused"):
+        # How long those run nobody has measured: a conversation's turns may ask anything of any model.
+        waiting, wait_ms = WaitingFor(reason="conversation"), None
     return Plan(
         model=name,
         model_reason=reason or "",

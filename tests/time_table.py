@@ -1,0 +1,39 @@
+"""Where the time of a test run goes, by folder: what makes tests ready, what they do, what clears up behind them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+PHASES = ("setup", "call", "teardown")
+FOLDERS = 3
+"""Parts of a path that name a room: tests/integration/worker."""
+LEAST_S = 1.0
+
+
+class TimeTable:
+    """Seconds, added up over all processes of the run."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PHASES, 0.0))
+        self._tests: dict[str, int] = defaultdict(int)
+
+    def add(self, nodeid: str, phase: str, seconds: float) -> None:
+        path = nodeid.partition("::")[0].split("/")
+        room = "/".join(path[: min(FOLDERS, len(path) - 1)])
+        self._spent[room][phase] += seconds
+        self._tests[room] += phase == "call"
+
+    def lines(self) -> list[str]:
+        """The rooms that took a second and more, the longest first; none when no test ran so long."""
+        rows = [(room, self._tests[room], spent) for room, spent in self._spent.items() if _all(spent) >= LEAST_S]
+        rows.sort(key=lambda row: -_all(row[2]))
+        lines = [f"{'seconds':>9} {'setup':>8} {'call':>8} {'teardown':>8} {'tests':>6}  room"] if rows else []
+        for room, tests, spent in rows:
+            phases = " ".join(f"{spent[phase]:8.1f}" for phase in PHASES)
+            lines.append(f"{_all(spent):9.1f} {phases} {tests:6}  {room}")
+        return lines
+
+
+def _all(spent: Mapping[str, float]) -> float:
+    return sum(spent.values())
