@@ -206,9 +206,12 @@ class Turns:
     ) -> None:
         line, request_id, mark = work.line or "", work.request_id, run.mark
 
+        def is_open(log: ConversationLog) -> bool:
+            return log.answer(request_id) is None and log.agrees(mark, request_id)
+
         def look() -> list[ConversationMessage] | None:
             log = self._talks.log(line)
-            if log.answer(request_id) is not None or not log.agrees(mark, request_id):
+            if not is_open(log):
                 return None
             own = log.inputs(request_id)
             return [one for one in input_messages(work.request, work.epoch, 0) if one.index not in own]
@@ -224,7 +227,7 @@ class Turns:
                 self._append(work, topic_id, missing, lambda: _begins(work, run), appended, again)
 
         def appended(log: ConversationLog) -> None:
-            then(topic_id if log.agrees(mark, request_id) else None)
+            then(topic_id if is_open(log) else None)
 
         self._ask(work, "reads before its input", look, told)
 

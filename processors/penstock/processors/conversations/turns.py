@@ -174,7 +174,7 @@ class Turns:
             if log is None:
                 return None
             log = await self._writable(topic, log, within_s, mine)
-            if log.answer(request_id) is not None or not log.agrees(mark, request_id):
+            if not _is_open(log, mark, request_id):
                 return None
             own = log.inputs(request_id)
             messages = input_messages(request, epoch, now_ms, shown)
@@ -182,7 +182,8 @@ class Turns:
             if missing:
                 await self._hold(missing)
                 await self._append(topic, log, missing, mine)
-            return log.topic_id if log.agrees(mark, request_id) else None
+            # An append that waited for Kafka, in a worker that others took for gone, may come after their answer.
+            return log.topic_id if _is_open(log, mark, request_id) else None
 
         return await self._patiently(topic, mine, attempt)
 
@@ -439,3 +440,8 @@ class Turns:
     def _remember(self, topic: str, log: ConversationLog) -> None:
         with self._cache_lock:
             self._cache.put(topic, log)
+
+
+def _is_open(log: ConversationLog, mark: HistoryMark, request_id: str) -> bool:
+    """Whether no answer of the request stands, and what stands before it is what was read."""
+    return log.answer(request_id) is None and log.agrees(mark, request_id)

@@ -175,6 +175,22 @@ async def test_a_rival_between_reading_and_appending_is_seen_after_the_append() 
     assert log.keys() == ["r0/in/0/1", "r1/in/0/1"], "the input is appended once"
 
 
+async def test_an_answer_that_came_before_the_append_is_not_run_over() -> None:
+    """The append waited for Kafka, in a worker that others took for gone; they answered meanwhile (seed 27418)."""
+    log = MemoryLog()
+    asked = request("r1", "a")
+    turns = make(log)
+    start = await turns.read(asked, mine)
+    log.rival = [
+        (b"r1/in/0/1", CODEC.encode(input_messages(asked, 1, 0)[0])),
+        (b"r1/out/2", CODEC.encode(answer(asked, "theirs", epoch=2))),
+    ]
+    assert not await turns.begin(asked, 1, 0, mine, start.mark)
+    again = await turns.read(asked, mine)
+    assert again.answer is not None
+    assert again.answer.content == "theirs"
+
+
 async def test_an_answer_that_came_after_reading_is_not_run_over() -> None:
     log = MemoryLog()
     asked = request("r1", "a")
