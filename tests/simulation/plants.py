@@ -223,7 +223,7 @@ def dropped_work_publishes() -> list[Patch]:
     def make(drop: Callable[..., None]) -> Callable[..., None]:
         def loud(self: Holdings, work: Work) -> None:
             drop(self, work)
-            self._emit(Terminal(work.subject, "cancelled", work.timings(0.0), None, None))
+            self._emit(Terminal(work.subject, "cancelled", work.klass, work.timings(0.0), None, None))
 
         return loud
 

@@ -157,6 +157,10 @@ class LocalSystem:
         else:
             for model in self._configured().get("models", []):
                 check_source(model)
+        taken = {model.get("id") for model in self.models or self._configured().get("models", [])}
+        for model in options.hub_models:
+            if model.id in taken:
+                raise CliFailure(f"--with: {model.id} is the name of another model here", exit_code=ExitCode.USAGE)
 
     def _start_broker(self) -> Part | None:
         if self.options.bootstrap_servers is not None:

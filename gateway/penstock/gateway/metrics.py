@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -64,6 +65,7 @@ class GatewayMetrics:
         )
         self._wait = self._histogram("penstock_wait_seconds", "From accepted to running.", "class", "task", "model")
         self._run = self._histogram("penstock_run_seconds", "From running to the outcome.", "task", "model")
+        self._wait_of, self._run_of = cache(self._wait.labels), cache(self._run.labels)
         self._model_label = BoundedLabel()
         self._task_label = BoundedLabel()
         self._first_token = self._histogram(
@@ -89,8 +91,8 @@ class GatewayMetrics:
             times = event.timings
             task, model = self._task_label.of(event.task), self._model_label.of(event.model)
             waited_ms = times.queued_ms + times.admission_ms + times.load_ms
-            self._wait.labels(klass, task, model).observe(waited_ms / 1000)
-            self._run.labels(task, model).observe(times.run_ms / 1000)
+            self._wait_of(klass, task, model).observe(waited_ms / 1000)
+            self._run_of(task, model).observe(times.run_ms / 1000)
             if times.first_token_ms is not None:
                 self._first_token.observe(times.first_token_ms / 1000)
 

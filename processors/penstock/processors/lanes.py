@@ -140,8 +140,7 @@ class Lanes:
         engine.on_busy = reporting(lambda seconds: self._flow.replicas.busy(model, replica, seconds, self._clock()))
         engine.on_limits = reporting(lambda limits: self._limits(model, replica, limits))
         engine.on_out_of_memory = reporting(lambda: self._out_of_memory(model, replica))
-        self._last_facts.pop((model, replica), None)
-        self.engine_facts(model, replica)
+        self._note_facts(model, replica)
         limits, now = engine.limits(), self._clock()
         self._metrics.loads.labels(model).inc()
         seconds = now - self._loads.pop((model, replica), now)
@@ -202,9 +201,12 @@ class Lanes:
 
         A process that sees one card calls that the first.
         """
+        self._note_facts(model, number)
+        return self._last_facts.get((model, number), (None, None))
+
+    def _note_facts(self, model: str, number: int) -> None:
         engine = self._manager.engine(model, number)
         if engine is not None:
             replica = self._flow.lane(model).replicas.get(number)
             granted = None if replica is None else replica.device
             self._last_facts[(model, number)] = granted or engine.info().device, engine.measured_memory()
-        return self._last_facts.get((model, number), (None, None))

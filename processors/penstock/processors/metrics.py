@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from penstock.common.labels import BoundedLabel
@@ -111,8 +113,7 @@ class Metrics:
         self.prompt_tokens = self.tokens.labels("prompt")
         self.completion_tokens = self.tokens.labels("completion")
         self._outcomes: dict[tuple[str, str], Counter] = {}
-        self._waits: dict[tuple[str, str, str], Histogram] = {}
-        self._runs: dict[tuple[str, str], Histogram] = {}
+        self._wait_of, self._run_of = cache(self.wait.labels), cache(self.run.labels)
         self.model_label = BoundedLabel()
         self.completed_total = 0
         self.failed_total = 0
@@ -124,15 +125,9 @@ class Metrics:
             child = self._outcomes[(task, outcome)] = self.requests.labels(task, outcome)
         child.inc()
         model = self.model_label.of(model)
-        wait = self._waits.get((klass, task, model))
-        if wait is None:
-            wait = self._waits[(klass, task, model)] = self.wait.labels(klass, task, model)
-        wait.observe(waited_s)
+        self._wait_of(klass, task, model).observe(waited_s)
         if ran_s is not None:
-            run = self._runs.get((task, model))
-            if run is None:
-                run = self._runs[(task, model)] = self.run.labels(task, model)
-            run.observe(ran_s)
+            self._run_of(task, model).observe(ran_s)
         if outcome == "completed":
             self.completed_total += 1
         else:

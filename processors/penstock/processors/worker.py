@@ -34,7 +34,7 @@ from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.schemas.errors import BadAvro, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
-from penstock.schemas.topics import TP, priority_class
+from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
@@ -323,9 +323,8 @@ class Worker:
         if self._rooms.flow.endings.delivered(effect.subject, status):
             waited_s = (effect.timings.queued_ms + effect.timings.load_ms) / 1000
             subject = effect.subject
-            klass = priority_class(subject.request.priority)
             self._rooms.metrics.outcome(
-                subject.task, status, klass, subject.lane, waited_s=waited_s, ran_s=effect.ran_s
+                subject.task, status, effect.klass, subject.lane, waited_s=waited_s, ran_s=effect.ran_s
             )
             self.changed()
 

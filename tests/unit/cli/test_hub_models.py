@@ -11,6 +11,7 @@ import pytest
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.hub_models import BUNDLES, agree, chosen
 from penstock.cli.local_system import IMAGING, LocalSystem, Options
+from penstock.cli.paths import free_port
 from penstock.common.model_entry import ModelEntry, parse_entry
 from penstock.processors.models.catalog import ModelConfig
 
@@ -69,3 +70,14 @@ def test_they_come_before_the_tiny_ones(tmp_path: Path) -> None:
     system = LocalSystem(Options(data_dir=tmp_path, hub_models=chosen(["images"])), print)
     assert [one["id"] for one in system._of_the_hub()] == ["painter", "eyes"]
     assert IMAGING["id"] not in {one["id"] for one in system._of_the_hub()}
+
+
+def test_a_name_that_the_configuration_has_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    config = tmp_path / "penstock.toml"
+    config.write_text('[[models]]\nid = "painter"\nsource = "none"\nengine = "noop"\n')
+    options = Options(
+        data_dir=tmp_path, port=free_port(), kafka_port=free_port(), config=config, hub_models=chosen(["images"])
+    )
+    with pytest.raises(CliFailure, match="painter is the name of another model"):
+        LocalSystem(options, print).start()
+    assert not (tmp_path / "kafka").exists()

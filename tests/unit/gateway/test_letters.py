@@ -14,7 +14,7 @@ A, B = ("inference.dlq", 0), ("inference.dlq", 1)
 
 
 def test_what_retention_removes_is_counted_no_more() -> None:
-    letters = Letters()
+    letters = Letters(1_000)
     for offset, reason in enumerate(["bad_avro", "engine_failed", "bad_avro"]):
         letters.add(A, offset, reason)
     letters.add(B, 7, "bad_avro")
@@ -26,7 +26,7 @@ def test_what_retention_removes_is_counted_no_more() -> None:
 
 
 def test_a_topic_that_is_made_anew_begins_anew() -> None:
-    letters = Letters()
+    letters = Letters(1_000)
     for offset in range(5):
         letters.add(A, offset, "bad_avro")
     letters.add(A, 2, "engine_failed")
@@ -49,7 +49,7 @@ def test_letters_and_reasons_have_bounds() -> None:
     st.lists(st.one_of(st.tuples(st.just("add"), st.integers(0, 12)), st.tuples(st.just("expire"), st.integers(0, 12))))
 )
 def test_counts_are_those_of_a_log(steps: list[tuple[str, int]]) -> None:
-    letters, log = Letters(), dict[int, str]()
+    letters, log = Letters(1_000), dict[int, str]()
     for what, offset in steps:
         if what == "add":
             letters.add(A, offset, f"r{offset % 3}")

@@ -8,52 +8,32 @@ from typing import Any
 
 import pytest
 
-from flow_driver import World
+from lanes_world import LanesWorld
 from penstock.common.model_entry import ModelEntry
 from penstock.processors.background import on_faults
 from penstock.processors.core import effects as ask
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.ledger import CannotLoad
-from penstock.processors.core.flow import Flow
-from penstock.processors.lanes import Lanes
-from penstock.processors.metrics import Metrics
 from penstock.processors.models.catalog import ModelConfig
-from penstock.processors.models.manager import ModelManager
-from penstock.processors.models.serving import Serving
 from penstock.processors.models.sizing import ModelSize
-from penstock.processors.settings import WorkerSettings
 from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.records import ModelInfo, Record
-from penstock.schemas.topics import TopicNames
 from shell_fakes import ScriptedEngine
 from support import wait_until_async
 
 BYTES = 1000
 
 
-class Shell(World):
-    """A flow whose loads are carried out by a real `Lanes`, `Serving` and manager; engines are scripted."""
+class Shell(LanesWorld):
+    """Two models; engines are scripted."""
 
     def __init__(self) -> None:
-        self.metrics = Metrics()
-        self.lanes = Lanes(self.metrics, clock=lambda: self.now)
         self.published: list[Record] = []
         self.forgotten: list[str] = []
         self.said: list[ask.Status] = []
-        models = [ModelEntry(id=name, source=name, engine="text") for name in ("m", "other")]
-        self.serving = Serving(
-            WorkerSettings(models=models),
-            publish=self.publish,
-            names=TopicNames(),
-            reports=self.lanes,
-            clock_ms=lambda: 0,
-            clock=lambda: self.now,
-        )
-        self.serving.manager = ModelManager(self.serving.catalog, self.lanes, make=self.make, size=self.find_size)
         self.engines: list[ScriptedEngine] = []
         self.error: Exception | None = None
         self.sizes: dict[str, int] = {}
-        super().__init__("m", "other")
+        super().__init__([ModelEntry(id=name, source=name, engine="text") for name in ("m", "other")])
 
     def publish(self, topic: str, key: str, record: Record | None) -> None:
         if record is None:
@@ -61,14 +41,8 @@ class Shell(World):
         else:
             self.published.append(record)
 
-    def make_flow(self, *args: Any) -> Flow:
-        flow = new_flow(*args, devices=self.serving.capacities, memory_error=self.metrics.memory_error)
-        self.lanes.connect(self.serving, flow, self.settle)
-        self.serving.connect(flow)
-        return flow
-
-    def make(self, config: ModelConfig, size: ModelSize, device: str | None, granted_bytes: int) -> Any:
-        engine = ScriptedEngine(device=device or "", error=self.error)
+    def make(self, config: ModelConfig, size: ModelSize, devices: tuple[str, ...], granted_bytes: int) -> Any:
+        engine = ScriptedEngine(device=devices[0] if devices else "", error=self.error)
         self.engines.append(engine)
         return engine
 
@@ -76,17 +50,8 @@ class Shell(World):
         return ModelSize(source=config.source, need_bytes=self.sizes.get(config.id, BYTES))
 
     def answer(self, effect: Any) -> None:
-        match effect:
-            case ask.Status():
-                self.said.append(effect)
-            case ask.Size():
-                self.lanes.size(effect)
-            case ask.Load():
-                self.lanes.load(effect)
-            case ask.Unload():
-                self.lanes.unload(effect)
-            case _:
-                pass
+        if isinstance(effect, ask.Status):
+            self.said.append(effect)
         super().answer(effect)
 
     async def until_ready(self, model: str = "m") -> None:

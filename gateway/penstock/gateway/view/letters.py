@@ -21,8 +21,9 @@ from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
-MOST = 100_000
-"""Letters of a partition that are counted: the newest."""
+MOST = 10_000
+"""Letters that are counted: the newest, an equal share of each partition. A gateway that starts reads them all, and the
+records that they keep."""
 REASONS = 64
 LOOK_S = 30.0
 """Between two looks at what retention has removed."""
@@ -33,7 +34,8 @@ UNREADABLE = "unreadable"
 class Letters:
     """Counts. Read by any thread, changed by one."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int) -> None:
+        """`most`: letters of a partition that are counted, the newest."""
         self._most = most
         self._label = BoundedLabel(REASONS)
         self._by_partition: dict[TP, deque[tuple[int, str]]] = {}
@@ -66,7 +68,7 @@ class LetterReader:
 
     def __init__(self, kafka: KafkaSettings, codec: Codec) -> None:
         self._kafka, self._codec = kafka, codec
-        self._letters = Letters()
+        self._letters = Letters(MOST)
         self._reader: PartitionReader | None = None
         self._look_at = time.monotonic() + LOOK_S
 
@@ -74,9 +76,11 @@ class LetterReader:
         """Read the newest letters, and go on. Raises NotFound for a missing topic, BrokerUnavailable."""
         topic = self._kafka.names.dlq
         partitions = self._partitions()
+        share = MOST // max(1, len(partitions))
+        self._letters = Letters(share)
         firsts = admin.begin_offsets(self._kafka, partitions, ASK_S)
         ends = admin.end_offsets(self._kafka, partitions, ASK_S)
-        begin = {tp: max(firsts[tp], ends[tp] - MOST) for tp in partitions}
+        begin = {tp: max(firsts[tp], ends[tp] - share) for tp in partitions}
         self._reader = PartitionReader(
             self._kafka,
             begin,

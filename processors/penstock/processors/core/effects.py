@@ -136,6 +136,8 @@ class Terminal:
 
     subject: Subject
     status: str
+    klass: str
+    """In which it waited last."""
     timings: Timings
     ran_s: float | None
     """How long it was on an engine; None when it was on none."""

@@ -9,23 +9,14 @@ from typing import Any
 
 import pytest
 
-from flow_driver import World
+from lanes_world import LanesWorld
 from nvml_fake import GIB, FakeCard, FakeDriver
 from penstock.common.model_entry import parse_entry
-from penstock.processors.core import effects as ask
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.ledger import DeviceCapacity
-from penstock.processors.core.flow import Flow
-from penstock.processors.lanes import Lanes
-from penstock.processors.metrics import Metrics
 from penstock.processors.models import auto_device, serving
 from penstock.processors.models.auto_device import AutoDevice, torch_has_cuda
 from penstock.processors.models.catalog import ModelConfig
-from penstock.processors.models.manager import ModelManager
-from penstock.processors.models.serving import Serving
 from penstock.processors.models.sizing import ModelSize
-from penstock.processors.settings import WorkerSettings
-from penstock.schemas.topics import TopicNames
 from shell_fakes import ScriptedEngine
 from support import wait_until_async
 
@@ -101,31 +92,15 @@ def test_whether_torch_computes_on_cards_is_read_from_its_files(
 # -- the worker's parts
 
 
-class Shell(World):
-    """A flow whose loads are carried out by a real `Lanes`, `Serving` and manager, on the cards of a fake driver."""
+class Shell(LanesWorld):
+    """On the cards of a fake driver."""
 
     def __init__(self, **entry: Any) -> None:
         self.loaded_on: list[tuple[str, ...]] = []
         self.sized_as: list[str | None] = []
         self.size = {"cuda": GIB, None: 2 * GIB}
-        self.lanes = Lanes(Metrics(), clock=lambda: self.now)
-        models = [parse_entry({"id": "m", "source": "/m", "engine": "text", **entry})]
-        self.serving = Serving(
-            WorkerSettings.model_validate({"models": models, "memory": {"cpu_bytes": 8 * GIB}}),
-            publish=lambda topic, key, record: None,
-            names=TopicNames(),
-            reports=self.lanes,
-            clock_ms=lambda: 0,
-            clock=lambda: self.now,
-        )
-        self.serving.manager = ModelManager(self.serving.catalog, self.lanes, make=self.make, size=self.find_size)
-        super().__init__("m")
-
-    def make_flow(self, *args: Any) -> Flow:
-        flow = new_flow(*args, devices=self.serving.capacities)
-        self.lanes.connect(self.serving, flow, self.settle)
-        self.serving.connect(flow)
-        return flow
+        model = parse_entry({"id": "m", "source": "/m", "engine": "text", **entry})
+        super().__init__([model], memory={"cpu_bytes": 8 * GIB})
 
     def make(self, config: ModelConfig, size: ModelSize, devices: tuple[str, ...], granted_bytes: int) -> Any:
         self.loaded_on.append(devices)
@@ -134,18 +109,6 @@ class Shell(World):
     async def find_size(self, config: ModelConfig, on_progress: Any) -> ModelSize:
         self.sized_as.append(config.device)
         return ModelSize(source=config.source, need_bytes=self.size[config.device])
-
-    def answer(self, effect: Any) -> None:
-        match effect:
-            case ask.Size():
-                self.lanes.size(effect)
-            case ask.Load():
-                self.lanes.load(effect)
-            case ask.Unload():
-                self.lanes.unload(effect)
-            case _:
-                pass
-        super().answer(effect)
 
     async def run(self) -> None:
         await self.serving.observe()

@@ -156,7 +156,7 @@ class Endings:
         replica = None if run is None else run.replica
         ran_s = None if run is None or run.run_at is None else now - run.run_at
         timings = work.timings(now)
-        work.outcome = Terminal(work.subject, status, timings, ran_s, replica, error, finished, artifact)
+        work.outcome = Terminal(work.subject, status, work.klass, timings, ran_s, replica, error, finished, artifact)
         self._emit(work.outcome)
 
     def end(self, work: Work, event: str, error: PenstockError, now: float) -> None:
