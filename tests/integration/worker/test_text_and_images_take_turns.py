@@ -98,6 +98,9 @@ def test_text_and_image_models_take_turns_on_one_device(make_system: Callable[..
             done = outcome(system, request_id, 120)
             assert (done.status, done.device) == ("completed", "sim0"), (done.error, worker.tail())
     assert not watch.false, watch.false[:3]
+    assert watch.reasons, "nothing was looked at while it waited"
+    for model in ("chat", "painter"):
+        assert watch.holders[(model,)], watch.holders
     assert set(watch.holders) <= {(), ("chat",), ("painter",)}, watch.holders
 
     def books() -> Any:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from subprocess import PIPE
@@ -45,26 +46,42 @@ def test_a_hub_id_a_folder_and_nonsense(tmp_path: Path) -> None:
     assert caught.value.exit_code is ExitCode.USAGE
 
 
-class Models(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        body = b'{"object": "list", "data": [{"id": "llama"}, {"id": "other"}]}'
-        self.send_response(200 if self.path == "/v1/models" else 404)
+class Answers(BaseHTTPRequestHandler):
+    """Writes JSON, and no log."""
+
+    def answer(self, status: int, body: dict[str, Any]) -> None:
+        self.send_response(status)
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, format: str, *args: object) -> None:
         return
 
 
-@pytest.fixture
-def server() -> Iterator[str]:
-    http = HTTPServer(("127.0.0.1", 0), Models)
+class Models(Answers):
+    def do_GET(self) -> None:
+        names = {"object": "list", "data": [{"id": "llama"}, {"id": "other"}]}
+        self.answer(200 if self.path == "/v1/models" else 404, names)
+
+
+@contextmanager
+def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """A server of such answers; its port."""
+    http = HTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=http.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{http.server_port}"
-    http.shutdown()
-    thread.join(10)
-    http.server_close()
+    try:
+        yield http.server_port
+    finally:
+        http.shutdown()
+        thread.join(10)
+        http.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with answering(Models) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_a_remote_server_names_its_model(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +196,7 @@ def test_where_keys_are_asked_for_the_card_says_so(
     assert "--key KEY" in text
 
 
-class Asked(BaseHTTPRequestHandler):
+class Asked(Answers):
     """A gateway that wants a key, and a worker that loads its model the third time it is asked."""
 
     looked = 0
@@ -191,32 +208,17 @@ class Asked(BaseHTTPRequestHandler):
             Asked.looked += 1
             self.answer(200, {"ready": True, "models": {"m": "ready" if Asked.looked > 2 else "loading"}})
 
-    def answer(self, status: int, body: dict[str, Any]) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
-
 
 def test_the_first_model_is_waited_for_though_the_gateway_wants_keys(tmp_path: Path) -> None:
-    http = HTTPServer(("127.0.0.1", 0), Asked)
-    thread = threading.Thread(target=http.serve_forever)
-    thread.start()
-    try:
-        system = LocalSystem(Options(data_dir=tmp_path, port=http.server_port), print)
-        system.worker_port = http.server_port
+    with answering(Asked) as port:
+        system = LocalSystem(Options(data_dir=tmp_path, port=port), print)
+        system.worker_port = port
         system.models = [{"id": "later", "preload": False}, {"id": "m"}]
         system._await_model()
         assert Asked.looked == 3
         system.models = system.models[:1]
         system._await_model()
         assert Asked.looked == 3, "nobody waits for what is loaded when it is asked for"
-    finally:
-        http.shutdown()
-        thread.join(10)
-        http.server_close()
 
 
 def test_a_data_folder_belongs_to_one(tmp_path: Path) -> None:
@@ -274,33 +276,19 @@ def test_two_processes_never_get_the_same_port(monkeypatch: pytest.MonkeyPatch) 
     assert len({*ours, *theirs}) == 40
 
 
-class Ready(BaseHTTPRequestHandler):
+class Ready(Answers):
     """A worker's /readyz."""
 
     def do_GET(self) -> None:
         states = {"chat": "ready", "drawing": "loading", "elsewhere": "ready", "idle": "absent"}
-        body = json.dumps({"models": states, "devices": {"chat": ["cuda:0", "cuda:1"], "elsewhere": []}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        return
+        self.answer(200, {"models": states, "devices": {"chat": ["cuda:0", "cuda:1"], "elsewhere": []}})
 
 
 def test_the_card_says_where_the_models_are(tmp_path: Path) -> None:
-    http = HTTPServer(("127.0.0.1", 0), Ready)
-    thread = threading.Thread(target=http.serve_forever)
-    thread.start()
-    try:
+    with answering(Ready) as port:
         system = LocalSystem(Options(data_dir=tmp_path), print)
-        system.worker_port = http.server_port
+        system.worker_port = port
         system.models = [{"id": name} for name in ("chat", "drawing", "elsewhere", "idle", "new")]
         where = "chat (on cuda:0 cuda:1), drawing (loading), elsewhere, idle (loaded when asked for), new (unknown)"
         assert where in card(system)
-    finally:
-        http.shutdown()
-        thread.join(10)
-        http.server_close()
     assert "models  chat, drawing, elsewhere, idle, new" in card(system), "a worker that does not answer"
