@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, cast
 
 from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
+from penstock.processors.alarm import Alarm
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.arrivals import Poison
@@ -40,7 +41,8 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 TICK_S = 0.01
-IDLE_TICK_S = 0.05
+IDLE_TICK_S = 0.25
+"""While nothing is held only a model that is loaded again after a failure is due by time."""
 SLOW_TICK_S = 0.1
 POSITIONS_S = 1.0
 """How often those near the front hear of their position in the queue."""
@@ -107,6 +109,9 @@ class Worker:
         self._effects: deque[ask.Effect] = deque()
         self._turn_due = False
         self._broken = False
+        self._alarm = Alarm()
+        self._dozes = False
+        """The ticker found nothing held, and sleeps for long."""
         self._rooms: Rooms
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             ask.Prepare: lambda e: self._rooms.execution.prepare(e),
@@ -222,6 +227,9 @@ class Worker:
         took = self._take_some()
         self._rooms.flow.step(self._clock())
         more = self._carry_out()
+        if self._dozes and self._rooms.flow.works:
+            self._dozes = False
+            self._alarm.ring()
         if took or self._inbox.aside:
             self._apply_pauses()
         if more or (took and self._inbox):
@@ -366,7 +374,7 @@ class Worker:
         next_slow = next_positions = 0.0
         flow = self._rooms.flow
         while True:
-            await asyncio.sleep(self._until_next_tick())
+            await self._alarm.sleep(self._until_next_tick())
             now = self._clock()
             self._rooms.publisher.tick()
             flow.tick(now, now_ms())
@@ -382,7 +390,8 @@ class Worker:
 
     def _until_next_tick(self) -> float:
         due = self._rooms.flow.next_due()
-        longest = TICK_S if self._rooms.flow.works or self._inbox else IDLE_TICK_S
+        self._dozes = not (self._rooms.flow.works or self._inbox)
+        longest = IDLE_TICK_S if self._dozes else TICK_S
         return longest if due is None else min(longest, max(0.001, due - self._clock()))
 
     # -- stopping and looking

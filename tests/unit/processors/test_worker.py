@@ -750,6 +750,25 @@ async def test_a_turn_on_the_wrong_partition_is_put_where_it_belongs(shell: Shel
     assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}
 
 
+async def test_work_wakes_the_ticker_that_found_nothing_held(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "IDLE_TICK_S", 3_600.0)
+    shell.up()
+    ticking = asyncio.create_task(shell.worker.tick_forever())
+    try:
+        for name in ("a", "b"):
+            await asyncio.sleep(0)
+            shell.deliver(LOW, request(name))
+            await shell.turns()
+            shell.now += 1.0
+            await wait_until_async(lambda: any(topic == NAMES.status for topic, _ in shell.broker.sent))
+            shell.finish(name)
+            await wait_until_async(lambda: not shell.flow.works)
+            shell.broker.sent.clear()
+    finally:
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+
+
 async def test_the_ticker_ends_what_takes_too_long_and_says_what_lasts(shell: Shell) -> None:
     shell.up()
     shell.deliver(LOW, request("a", execution_timeout_ms=1_000))

@@ -31,12 +31,16 @@ from penstock.processors.kafka.offsets import (
     committed_or_start,
     group_identity,
 )
+from penstock.processors.kafka.pace import Pace
 
 logger = logging.getLogger(__name__)
 
 FETCH_RECORDS = 500
 HANDED_BATCHES = 2
-IDLE_POLL_S = 0.02
+POLL_S = 0.02
+IDLE_POLL_S = 0.1
+IDLE_AFTER_S = 1.0
+"""Without a record and without a call for so long, the thread looks for calls less often: a poll cannot be woken."""
 BUSY_WAIT_S = 0.005
 WAKE_S = 0.5
 STALLED_S = 0.05
@@ -100,6 +104,9 @@ class PollThread:
         self._room = threading.Semaphore(HANDED_BATCHES)
         self._generation = -1
         self._sent_at = 0.0
+        self._pace = Pace()
+        self._active_at = 0.0
+        """When there was a record or a call."""
         self.owned: frozenset[TP] = frozenset()
         self.failure: BaseException | None = None
         self._fatal: KafkaError | None = None
@@ -188,11 +195,13 @@ class PollThread:
                 call = self._calls.get_nowait()
             except queue.Empty:
                 return
+            self._active_at = time.monotonic()
             call()
 
     def _fetch(self) -> None:
         """Wait a moment for records, for less when there is something else to do, and take what is there."""
-        wait_s = IDLE_POLL_S
+        now = time.monotonic()
+        wait_s = POLL_S if now - self._active_at < IDLE_AFTER_S else IDLE_POLL_S
         if self._buffer.has_any(self._held):
             self._wake.clear()
             if self._room_left():
@@ -206,8 +215,12 @@ class PollThread:
             first = self._kafka.poll(wait_s)  # consume(n, t) would wait for n records or for t
             if first is None:
                 return
+            self._active_at = time.monotonic()
+            if wait_s and (gather_s := self._pace.gather_s(self._active_at)):
+                self._ending.wait(gather_s)
             generation = self._generation
             messages = [first, *self._kafka.consume(FETCH_RECORDS - 1, 0)]
+            self._pace.count(len(messages), self._active_at)
         except KafkaException as error:
             logger.warning("group.poll_failed error=%s", error)
             self._ending.wait(STALLED_S)
@@ -418,7 +431,7 @@ class PollThread:
         done = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         while not self._ending.is_set():
             try:
-                return done.result(IDLE_POLL_S)
+                return done.result(POLL_S)
             except TimeoutError:
                 if done.done():
                     raise

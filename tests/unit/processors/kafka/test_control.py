@@ -142,7 +142,9 @@ def test_a_new_priority_without_a_number_changes_nothing() -> None:
 class FakeReader:
     """Stands for the PartitionReader: the test calls `on_batch` on a thread, as the reader does."""
 
-    def __init__(self, _settings: Any, _topics: Any, _start: Any, on_batch: Callable[[list[RawMessage]], None]) -> None:
+    def __init__(
+        self, _settings: Any, _topics: Any, _start: Any, on_batch: Callable[[list[RawMessage]], None], **_options: Any
+    ) -> None:
         self.on_batch = on_batch
         self.failure: BaseException | None = None
 
