@@ -28,7 +28,7 @@ class S3Server:
         self.url = f"http://{host}:{port}"
 
     def bucket(self) -> Bucket:
-        name = f"bucket-{uuid.uuid4().hex[:12]}"
+        name = f"bucket{uuid.uuid4().hex[:12]}"  # the client for GCS writes a dash as %2D, which moto does not read
         httpx.put(f"{self.url}/{name}", trust_env=False).raise_for_status()
         return Bucket(
             location=f"s3://{name}/penstock",

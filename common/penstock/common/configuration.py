@@ -94,10 +94,11 @@ class ArtifactsSection(SharedSection):
     one for all processes."""
     options: StoreOptions = Field(default_factory=StoreOptions)
     """For a URL: options of its client, such as `aws_endpoint`, `aws_region`, `aws_access_key_id`,
-    `aws_secret_access_key`, `allow_http`; what is not here comes from the usual variables (`AWS_…`, `GOOGLE_…`,
-    `AZURE_…`)."""
+    `aws_secret_access_key`, `google_service_account` (the file of its key), `allow_http`; what is not here comes from
+    the usual variables (`AWS_…`, `GOOGLE_…`, `AZURE_…`)."""
     presigned_urls: bool = True
-    """Hand out URLs that the store itself serves, where it can; false where browsers do not reach the store."""
+    """Hand out URLs that the store itself serves, where it can; false where browsers do not reach the store. GCS can
+    with the private key of a service account; without one its client asks Google's IAM for each signature."""
     ttl_s: float | None = Field(default=None, gt=0)
     """Seconds for which an artifact is kept that came without a time of its own; null: until it is deleted. What a
     conversation refers to lives as long as the conversation."""

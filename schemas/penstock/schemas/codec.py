@@ -11,15 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.schemas.compiled import (
-    HEADER_SIZE,
-    Decoder,
-    Encoder,
-    make_decoder,
-    make_encoder,
-    make_head,
-    schema_name,
-)
+from penstock.schemas.compiled import Decoder, Encoder, make_decoder, make_encoder, make_head, schema_name
+from penstock.schemas.compiled.decoder import HEADER_SIZE
 from penstock.schemas.errors import BadAvro, UnknownSchema, WrongMagic
 from penstock.schemas.records import RECORDS, Record
 

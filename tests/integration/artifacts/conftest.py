@@ -1,4 +1,4 @@
-"""The places of artifacts that every store must serve alike: a folder, and servers of S3 and Azure Blob."""
+"""The places of artifacts that every store must serve alike: a folder, and servers of S3, Azure Blob and GCS."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from azure_server import AzureServer
+from gcs_server import GcsServer
 from penstock.common.artifacts import ArtifactStore, Place
 from s3_server import Bucket, S3Server
 
@@ -77,7 +78,12 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServ
     server.stop()
 
 
-@pytest.fixture(params=["folder", "s3", "azure"])
+@pytest.fixture(scope="session")
+def gcs_server(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> GcsServer:
+    return GcsServer(s3_server, tmp_path_factory.mktemp("gcs"))
+
+
+@pytest.fixture(params=["folder", "s3", "azure", "gcs"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     if request.param == "folder":
         return World("folder", str(tmp_path / "artifacts"), Place(location=str(tmp_path / "cold"), options={}))

@@ -1,4 +1,4 @@
-"""Artifacts as an HTTP client finds them, over a real server: the same for a folder and for a real S3 server."""
+"""Artifacts as an HTTP client finds them, over a real server: the same for a folder and for object stores."""
 
 from __future__ import annotations
 

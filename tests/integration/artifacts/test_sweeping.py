@@ -1,4 +1,4 @@
-"""A sweep of a folder and of a real S3 server: what goes, what stays, and that a dry one touches nothing."""
+"""A sweep of a folder and of object stores: what goes, what stays, and that a dry one touches nothing."""
 
 from __future__ import annotations
 

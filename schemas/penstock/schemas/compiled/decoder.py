@@ -21,13 +21,14 @@ from collections.abc import Callable, Collection, Sequence, Set
 from keyword import iskeyword
 from typing import Any
 
-from penstock.schemas.compiled.reference import HEADER_SIZE
 from penstock.schemas.compiled.source import Source
 from penstock.schemas.compiled.tree import Unsupported, optional
 from penstock.schemas.compiled.varints import read_block, read_int, read_length, read_long
 from penstock.schemas.errors import BadAvro
 from penstock.schemas.records import Record, fields_of
 
+HEADER_SIZE = 5
+"""Magic and schema id, before the body."""
 MANY_NULLS = 8
 """A dictionary with so many optional fields begins as a copy with nulls."""
 

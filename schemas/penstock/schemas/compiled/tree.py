@@ -11,7 +11,7 @@ _NAMED = frozenset({"record", "error", "enum", "fixed"})
 
 
 class Unsupported(Exception):
-    """The generated code does not do this; fastavro does."""
+    """The generated code does not do this. fastavro decodes it."""
 
 
 class UnsafeSchema(ValueError):
