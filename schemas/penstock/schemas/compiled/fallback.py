@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, cast
 
 from penstock.schemas.compiled.decoder import HEADER_SIZE
@@ -18,9 +19,9 @@ from penstock.schemas.records import Record
 def make_decoder(writer: str, reader: str, kind: type[Record]) -> Callable[[bytes], Any]:
     """What turns a message into a record. It raises what fastavro runs into."""
     # Imported on use: it takes longer than all else of this package, and few processes ever need it.
-    from fastavro import parse_schema, schemaless_reader
+    from fastavro import schemaless_reader
 
-    written, wanted = (parse_schema(json.loads(text, object_hook=_plain), {}) for text in (writer, reader))
+    written, wanted = _parsed(writer), _parsed(reader)
     resolved = None if written == wanted else wanted
 
     def decode(data: bytes) -> Record:
@@ -32,6 +33,13 @@ def make_decoder(writer: str, reader: str, kind: type[Record]) -> Callable[[byte
         return kind.from_dict(cast("dict[str, Any]", values))
 
     return decode
+
+
+@lru_cache(16)
+def _parsed(text: str) -> Any:
+    from fastavro import parse_schema
+
+    return parse_schema(json.loads(text, object_hook=_plain), {})
 
 
 def _plain(part: dict[str, Any]) -> dict[str, Any]:
