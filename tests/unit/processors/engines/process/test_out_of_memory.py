@@ -4,7 +4,6 @@ import pytest
 
 from penstock.processors.engines.process.out_of_memory import is_out_of_memory
 
-
 CPU_SAYS = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried …"
 
 
