@@ -89,6 +89,8 @@ class Batches(Generic[ItemT, ResultT]):
         self._moves = 0
         self._ran_out = False
         """Memory ran out, and the worker was not told yet."""
+        self._told = limit.size
+        """The size of batches as the worker knows it."""
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
@@ -106,10 +108,13 @@ class Batches(Generic[ItemT, ResultT]):
             self._put()  # so that the computing thread has not to wait for it; others still gather
 
     def check(self) -> None:
-        """Tell the worker that memory ran out, once for all batches since the last call."""
+        """Tell the worker that memory ran out, once for all batches since the last call, and the size of batches."""
         if self._ran_out:
             self._ran_out = False
             self._emit(("out_of_memory", None))
+        if (size := self.limit.size) != self._told:
+            self._told = size
+            self._emit(("batches", size))
 
     def progress(self, *, busy: bool = False) -> int | None:
         """As `Backend.progress`. `busy`: there is work beside the computing thread, which tells its own steps too."""
@@ -134,7 +139,7 @@ class Batches(Generic[ItemT, ResultT]):
         while True:
             batch = self._queue.get()
             pairs = self.within_memory(batch)
-            if not any(isinstance(result, EngineFailed) for _, result in pairs):
+            if pairs and not any(isinstance(result, EngineFailed) for _, result in pairs):
                 self.limit.went_well()
             self._moves += 1
             self._loop.call_soon_threadsafe(self._end, pairs)

@@ -5,7 +5,7 @@ prepared, ("run_anew", spec) for what it has forgotten, ("cancel", run_id), ("st
 EngineInfo, bytes, peak bytes), ("refused", error), ("prepared", number, Prepared | error), ("forgotten", run_id),
 ("delta", run_id, text, token_ids, first_token_index), ("progress", Progress), ("preview", Preview), ("finished",
 Finished), ("failed", RunFailed), ("beat", bytes, peak bytes), ("out_of_memory", slots or None): batches are smaller
-from now on, ("limits", slots): and larger again.
+from now on, ("limits", slots): and larger again, ("batches", most): a batch holds at most so much from now on.
 
 A beat says that the thread which computes moves, or has nothing to do. It carries the measured memory and its peak.
 """

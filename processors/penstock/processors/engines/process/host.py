@@ -225,12 +225,14 @@ class ChildEngine:
             case ("beat", measured, peak):
                 self._last_beat, self._measured, self._peak = asyncio.get_running_loop().time(), measured, peak
             case ("out_of_memory", slots):
-                logger.warning("engine.out_of_memory model=%s slots=%s: its batches are smaller now", self.model, slots)
+                logger.warning("engine.out_of_memory model=%s: its batches are smaller now", self.model)
                 self.on_out_of_memory()
                 if slots is not None:
                     self._limited(slots)
             case ("limits", slots):
                 self._limited(slots)
+            case ("batches", most):
+                self._tell_batches(most)
             case ("ready", info, measured, peak):
                 self._peak = peak
                 self._ready(info, measured)
@@ -260,8 +262,13 @@ class ChildEngine:
     def _limited(self, slots: int) -> None:
         """It takes so many runs at once from now on."""
         if slots != self._limits.slots:
+            self._tell_batches(slots)
             self._limits = replace(self._limits, slots=slots)
             self.on_limits(self._limits)
+
+    def _tell_batches(self, most: int) -> None:
+        """Operators see in the log that batches became smaller, and that they have grown back."""
+        logger.info("engine.batches model=%s most=%d", self.model, most)
 
     # -- death
 

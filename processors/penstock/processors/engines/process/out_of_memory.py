@@ -11,12 +11,17 @@ _SAID = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether a smaller batch may go where this one failed."""
-    if error is None:
-        return False
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+    """Whether a smaller batch may go where this one failed. The cause of an error counts as the error.
+
+    transformers' processors raise ValueError from it.
+    """
+    while error is not None:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            return True
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID):
+            return True
+        error = error.__cause__
+    return False
 
 
 def free_caches() -> None:

@@ -16,7 +16,7 @@ from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.engines.batching import batches
 from penstock.processors.engines.batching.alike import AlikeBatches
 from penstock.processors.engines.batching.batches import Batches
-from penstock.processors.engines.batching.limit import BatchLimit
+from penstock.processors.engines.batching.limit import GROW_AFTER, BatchLimit
 from penstock.schemas.errors import EngineFailed
 from support import wait_until_async
 
@@ -136,7 +136,7 @@ async def test_when_memory_runs_out_batches_are_halved_and_grow_again_with_care(
     assert engine.limit.size == 2
     engine.batches.check()
     engine.batches.check()
-    assert engine.told == [("out_of_memory", None)], "the worker hears it once"
+    assert engine.told == [("out_of_memory", None), ("batches", 2)], "the worker hears it once"
     engine.model.memory = 8
     for _ in range(2_000):
         engine.put(Item(f"again{len(engine.model.results)}"))
@@ -144,6 +144,20 @@ async def test_when_memory_runs_out_batches_are_halved_and_grow_again_with_care(
         if engine.limit.size == 8:
             break
     assert engine.limit.size == 8
+    engine.batches.check()
+    assert engine.told[2:] == [("batches", 8)]
+
+
+async def test_batches_that_nobody_wanted_do_not_let_them_grow() -> None:
+    engine = Engine(Model(memory=1), 2)
+    engine.batches.within_memory([Item("a"), Item("b")])
+    assert engine.limit.size == 1
+    engine.batches.start()
+    for _ in range(GROW_AFTER):
+        engine.put(Item("gone", over=True))
+        await wait_until_async(lambda: engine.batches.progress() is None, 30)
+    assert engine.limit.size == 1
+    assert engine.model.batches[1:] == [["a"], ["b"]], "nothing more was computed"
 
 
 async def test_an_item_that_is_too_large_by_itself_is_made_in_parts_or_fails_alone() -> None:
