@@ -25,6 +25,8 @@ LENGTHS_S = (15.0, 40.0, 130.0)
 
 In 130 s a client of S3 has given up its own tries."""
 GAP_S = 8.0, 25.0
+_SHOWN = 5
+"""Lines of a log."""
 
 
 @dataclass
@@ -39,8 +41,12 @@ class Fleet:
     unexpected: list[str] = field(default_factory=list[str])
     """Ends that the soak did not cause, and stops that did not end with 0."""
     _may_end: threading.Lock = field(default_factory=threading.Lock)
+    _log_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    """Of each worker's log, when its present life began."""
 
     def start(self, name: str) -> Process:
+        log = self.whole.folder / f"{name}.log"
+        self._log_bytes[name] = log.stat().st_size if log.exists() else 0
         self.workers[name] = self.whole.worker(name, env=self.store.env)
         return self.workers[name]
 
@@ -80,18 +86,19 @@ class Fleet:
             worker.kill9()
             self._note(worker, fault, -signal.SIGKILL)
             return
+        silent = worker.log.stat().st_size == self._log_bytes[worker.name]
         try:
             worker.stop()
         except AssertionError:  # it was killed then
-            self.unexpected.append(f"{worker.name} did not end on SIGTERM:\n{worker.tail(15)}")
-        else:
-            self._note(worker, fault, 0)
+            self.unexpected.append(f"{worker.name} did not end on SIGTERM:\n{worker.tail(_SHOWN)}")
+        else:  # before its first line it has no handler yet
+            self._note(worker, fault, -signal.SIGTERM if silent and worker.popen.returncode else 0)
 
     def _note(self, worker: Process, cause: str, wanted: int | None) -> None:
         code = worker.popen.returncode
         self.exits[f"{cause}: {code}"] += 1
         if code != wanted:
-            self.unexpected.append(f"{worker.name} ended ({cause}) with {code}:\n{worker.tail(15)}")
+            self.unexpected.append(f"{worker.name} ended ({cause}) with {code}:\n{worker.tail(_SHOWN)}")
             print(self.unexpected[-1], file=sys.stderr, flush=True)
 
 

@@ -15,13 +15,15 @@ NOOP: dict[str, Any] = {"source": "noop", "engine": "noop", "tasks": ["text_gene
 PIECE = 50_000
 MODELS: tuple[dict[str, Any], ...] = (
     {"id": "quick", **NOOP, "options": {"tokens": 2}},
-    {"id": "slow", **NOOP, "options": {"tokens": 40, "delay_ms": 25, "slots": 16}},
+    {"id": "slow", **NOOP, "options": {"tokens": 40, "delay_ms": 25, "slots": 32}},
     {"id": "large", **NOOP, "options": {"tokens": 8, "chars": PIECE, "delay_ms": 5}},
     {"id": "images", "source": "pillow", "engine": "imaging"},
 )
 TENANTS = ("t0", "t1", "t2")
 COLOURS = [(7 * number % 256, 83 * number % 256, 151 * number % 256) for number in range(20)]
 SHORT_TTL_MS = 20_000
+MOST_ATTEMPTS = 10
+"""Of texts. What ran at so many deaths of one worker is dead-lettered, but here no request is to blame for them."""
 SIDE = 24
 Inputs = Mapping[tuple[str, int], str]
 """Ids of the images that requests name, by tenant and number of the colour."""
@@ -83,6 +85,7 @@ def request(number: int, inputs: Inputs) -> dict[str, Any]:
         "model": {"turn": "quick", "image": "images"}.get(known.kind, known.kind.split(" ")[0]),
         "stream": known.kind in ("slow", "large stream"),
         "tenant": known.tenant,
+        "max_attempts": 3 if known.kind == "image" else MOST_ATTEMPTS,
     }
     if known.ttl_ms is not None:
         body["ttl_ms"] = known.ttl_ms

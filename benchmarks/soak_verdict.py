@@ -77,13 +77,13 @@ class Judge:
         self.faults["left behind"] |= {one for _, one in (*left.facts, *left.data)} - known
         return Counter(one.reason for one in swept)
 
-    def longest_wait_s(self) -> dict[str, float]:
-        """By kind of request, in seconds from its append to its outcome."""
-        longest: dict[str, float] = {}
+    def longest_waits(self) -> dict[str, tuple[float, str]]:
+        """By kind of request: the longest, in seconds from its append to its outcome, and whose it was."""
+        longest: dict[str, tuple[float, str]] = {}
         for name, event in self.outcomes().items():
             kind = self.expected[name].kind
             wait_s = (event.created_at - event.origin.append_time_ms) / 1000
-            longest[kind] = max(longest.get(kind, 0.0), wait_s)
+            longest[kind] = max(longest.get(kind, (0.0, "")), (wait_s, name))
         return longest
 
     def figures(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Judge:
             "artifacts": sum(len(artifact_ids_of(event)) for event in outcomes),
             "ended more than once in the log": sum(count > 1 for count in self.ends.values()),
             "restarted streams": sum(fold.restarts > 0 for fold in self.folds.values()),
-            "longest wait in s": self.longest_wait_s(),
+            "longest wait in s": self.longest_waits(),
             "faults": {what: [len(names), *sorted(names)[:_SHOWN]] for what, names in self.faults.items() if names},
         }
 

@@ -22,8 +22,8 @@ from system import Process
 
 _LARGEST = 64 << 20
 _PER_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding"})
-_CUT, _RESET = 0, -1
-_FAILURES = (500, 503, 403, _RESET, _CUT)
+CUT_OFF, RESET = 0, -1
+_FAILURES = (500, 503, 403, RESET, CUT_OFF)
 _CODES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied", 507: "XMinioStorageFull"}
 
 
@@ -36,11 +36,12 @@ class S3Proxy:
     507.
     """
 
-    def __init__(self, upstream: str, *, seed: int = 1) -> None:
+    def __init__(self, upstream: str, *, seed: int = 1, failures: Sequence[int] = _FAILURES) -> None:
+        """`failures`: the ways to fail that it chooses from: HTTP statuses, RESET and CUT_OFF."""
         self._upstream = upstream
         self._chance = random.Random(seed)
         self._outage: Outage | None = None
-        self._failures = list(_FAILURES)
+        self._ways = self._failures = list(failures)
         self._healed = asyncio.Event()
         self.struck = Counter[Outage]()
         """Calls that were struck so far, by the kind of the outage."""
@@ -51,7 +52,7 @@ class S3Proxy:
         assert self._started.wait(20), "the proxy does not listen"
 
     def begin(self, outage: Outage) -> None:
-        self._failures = self._chance.sample(_FAILURES, self._chance.randint(1, len(_FAILURES)))
+        self._failures = self._chance.sample(self._ways, self._chance.randint(1, len(self._ways)))
         self._healed, self._outage = asyncio.Event(), outage
 
     def heal(self) -> None:
@@ -88,9 +89,9 @@ class S3Proxy:
             late = self._chance.random() < 0.5
             return await self._passed_on(request, body) if late else _reset(request)
         status = 507 if outage == "fills" else self._chance.choice(self._failures)
-        if status == _CUT:
+        if status == CUT_OFF:
             await self._passed_on(request, body)
-        if status in (_CUT, _RESET):
+        if status in (CUT_OFF, RESET):
             return _reset(request)
         text = f"<Error><Code>{_CODES[status]}</Code><Message>an outage of the test</Message></Error>"
         return web.Response(status=status, text=text, content_type="application/xml")
@@ -115,11 +116,11 @@ class BreakableS3:
 
     blocks_exit = False
 
-    def __init__(self, *, seed: int = 1, **options: str) -> None:
-        """`options`: further ones of the client, such as its `timeout`."""
+    def __init__(self, *, seed: int = 1, failures: Sequence[int] = _FAILURES, **options: str) -> None:
+        """`failures`: as of S3Proxy. `options`: further ones of the client, such as its `timeout`."""
         self._server = S3Server()
         self._bucket: Bucket = self._server.bucket()
-        self._proxy = S3Proxy(self._server.url, seed=seed)
+        self._proxy = S3Proxy(self._server.url, seed=seed, failures=failures)
         self.begin: Callable[[Outage], None] = self._proxy.begin
         self.heal: Callable[[], None] = self._proxy.heal
         proxied = replace(self._bucket, options={**self._bucket.options, "aws_endpoint": self._proxy.url, **options})
