@@ -1,140 +1,144 @@
 """A soak: requests for some minutes, while workers are killed with -9, stopped in order and made to stand still.
 
-Then every request must have one outcome by the product's own fold, and no stream a seam.
+Meanwhile the store of artifacts fails, hangs and is full, in episodes. Then every request must have one outcome by the
+product's own fold, with the right output, and no stream a seam. No worker may have ended by itself, and the product's
+sweeper must leave no artifact that no outcome names.
 
     make bench BENCHMARKS=soak ARGS="--minutes 15"
+    make bench BENCHMARKS=soak ARGS="--minutes 15 --store disk"    # as root: mounts a file system of its own
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import logging
 import random
-import signal
+import re
+import shutil
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from common import broker, system
+from common import Steal, broker, system
+from soak_faults import FAULTS, Fleet, Outages
+from soak_requests import MODELS, Inputs, expected, put_inputs, request
+from soak_verdict import Judge
 
 from load import Follower, Trickle
-from penstock.schemas.fold import ResultFold, Terminal
-from system import Process, System
+from s3_proxy import BreakableS3
+from small_disk import BreakableDisk
+from store_outages import BreakableStore
+from system import System
 
-ENGINES: tuple[dict[str, Any], ...] = (
-    {"id": "quick", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"tokens": 2}},
-    {
-        "id": "slow",
-        "source": "noop",
-        "engine": "noop",
-        "tasks": ["text_generation"],
-        "options": {"tokens": 40, "delay_ms": 25, "slots": 16},
-    },
-)
 RATE = 40.0
+NAMES = ("w1", "w2")
+SETTLED_S = 300.0
+"""So long after the last fault every request must have its outcome."""
+_ERROR = re.compile(r" (?:ERROR|CRITICAL) \S+ (\S+)|^(Traceback)|exiting to be restarted", re.MULTILINE)
 
 
-def request(number: int) -> dict[str, Any]:
-    """Every fourth is slow and streams, every tenth is a turn of one of thirty conversations."""
-    body: dict[str, Any] = {
-        "request_id": f"soak-{number}",
-        "priority": number % 10,
-        "model": "slow" if number % 4 == 0 else "quick",
-        "stream": number % 4 == 0,
-        "tenant": f"t{number % 3}",
-    }
-    if number % 10 == 1:
-        body |= {
-            "conversation_id": f"c{number // 10 % 30}",
-            "tenant": "default",
-            "payload": {"messages": [{"role": "user", "content": f"turn {number}"}]},
-        }
-    return body
+@contextmanager
+def breakable_store(kind: str, folder: Path, seed: int) -> Iterator[BreakableStore]:
+    store = BreakableDisk(folder) if kind == "disk" else BreakableS3(seed=seed, timeout="5 seconds")
+    try:
+        yield store
+    finally:
+        store.stop()
 
 
-def disturb(found: System, workers: dict[str, Process], names: list[str], chance: random.Random) -> str:
-    """One fault; the killed and the stopped are started again at once, under their own name and data folder."""
-    name = chance.choice(names)
-    worker = workers[name]
-    kind = chance.choice(["kill", "kill", "term", "still"])
-    if kind == "still":
-        os.kill(worker.popen.pid, signal.SIGSTOP)
-        time.sleep(chance.uniform(1, 12))
-        os.kill(worker.popen.pid, signal.SIGCONT)
-        return kind
-    if kind == "kill":
-        worker.kill9()
-    else:
-        worker.stop()
-    workers[name] = found.worker(name)
-    return kind
+def soak(whole: System, fleet: Fleet, judge: Judge, inputs: Inputs, seconds: float, seed: int) -> dict[str, Any]:
+    """Load and faults for so long, until all is settled. Returns the faults."""
+    chance, faults = random.Random(seed), Counter[str]()
+    for name in NAMES:
+        fleet.start(name).wait_ready()
+    load = Trickle(whole, lambda number: request(number, inputs), rate=RATE, count=len(judge.expected))
+    give_up = time.monotonic() + seconds
+    outages = Outages(fleet, seconds, random.Random(seed))
+    with Follower(whole) as seen:
+
+        def settled() -> bool:
+            judge.take(seen.update().events)
+            seen.events.clear()
+            return judge.expected.keys() <= seen.terminals.keys()
+
+        while time.monotonic() < give_up:
+            time.sleep(chance.uniform(4, 15))
+            fault = chance.choice(FAULTS)
+            fleet.disturb(chance.choice(NAMES), fault, chance.uniform(1, 12))
+            faults[fault] += 1
+            settled()
+            left_s = give_up - time.monotonic()
+            print(f"{left_s:.0f} s left, {len(seen.terminals)} ended, {dict(faults)}", file=sys.stderr, flush=True)
+        outages.end()
+        load.join()
+        give_up = time.monotonic() + SETTLED_S
+        while not settled() and time.monotonic() < give_up:
+            fleet.look()
+        whole.wait_drained(120)
+        fleet.stop()
+        judge.take(seen.update(1.0).events)
+    return {"workers": faults, "store, calls struck": outages.struck, "without effect": outages.without_effect()}
 
 
-def verdict(seen: Follower, ids: list[str]) -> dict[str, int]:
-    """What a reader of the whole result topic sees."""
-    folds: dict[str, ResultFold] = {}
-    ends: Counter[str] = Counter()
-    seams = 0
-    for event in seen.events:
-        fold = folds.get(event.request_id)
-        if fold is None:
-            fold = folds[event.request_id] = ResultFold(event.request_id, event.tenant)
-        before, place = fold.text, (fold.epoch, fold.attempt)
-        step = fold.apply(event)
-        if isinstance(step, Terminal) and (event.epoch, event.attempt) == place:
-            seams += not (event.output_text or "").startswith(before)
-        ends[event.request_id] += event.is_terminal
-    outcomes = Counter(str(fold.terminal.status) for fold in folds.values() if fold.terminal is not None)
-    return {
-        "requests": len(ids),
-        "lost": sum(i not in folds or folds[i].terminal is None for i in ids),
-        "not_completed": sum(outcomes.values()) - outcomes["completed"],
-        "seams": seams,
-        "ended_more_than_once": sum(count > 1 for count in ends.values()),
-        "restarted_streams": sum(fold.restarts > 0 for fold in folds.values()),
-    }
+def errors_in(logs: Iterator[Path]) -> Counter[str]:
+    """Errors in the workers' logs, by their names."""
+    found = Counter[str]()
+    for log in logs:
+        for match in _ERROR.finditer(log.read_text(errors="replace")):
+            found[match.group(1) or match.group(2) or match.group(0)] += 1
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--store", choices=("s3", "disk"), default="s3")
+    parser.add_argument("--logs", type=Path, help="copy the workers' logs to this folder")
     parser.add_argument("--rounds", type=int, help="not used: one round is the whole soak")
-    parser.add_argument("--quick", action="store_true", help="one minute")
+    parser.add_argument("--quick", action="store_true", help="two minutes")
     arguments = parser.parse_args()
-    seconds = 60.0 if arguments.quick else 60 * arguments.minutes
-    chance, faults = random.Random(arguments.seed), Counter[str]()
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    seconds = 120.0 if arguments.quick else 60 * arguments.minutes
+    judge = Judge({f"soak-{number}": expected(number) for number in range(int(seconds * RATE))})
     options = {"session_timeout_s": 6, "heartbeat_s": 1}
-    with broker() as bootstrap, system(bootstrap, models=ENGINES, worker_options=options) as found:
-        names = ["w1", "w2"]
-        workers = {name: found.worker(name) for name in names}
-        for worker in workers.values():
-            worker.wait_ready()
-        load = Trickle(found, request, rate=RATE, count=int(seconds * RATE))
-        give_up = time.monotonic() + seconds
-        with Follower(found) as seen:
-            while time.monotonic() < give_up:
-                time.sleep(chance.uniform(4, 15))
-                faults[disturb(found, workers, names, chance)] += 1
-                dead = [name for name, worker in workers.items() if not worker.alive()]
-                for name in dead:
-                    faults["ended by itself"] += 1
-                    print(f"{name} ended by itself:\n{workers[name].tail(15)}", file=sys.stderr)
-                    workers[name] = found.worker(name)
-                ended = len(seen.update().terminals)
-                print(
-                    f"{give_up - time.monotonic():.0f} s left, {ended} ended, {dict(faults)}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            load.join()
-            seen.wait(load.ids, 180, workers["w1"].tail)
-            found.wait_drained(120)
-            result = verdict(seen.update(1.0), load.ids)
-    print(json.dumps({"soak": result, "faults": dict(faults), "seconds": round(seconds)}))
-    if result["lost"] or result["seams"] or result["not_completed"]:
+    with (
+        Steal() as steal,
+        broker() as bootstrap,
+        system(bootstrap, models=MODELS, worker_options=options) as whole,
+        breakable_store(arguments.store, whole.folder, arguments.seed) as store,
+    ):
+        fleet, direct = Fleet(whole, store), store.direct()
+        inputs = put_inputs(direct)
+        try:
+            faults = soak(whole, fleet, judge, inputs, seconds, arguments.seed)
+            judge.look_at_outcomes(direct)
+            swept = judge.sweep(direct, inputs.values())
+            judge.look_at_outcomes(direct)  # the sweep took nothing that an outcome names
+        finally:
+            if arguments.logs is not None:
+                arguments.logs.mkdir(parents=True, exist_ok=True)
+                for log in whole.folder.glob("*.log"):
+                    shutil.copy(log, arguments.logs)
+        errors = errors_in(whole.folder.glob("*.log"))
+    figures = judge.figures()
+    found = {
+        "soak": figures,
+        "faults": faults,
+        "swept": swept,
+        "exits": fleet.exits,
+        "unexpected": fleet.unexpected,
+        "errors in logs": errors,
+        "seconds": round(seconds),
+        "steal": round(steal.share, 3),
+    }
+    print(json.dumps(found, indent=1))
+    if figures["faults"] or fleet.unexpected or faults["without effect"]:
         sys.exit(1)
 
 

@@ -6,10 +6,18 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from penstock.processors.core.fleet.ledger import CannotLoad, OutOfMemory
 from penstock.processors.core.requests.work import Work
-from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InternalError, Overloaded, PenstockError
+from penstock.schemas.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    InternalError,
+    Overloaded,
+    PenstockError,
+    StoreUnavailable,
+)
 from penstock.schemas.records import InferenceRequest
 from simulation.plan import LaneSpec
 
@@ -190,6 +198,8 @@ class Engine:
         again = True
         if self.spec.tokens is not None and need_of(request) > self.spec.tokens:
             error, again = ContextLengthExceeded("longer than the model's window"), False
+        elif self.life.cluster.store.gives_nothing(self._world.now) and crc32(work.request_id.encode()) % 3 == 0:
+            error = StoreUnavailable("the store is away")  # every third names an image that lies there
         elif self._fault("prepare_refused", 0.15):
             again = self._rng.random() < 0.7
             error = (Overloaded if self._rng.random() < 0.5 else EngineFailed)("not now")

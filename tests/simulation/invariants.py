@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.processors.core import effects as ask
 from penstock.processors.core.commit import donemap
 from penstock.processors.core.queue.budget import FACT_BYTES
-from penstock.processors.core.requests.retries import BASE_DELAY_S, MAX_DELAY_S
+from penstock.processors.core.requests.retries import BASE_DELAY_S, MAX_DELAY_S, STORE_DELAY_S
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
 from penstock.processors.core.requests.work import Work, WorkKey
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
@@ -155,7 +155,8 @@ class Checks:
 
     def retried(self, work: Work, now: float) -> None:
         """An attempt failed: the next one is due after a delay that doubles."""
-        delay = min(MAX_DELAY_S, BASE_DELAY_S * 2 ** (work.spent - 2))
+        least, times = (STORE_DELAY_S, work.store_refusals) if work.store_refusals else (BASE_DELAY_S, work.spent - 1)
+        delay = min(MAX_DELAY_S, least * 2 ** (times - 1))
         self._due[work] = now + max(delay, self._cluster.plan.settings.retry_delay_s)
 
     def ticked(self, life: Life, now: float) -> None:

@@ -190,3 +190,7 @@ class Store:
         self.away_until = 0.0
         self.hangs = False
         """While it is away it answers nothing; else it says that it is away."""
+
+    def gives_nothing(self, now: float) -> bool:
+        """Whether it says that it is away."""
+        return now < self.away_until and not self.hangs

@@ -348,7 +348,7 @@ class Life(Actor):
         self.flow.attempts.prepared(work.subject, run_id, need, "prepared", self.world.now, mark, memory_bytes=memory)
 
     def refused(self, work: Work, run_id: str, error: PenstockError, again: bool) -> None:
-        self.cluster.truth.told_failures[work] += again
+        self.cluster.truth.told_failures[work] += again and not isinstance(error, StoreUnavailable)
         self.flow.attempts.refused(work.subject, run_id, error, self.world.now, again=again)
 
     def _begin(self, effect: ask.Begin) -> None:

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # A part that begins with a dot could be `..`, or one of our own folders (`.holds`).
 _PREFIX_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_CALL = re.compile(r"^.*?Error performing [A-Z]+ \S+ in .*? - ")
+"""What a client for HTTP says of a call before its cause: method, URL, duration, tries."""
 _QUERY = re.compile(r"\?[^\s\"')]*")
 _LONGEST_CAUSE = 300
 SHOWN = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "text/plain"})
@@ -238,5 +240,5 @@ def cause_of(error: Exception) -> str:
     """
     said = str(error).partition("\n")[0]
     said = said.removeprefix("Generic ").partition(" error: ")[2] or said
-    said = said.rpartition("  - ")[2].partition("<")[0]
+    said = _CALL.sub("", said).partition("<")[0]
     return _QUERY.sub("", said).strip(" :")[:_LONGEST_CAUSE] or type(error).__name__

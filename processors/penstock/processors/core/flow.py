@@ -52,7 +52,7 @@ from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.unkept import Unkept
 from penstock.processors.core.requests.waits import Waits
 from penstock.processors.core.requests.work import Work, WorkKey
-from penstock.schemas.errors import ExecutionTimeout, Expired
+from penstock.schemas.errors import ExecutionTimeout
 from penstock.schemas.records import ControlCommand, WaitingFor
 from penstock.schemas.topics import TP
 
@@ -191,7 +191,7 @@ class Flow:
         self._retries.tick(now)
         for work in self.scheduler.census.expired(now, EXPIRED_AT_ONCE):
             self._waits.measure(work, now)
-            self.endings.end_waiting(work, "expire", Expired("its deadline passed while it waited"), now)
+            self.endings.expire_waiting(work, now)
         self.watch.tick(now)
         self.agenda.look_at_all(self.lanes.values())
 

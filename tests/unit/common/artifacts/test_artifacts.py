@@ -146,6 +146,16 @@ def test_a_failure_names_the_place_and_the_cause(store: ArtifactStore, tmp_path:
             "2ms  - Server returned non-2xx status code: 403 Forbidden: <Error><AWSAccessKeyId>SECRET</AWSAccessKeyId>",
             "Server returned non-2xx status code: 403 Forbidden",
         ),
+        (
+            "The operation lacked the necessary privileges to complete for path t/a/about.json: Error performing GET "
+            "http://h:9000/b/t/a/about.json in 359.111µs - Server returned non-2xx status code: 403 Forbidden: <Error>",
+            "Server returned non-2xx status code: 403 Forbidden",
+        ),
+        (
+            "Generic S3 error: Error performing list request: Error performing GET http://h/b?list-type=2&prefix=x in "
+            "3.19s, after 10 retries, max_retries: 10, retry_timeout: 180s  - Server returned non-2xx status code: 500",
+            "Server returned non-2xx status code: 500",
+        ),
         ("Generic S3 error: cannot sign http://h/b?sig=SECRET&x=1 now", "cannot sign http://h/b now"),
         ("", "ValueError"),
     ],

@@ -14,7 +14,7 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import status_event
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.work import Subject, Work, WorkKey
-from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
+from penstock.schemas.errors import Expired, InternalError, InvalidRequest, PenstockError
 
 
 @dataclass(eq=False)
@@ -31,6 +31,11 @@ class Endings:
     def awaits(self, subject: Subject, stage: Stage) -> bool:
         """Whether the request is in this stage still, and waits for the answer that ends it."""
         return self._in(subject, stage) is not None
+
+    def expire_waiting(self, work: Work, now: float) -> None:
+        """Its deadline passed before it could run."""
+        because = "" if work.failure is None else f"; its last attempt failed: {work.failure}"
+        self.end_waiting(work, "expire", Expired(f"its deadline passed while it waited{because}"), now)
 
     def looked_up(
         self, subject: Subject, finished: Any | None, now: float, *, large: bool = False, output_bytes: int = 0

@@ -8,6 +8,8 @@ from penstock.schemas.errors import EngineFailed, PenstockError
 
 BASE_DELAY_S = 0.1
 MAX_DELAY_S = 10.0
+STORE_DELAY_S = 0.5
+"""Before the store of artifacts is asked again for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,8 @@ class Retry:
     """Run it again, here, after `delay_s` seconds."""
 
     delay_s: float
+    spends: bool = True
+    """Whether the failed attempt counts against `max_attempts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +47,11 @@ def decide(error: PenstockError, attempt: int, max_attempts: int, now: float, de
     if deadline is not None and now + delay_s >= deadline:
         return Fail()
     return Retry(delay_s)
+
+
+def ask_store_again(refusals: int) -> Retry:
+    """What follows when the store of artifacts gave nothing, `refusals` times before this. Nothing ran.
+
+    It is asked until the request's deadline. Delays double from 0.5 s.
+    """
+    return Retry(min(MAX_DELAY_S, STORE_DELAY_S * 2 ** min(refusals, 10)), spends=False)

@@ -13,7 +13,6 @@ from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.work import Work
-from penstock.schemas.errors import Expired
 
 RETRIES_AT_ONCE = 256
 """Retries that are looked at in one tick: a flood that fails together must not hold up the event loop."""
@@ -48,7 +47,7 @@ class RetryQueue:
             if work.stage is not Stage.RETRYING:
                 continue
             if work.deadline is not None and work.deadline <= now:
-                self._endings.end_waiting(work, "expire", Expired("its deadline passed while it waited to run"), now)
+                self._endings.expire_waiting(work, now)
             else:
                 self._scheduler.put_back(work)
                 self._registry.transition(work, "due", Stage.QUEUED)

@@ -144,6 +144,10 @@ class Work:
     spent: int = 0
     """Attempts used up, the present one included; an innocent's run beside a poisonous one is not counted."""
     max_attempts: int
+    store_refusals: int = 0
+    """How often in a row the store of artifacts did not give what its run needs."""
+    failure: str | None = None
+    """Why its last attempt failed, while it waits for the next one."""
     epoch: int
     stream: bool
     first_place: Origin

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.core.requests.retries import BASE_DELAY_S, MAX_DELAY_S, DeadLetter, Fail, Retry, decide
+from penstock.processors.core.requests.retries import (
+    BASE_DELAY_S,
+    MAX_DELAY_S,
+    DeadLetter,
+    Fail,
+    Retry,
+    ask_store_again,
+    decide,
+)
 from penstock.schemas.errors import (
     ERRORS_BY_CODE,
     BrokerUnavailable,
@@ -136,3 +144,9 @@ def test_by_table(
     error: PenstockError, attempt: int, deadline: float | None, decision: Retry | Fail | DeadLetter
 ) -> None:
     assert decide(error, attempt, 10, 100.0, deadline) == decision
+
+
+def test_a_store_is_asked_again_however_often_it_gave_nothing() -> None:
+    decisions = [ask_store_again(refusals) for refusals in (0, 1, 2, 3, 4, 5, 100_000)]
+    assert [decision.delay_s for decision in decisions] == [0.5, 1, 2, 4, 8, 10, 10]
+    assert not any(decision.spends for decision in decisions)

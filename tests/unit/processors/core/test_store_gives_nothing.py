@@ -1,0 +1,101 @@
+"""A store of artifacts that does not give what a run needs: it is asked until the deadline, and no attempt is spent."""
+
+from __future__ import annotations
+
+import pytest
+
+from flow_driver import MEDIUM, World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.work import Work
+from penstock.schemas.errors import Overloaded, PenstockError, StoreUnavailable
+
+AWAY = StoreUnavailable("the store of artifacts at s3://b failed: 403 Forbidden", retry_after_s=1)
+
+
+def asked(request_id: str = "r", **fields: int | str) -> tuple[World, Work]:
+    """A request whose image is asked of the store."""
+    world = World()
+    world.up(slots=8)
+    world.hold_answers = {ask.Prepare}
+    work = world.submit(request_id, **fields)  # pyright: ignore[reportArgumentType]
+    assert work is not None
+    assert work.stage is Stage.PREPARING
+    return world, work
+
+
+def refuse(world: World, work: Work, error: PenstockError = AWAY) -> None:
+    world.asked.clear()
+    assert work.run is not None
+    world.flow.attempts.refused(work.subject, work.run.run_id, error, world.now, again=True)
+    world.settle()
+
+
+def next_ask_s(world: World) -> float:
+    """Seconds until the store is asked again."""
+    since = world.now
+    while not world.asked:
+        assert world.now - since < 60, "it is not asked again"
+        world.pass_time(0.1)
+    return round(world.now - since, 1)
+
+
+def test_it_is_asked_again_with_growing_delays_and_no_attempt_is_spent() -> None:
+    world, work = asked(max_attempts=1)
+    delays: list[float] = []
+    for _ in range(6):
+        refuse(world, work)
+        assert work.stage is Stage.RETRYING
+        delays.append(next_ask_s(world))
+    assert delays == pytest.approx([0.5, 1, 2, 4, 8, 10], abs=0.15)
+    world.release(ask.Prepare)
+    assert (work.spent, work.store_refusals, work.failure) == (1, 0, None)
+    world.finish("r")
+    assert world.ended == [("r", "completed")]
+    assert world.committed(MEDIUM) == 1
+
+
+def test_other_failures_in_between_spend_attempts_as_ever() -> None:
+    world, work = asked(max_attempts=2)
+    refuse(world, work)
+    next_ask_s(world)
+    refuse(world, work, Overloaded("busy"))
+    assert (work.spent, work.store_refusals) == (2, 0)
+    next_ask_s(world)
+    refuse(world, work)
+    assert next_ask_s(world) == pytest.approx(0.5, abs=0.15)
+    refuse(world, work, Overloaded("busy"))
+    assert world.ended == [("r", "failed")]
+
+
+def test_its_deadline_ends_it_and_names_the_cause() -> None:
+    world, work = asked(ttl_ms=5_000)
+    while not world.ended:
+        if work.stage is Stage.PREPARING:
+            refuse(world, work)
+        world.pass_time(0.1)
+    assert world.ended == [("r", "expired")]
+    (terminal,) = [effect for effect in world.seen if isinstance(effect, ask.Terminal)]
+    assert terminal.error is not None
+    assert AWAY.message in terminal.error.message
+    assert world.now >= 105
+
+
+def test_a_cancel_ends_it_at_once() -> None:
+    world, work = asked()
+    refuse(world, work)
+    world.cancel("r")
+    assert world.ended == [("r", "cancelled")]
+
+
+def test_the_next_turn_waits_for_it_and_others_do_not() -> None:
+    world, work = asked(line="c")
+    refuse(world, work)
+    world.release(ask.Prepare)
+    world.submit("next", line="c")
+    world.submit("other")
+    assert world.started == ["other"]
+    world.pass_time(0.6)
+    assert world.started == ["other", "r"]
+    world.finish("r")
+    assert world.started == ["other", "r", "next"]
