@@ -37,6 +37,8 @@ from system import System
 
 RATE = 40.0
 NAMES = ("w1", "w2")
+STRUCK_UP = 0.8
+"""Of the faults: those that wait until their worker is up. The others may strike one that starts."""
 SETTLED_S = 300.0
 """So long after the last fault every request must have its outcome."""
 _ERROR = re.compile(r" (?:ERROR|CRITICAL) \S+ (\S+)|^(Traceback)|exiting to be restarted", re.MULTILINE)
@@ -68,8 +70,10 @@ def soak(whole: System, fleet: Fleet, judge: Judge, inputs: Inputs, seconds: flo
 
         while time.monotonic() < give_up:
             time.sleep(chance.uniform(4, 15))
-            fault = chance.choice(FAULTS)
-            fleet.disturb(chance.choice(NAMES), fault, chance.uniform(1, 12))
+            fault, name = chance.choice(FAULTS), chance.choice(NAMES)
+            if chance.random() < STRUCK_UP:
+                fleet.wait_up(name)
+            fleet.disturb(name, fault, chance.uniform(1, 12))
             faults[fault] += 1
             settled()
             left_s = give_up - time.monotonic()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -25,6 +26,10 @@ LENGTHS_S = (15.0, 40.0, 130.0)
 
 In 130 s a client of S3 has given up its own tries."""
 GAP_S = 8.0, 25.0
+UNNOTICED_S = 60.0
+"""So much longer an outage lasts that has struck nothing yet: workers start slowly on a busy machine."""
+STOP_S = 60.0
+"""So long a worker may take to stop in order, as in the compose file."""
 _SHOWN = 5
 """Lines of a log."""
 
@@ -49,6 +54,16 @@ class Fleet:
         self._log_bytes[name] = log.stat().st_size if log.exists() else 0
         self.workers[name] = self.whole.worker(name, env=self.store.env)
         return self.workers[name]
+
+    def wait_up(self, name: str, deadline_s: float = 90.0) -> None:
+        """Until this worker takes part, or has ended by itself. A slow start is no fault: it may take all this time."""
+        give_up = time.monotonic() + deadline_s
+        while time.monotonic() < give_up:
+            self.look()
+            with suppress(AssertionError):  # it has just ended
+                if self.workers[name].ready():
+                    return
+            time.sleep(0.2)
 
     def disturb(self, name: str, fault: Fault, still_s: float) -> None:
         self.look()
@@ -87,10 +102,13 @@ class Fleet:
             self._note(worker, fault, -signal.SIGKILL)
             return
         silent = worker.log.stat().st_size == self._log_bytes[worker.name]
+        worker.popen.send_signal(signal.SIGTERM)
         try:
-            worker.stop()
-        except AssertionError:  # it was killed then
-            self.unexpected.append(f"{worker.name} did not end on SIGTERM:\n{worker.tail(_SHOWN)}")
+            worker.popen.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            dump = subprocess.run(["py-spy", "dump", "-p", str(worker.popen.pid)], capture_output=True, text=True)
+            self.unexpected.append(f"{worker.name} did not end on SIGTERM within {STOP_S:.0f} s:\n{dump.stdout}")
+            worker.kill9()
         else:  # before its first line it has no handler yet
             self._note(worker, fault, -signal.SIGTERM if silent and worker.popen.returncode else 0)
 
@@ -149,12 +167,17 @@ class Outages(threading.Thread):
             self._break_and_heal(outage, length_s)
 
     def _break_and_heal(self, outage: Outage, length_s: float) -> None:
-        workers = list(self._fleet.workers.values())
-        before = self._store.struck(outage, workers)
+        before = self._count(outage)
         self._store.begin(outage)
         try:
             print(f"the store {outage} for {length_s:.0f} s", file=sys.stderr, flush=True)
+            longest_s = time.monotonic() + length_s + UNNOTICED_S
             self._over.wait(length_s)
-            self.struck[outage].append(self._store.struck(outage, list(self._fleet.workers.values())) - before)
+            while not self._count(outage) - before and time.monotonic() < longest_s:
+                self._over.wait(0.2)
+            self.struck[outage].append(self._count(outage) - before)
         finally:
             self._store.heal()
+
+    def _count(self, outage: Outage) -> int:
+        return self._store.struck(outage, list(self._fleet.workers.values()))
