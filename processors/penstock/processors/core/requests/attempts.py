@@ -17,14 +17,14 @@ from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
 from penstock.processors.core.requests.registry import Registry
-from penstock.processors.core.requests.retries import DeadLetter, Retry, RetryDecision, ask_store_again, decide
+from penstock.processors.core.requests.retries import DeadLetter, Retry
 from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.suspects import clear_suspicion
 from penstock.processors.core.requests.work import Subject, Work
-from penstock.schemas.errors import InsufficientCapacity, PenstockError, StoreUnavailable
+from penstock.schemas.errors import InsufficientCapacity, PenstockError
 
 UNDER_WAY = tuple(stage for stage in Stage if stage not in OVER)
 
@@ -186,10 +186,7 @@ class Attempts:
 
     def attempt_failed(self, work: Work, event: str, error: PenstockError, now: float, *, again: bool) -> None:
         """Run it again in place, dead-letter it, or say that it failed."""
-        decision = self._decide(work, error, now) if again else None
-        if isinstance(decision, Retry):
-            work.failure = error.message
-            work.spent += decision.spends
+        decision = self._retries.decide(work, error, now) if again else None
         if isinstance(decision, Retry) and work.stage in IN_SCHEDULER and not self._scheduler.eligible(work):
             # A turn of another class is under way: this one keeps its place in front of the later ones of its own.
             self._holdings.give_back(work)
@@ -210,14 +207,6 @@ class Attempts:
             self._endings.letter(work, event, error)
         else:
             self._endings.end(work, event, error, now)
-
-    @staticmethod
-    def _decide(work: Work, error: PenstockError, now: float) -> RetryDecision:
-        if not isinstance(error, StoreUnavailable):
-            work.store_refusals = 0
-            return decide(error, work.spent, work.max_attempts, now, None)
-        work.store_refusals += 1
-        return ask_store_again(work.store_refusals - 1)
 
     def requeue(self, work: Work, event: str, now: float) -> None:
         """Back to its place in the queue, without an attempt spent."""

@@ -10,9 +10,11 @@ from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.registry import Registry
+from penstock.processors.core.requests.retries import Retry, RetryDecision, ask_store_again, decide
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.work import Work
+from penstock.schemas.errors import PenstockError, StoreUnavailable
 
 RETRIES_AT_ONCE = 256
 """Retries that are looked at in one tick: a flood that fails together must not hold up the event loop."""
@@ -30,6 +32,19 @@ class RetryQueue:
     _agenda: Agenda
     _least_delay_s: float
     _queue: list[tuple[float, int, Work]] = field(init=False, default_factory=list[tuple[float, int, Work]])
+
+    def decide(self, work: Work, error: PenstockError, now: float) -> RetryDecision:
+        """What follows a failed attempt. The work notes the failure and, unless the store caused it, the attempt."""
+        if isinstance(error, StoreUnavailable):
+            decision = ask_store_again(work.store_refusals)
+            work.store_refusals += 1
+        else:
+            decision = decide(error, work.spent, work.max_attempts, now, None)
+            work.store_refusals = 0
+        if isinstance(decision, Retry):
+            work.failure = error.message
+            work.spent += decision.spends
+        return decision
 
     def add(self, work: Work, delay_s: float, now: float) -> None:
         """It is due after `delay_s`, or at its deadline if that comes first."""
