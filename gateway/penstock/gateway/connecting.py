@@ -25,7 +25,7 @@ from penstock.gateway.view.letters import LetterReader
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.topics_read import require_topics
 from penstock.gateway.view.view import View
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import PenstockError, StoreUnavailable
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.registry import registry_codecs
 
@@ -50,6 +50,9 @@ class Connecting:
         while True:
             try:
                 await self._connect()
+                return
+            except StoreUnavailable as error:  # the folder of artifacts cannot be made
+                self._context.on_failure(error.message)
                 return
             except PenstockError as error:
                 if str(error) != self._context.waits_for:

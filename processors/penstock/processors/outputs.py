@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from penstock.common.configuration import ArtifactsSection
 from penstock.common.threads import DaemonThreads
 from penstock.processors.core.effects import ShowPreview
 from penstock.processors.core.requests.work import Subject
-from penstock.schemas.errors import StoreUnavailable
 from penstock.schemas.ids import output_artifact_id
 from penstock.schemas.records import ArtifactRef, OutputSpec, Preview
 
@@ -93,20 +92,14 @@ class Outputs:
         if has_images(output):
             place = subject.request.output or OutputSpec()
             kept = [
-                await self._call(self._keep_image, subject, image, str(number), place)
+                await self._threads.run(self._keep_image, subject, image, str(number), place)
                 for number, image in enumerate(output["images"])
             ]
             left = {**output, "images": [_image_of(one) for one in kept]}
             return Stored(left, [reference_to(one) for one in kept], None)
         if size_of(output) > INLINE_BYTES:
-            return Stored({}, [], reference_to(await self._call(self._keep_json, subject, output)))
+            return Stored({}, [], reference_to(await self._threads.run(self._keep_json, subject, output)))
         return Stored(dict(output), [], None)
-
-    async def _call(self, function: Callable[..., Artifact], *arguments: Any) -> Artifact:
-        try:
-            return await self._threads.run(function, *arguments)
-        except OSError as error:  # its folder cannot be made
-            raise StoreUnavailable(f"the store of artifacts failed: {error}") from error
 
     async def images_of(self, tenant: str, references: Sequence[ArtifactRef]) -> list[dict[str, Any]]:
         """The images that an answer in a conversation refers to, as an output has them. Raises NotFound."""

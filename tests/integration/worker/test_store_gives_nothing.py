@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from PIL import Image
 
+from penstock.common.artifacts import ArtifactStore
 from s3_proxy import BreakableS3
 from system import Process, System, eventually
 from worker_requests import outcome, send, statuses
@@ -25,6 +27,18 @@ def store() -> Iterator[BreakableS3]:
         store.stop()
 
 
+def image_request(store: ArtifactStore) -> dict[str, Any]:
+    """A request whose image lies in the store."""
+    image = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(image, "PNG")
+    kept = store.put("default", image.getvalue(), media_type="image/png")
+    operations = [{"op": "thumbnail", "width": 4, "height": 4}]
+    return {
+        "task": "image_processing",
+        "payload": {"image": {"artifact_id": kept.artifact_id}, "operations": operations},
+    }
+
+
 def failed_reads(worker: Process) -> int:
     return worker.log.read_text(errors="replace").count("artifacts.failed")
 
@@ -33,14 +47,7 @@ def failed_reads(worker: Process) -> int:
 def test_an_image_that_cannot_be_read_is_waited_for(make_system: Callable[..., System], store: BreakableS3) -> None:
     system = make_system(models=[IMAGES, SMALL])
     worker = system.worker(env=store.env).wait_ready()
-    image = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(image, "PNG")
-    kept = store.direct().put("default", image.getvalue(), media_type="image/png")
-    payload = {
-        "image": {"artifact_id": kept.artifact_id},
-        "operations": [{"op": "thumbnail", "width": 4, "height": 4}],
-    }
-    request = {"task": "image_processing", "payload": payload}
+    request = image_request(store.direct())
     send(system, {"request_id": "before", **request})
     assert outcome(system, "before", 60).status == "completed", "the engine is there from here on"
     store.begin("fails")
@@ -60,3 +67,23 @@ def test_an_image_that_cannot_be_read_is_waited_for(make_system: Callable[..., S
     ended = outcome(system, "i", 30)
     assert (ended.status, ended.error) == ("completed", None), worker.tail()
     assert statuses(system, "i")[-1] == "completed"
+
+
+@pytest.mark.slow
+def test_a_worker_that_starts_while_its_folder_is_away_waits_for_it(make_system: Callable[..., System]) -> None:
+    system = make_system(models=[IMAGES])
+    folder = system.folder / "artifacts"
+    request = image_request(ArtifactStore(folder))
+    away = folder.rename(system.folder / "away")
+    folder.write_text("a file where the folder should be")
+    worker = system.worker().wait_ready()
+    send(system, {"request_id": "i", **request})
+    eventually(lambda: "retrying" in statuses(system, "i"), 60, worker.tail)
+    worker.kill9()
+    assert worker.wait_dead() == -9
+    worker = system.worker().wait_ready()
+    eventually(lambda: statuses(system, "i").count("retrying") > 1, 60, worker.tail)
+    folder.unlink()
+    away.rename(folder)
+    ended = outcome(system, "i", 30)
+    assert (ended.status, ended.error) == ("completed", None), worker.tail()

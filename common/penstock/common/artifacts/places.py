@@ -145,7 +145,7 @@ class Places:
         return [folder for folder in folders if folder is not None]
 
     def __getitem__(self, store: str | None) -> OpenPlace:
-        """Raises InvalidRequest for a store that is not configured here."""
+        """Raises InvalidRequest for a store that is not configured here, and as `open_place`."""
         opened = self._open.get(store)
         if opened is None:
             self.check(store, None)
@@ -160,7 +160,8 @@ class Places:
 def open_place(place: Place) -> OpenPlace:
     """Make the client; a local folder is made too, nothing else is asked.
 
-    Raises InvalidRequest naming what is wrong in the location or the options, OSError for a folder.
+    Raises InvalidRequest naming what is wrong in the location or the options, StoreUnavailable for a folder that
+    cannot be made now.
     """
     # Imported on use: the library is large, and most clients have no artifacts.
     from obstore.exceptions import BaseError
@@ -169,7 +170,11 @@ def open_place(place: Place) -> OpenPlace:
     if "://" not in place.location or place.location.startswith("file://"):
         named = place.location.removeprefix("file://")
         folder = Path(named if named == place.location else url2pathname(named)).absolute()
-        folder.mkdir(parents=True, exist_ok=True)  # its error names the folder, the library's does not
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"the store of artifacts at {place.location} failed: {error.strerror}"
+            raise StoreUnavailable(message, retry_after_s=1) from None
         return OpenPlace(place, folder.as_uri(), LocalStore(folder), folder)
     config: dict[str, Any] = {name: value for name, value in place.options.items() if name not in _CLIENT_OPTIONS}
     client: dict[str, Any] = {name: value for name, value in place.options.items() if name in _CLIENT_OPTIONS}

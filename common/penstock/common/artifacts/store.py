@@ -62,7 +62,8 @@ class ArtifactStore:
     ) -> None:
         """`ttl_s`: how long what comes without a time of its own is kept, in seconds; None: until it is deleted.
 
-        Raises InvalidRequest for a location or options that cannot be, OSError for a folder that cannot be made.
+        Raises InvalidRequest for a location or options that cannot be, StoreUnavailable for a folder that cannot be
+        made now.
         """
         self.max_bytes = max_bytes
         self._ttl_s = ttl_s

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.common.artifacts import ArtifactStore, TenantArtifacts, check_artifact_id
+from penstock.common.artifacts import ArtifactStore, Place, TenantArtifacts, check_artifact_id
 from penstock.common.artifacts.places import cause_of
 from penstock.schemas.errors import InternalError, InvalidRequest, NotFound, StoreUnavailable, TooLarge
 
@@ -123,6 +123,20 @@ def test_a_failure_names_the_place_and_the_cause(store: ArtifactStore, tmp_path:
             ask()
         assert failed.value.message.startswith(f"the store of artifacts at {folder} failed: ")
         assert (failed.value.retryable, failed.value.http_status) == (True, 503)
+
+
+def test_a_folder_that_cannot_be_made_is_a_store_that_fails(tmp_path: Path) -> None:
+    """It may be made later: a disk that is mounted, a file that is taken out of the way."""
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("not a folder")
+    words = f"the store of artifacts at {in_the_way} failed: File exists"
+    with pytest.raises(StoreUnavailable, match=f"^{words}$"):
+        ArtifactStore(in_the_way)
+    store = ArtifactStore(tmp_path / "artifacts", stores={"cold": Place(location=str(in_the_way), options={})})
+    with pytest.raises(StoreUnavailable, match=words):
+        store.put("default", b"picture", store="cold")
+    in_the_way.unlink()
+    assert store.put("default", b"picture", store="cold").store == "cold"
 
 
 @pytest.mark.parametrize(
