@@ -31,7 +31,6 @@ from penstock.processors.kafka.offsets import (
     committed_or_start,
     group_identity,
 )
-from penstock.processors.kafka.pace import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +103,6 @@ class PollThread:
         self._room = threading.Semaphore(HANDED_BATCHES)
         self._generation = -1
         self._sent_at = 0.0
-        self._pace = Pace()
         self._active_at = 0.0
         """When there was a record or a call."""
         self.owned: frozenset[TP] = frozenset()
@@ -216,11 +214,8 @@ class PollThread:
             if first is None:
                 return
             self._active_at = time.monotonic()
-            if wait_s and (gather_s := self._pace.gather_s(self._active_at)):
-                self._ending.wait(gather_s)
             generation = self._generation
             messages = [first, *self._kafka.consume(FETCH_RECORDS - 1, 0)]
-            self._pace.count(len(messages), self._active_at)
         except KafkaException as error:
             logger.warning("group.poll_failed error=%s", error)
             self._ending.wait(STALLED_S)
