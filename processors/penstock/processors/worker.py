@@ -7,6 +7,7 @@ asks for; then the loop may serve others. One ticker serves every timer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -17,7 +18,6 @@ from typing import Any, ParamSpec, cast
 
 from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
-from penstock.processors.alarm import Alarm
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.arrivals import Poison
@@ -109,9 +109,8 @@ class Worker:
         self._effects: deque[ask.Effect] = deque()
         self._turn_due = False
         self._broken = False
-        self._alarm = Alarm()
-        self._dozes = False
-        """The ticker found nothing held, and sleeps for long."""
+        self._holds_work = asyncio.Event()
+        """Set when a turn leaves work: it wakes a ticker that found none."""
         self._rooms: Rooms
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             ask.Prepare: lambda e: self._rooms.execution.prepare(e),
@@ -227,9 +226,8 @@ class Worker:
         took = self._take_some()
         self._rooms.flow.step(self._clock())
         more = self._carry_out()
-        if self._dozes and self._rooms.flow.works:
-            self._dozes = False
-            self._alarm.ring()
+        if self._rooms.flow.works:
+            self._holds_work.set()
         if took or self._inbox.aside:
             self._apply_pauses()
         if more or (took and self._inbox):
@@ -374,7 +372,7 @@ class Worker:
         next_slow = next_positions = 0.0
         flow = self._rooms.flow
         while True:
-            await self._alarm.sleep(self._until_next_tick())
+            await self._sleep_until_due()
             now = self._clock()
             self._rooms.publisher.tick()
             flow.tick(now, now_ms())
@@ -388,11 +386,19 @@ class Worker:
                 flow.tell_positions(POSITIONS_TOLD)
             self.changed()
 
-    def _until_next_tick(self) -> float:
+    async def _sleep_until_due(self) -> None:
+        """At most for a tick; for longer while nothing is held, until work comes."""
+        idle = not (self._rooms.flow.works or self._inbox)
         due = self._rooms.flow.next_due()
-        self._dozes = not (self._rooms.flow.works or self._inbox)
-        longest = IDLE_TICK_S if self._dozes else TICK_S
-        return longest if due is None else min(longest, max(0.001, due - self._clock()))
+        longest_s = IDLE_TICK_S if idle else TICK_S
+        seconds = longest_s if due is None else min(longest_s, max(0.001, due - self._clock()))
+        if not idle:
+            await asyncio.sleep(seconds)
+            return
+        self._holds_work.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._holds_work.wait()
 
     # -- stopping and looking
 

@@ -241,7 +241,6 @@ def _halve_and_grow_back(engines: Engines, pictures: list[str]) -> None:
         engines.completed(requests[: 3 * 12])
     engines.wait_until_memory_ran_out(before=ran_out)  # so batches of four were made again
     assert engines.all_live()
-    print({model: engines.sizes(model) for model in FOUR}, engines.counted("penstock_engine_out_of_memory_total"))
 
 
 def reserved_bytes(system: System) -> int:
