@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,10 @@ class OwnProcesses:
         return [DeviceFacts(device="cpu", kind="cpu", total_bytes=CPU_BYTES, title="main memory, of our processes")]
 
     def read(self, pids: Set[int]) -> Mapping[str, Reading]:
-        found = {pid: own_bytes(pid) or 0 for pid in trees([os.getpid()])[os.getpid()] - {os.getpid()}}
+        # Pages that the fork server shares with its engines are its own again when these have ended.
+        found = {
+            pid: own_bytes(pid) or 0 for pid in trees([os.getpid()])[os.getpid()] - {os.getpid(), fork_server_pid()}
+        }
         return {"cpu": Reading(used_bytes=sum(found.values()), by_pid=found)}
 
 
@@ -147,6 +151,11 @@ class Site:
             if process.returncode is None:
                 process.send_signal(signal.SIGKILL)
             await process.wait()
+
+
+def fork_server_pid() -> int | None:
+    """The pid of this process's fork server, once there is one."""
+    return getattr(forkserver, "_forkserver")._forkserver_pid  # noqa: B009
 
 
 def find(device: str | None, folder: Path) -> Site | None:
