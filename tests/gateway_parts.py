@@ -8,14 +8,21 @@ from fastapi import FastAPI
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.context import GatewayContext, put_context
+from penstock.gateway.document.described_routes import ROUTES, TABLE
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.edge.rules import RouteKey, RouteTable, Rules
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.routes import artifacts as artifact_routes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.codec import default_codec
+
+
+def routes_with(own: dict[RouteKey, Rules]) -> RouteTable:
+    """The gateway's table, and routes that only a test has."""
+    return RouteTable({**{key: declared.rules for key, declared in ROUTES.items()}, **own})
 
 
 def service_with(part: Any, artifacts: Any = None) -> GatewayService:
@@ -47,7 +54,12 @@ def artifact_app(
     app = FastAPI()
     put_context(app, context)
     app.include_router(artifact_routes.router)
-    bodies = BodyLimits(by_prefix={"/v1/artifacts": store.max_bytes})
-    parts = EdgeParts(policy=context.policy, allowances=allowances, connections=context.connections, bodies=bodies)
+    parts = EdgeParts(
+        routes=TABLE,
+        policy=context.policy,
+        allowances=allowances,
+        connections=context.connections,
+        bodies=BodyLimits(max_file_bytes=store.max_bytes),
+    )
     install_edge(app, parts)
     return app

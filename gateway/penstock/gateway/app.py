@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.responses import RedirectResponse
 
 from penstock.gateway.connecting import Connecting
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
 from penstock.gateway.document import docs_page
+from penstock.gateway.document.described_routes import ROUTES, TABLE
 from penstock.gateway.document.openapi import polish_openapi
 from penstock.gateway.document.unknown_paths import install_unknown_paths
 from penstock.gateway.edge.auth import AuthPolicy, UnsafeBind, check_bind
@@ -23,6 +23,7 @@ from penstock.gateway.edge.edge import EdgeParts, install_edge
 from penstock.gateway.edge.keys import KeysFileError
 from penstock.gateway.edge.open_files import raise_open_files
 from penstock.gateway.edge.protocols import Patience, protocols
+from penstock.gateway.edge.rules import check_declared
 from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.openai import image_routes
 from penstock.gateway.openai import routes as openai_routes
@@ -37,19 +38,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
 CONNECT_FIRST_S = 5.0
-
-
-def create_app(settings: GatewaySettings) -> FastAPI:
-    """The ASGI application. Its lifespan connects to Kafka. Raises KeysFileError for a missing or broken keys file."""
-    prepare_validation()
-    app = FastAPI(
-        title="Penstock",
-        summary="Durable, prioritised inference on Apache Kafka",
-        lifespan=_lifespan,
-        openapi_url=None,  # `docs_page` has both, made beside the loop
-        docs_url=None,  # the framework's page loads its scripts from another host
-        redoc_url=None,
-    )
+ROUTERS = tuple(
+    part.router
     for part in (
         docs_page,
         native,
@@ -63,13 +53,24 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         admin_models,
         health,
         sockets,
-    ):
-        app.include_router(part.router)
+    )
+)
 
-    @app.get("/", include_in_schema=False)
-    async def root() -> RedirectResponse:  # pyright: ignore[reportUnusedFunction]
-        return RedirectResponse("/docs")
 
+def create_app(settings: GatewaySettings) -> FastAPI:
+    """The ASGI application. Its lifespan connects to Kafka. Raises KeysFileError for a missing or broken keys file."""
+    prepare_validation()
+    app = FastAPI(
+        title="Penstock",
+        summary="Durable, prioritised inference on Apache Kafka",
+        lifespan=_lifespan,
+        openapi_url=None,  # `docs_page` has both, made beside the loop
+        docs_url=None,  # the framework's page loads its scripts from another host
+        redoc_url=None,
+    )
+    check_declared((route for router in ROUTERS for route in router.routes), ROUTES)
+    for router in ROUTERS:
+        app.include_router(router)
     policy = AuthPolicy.build(
         keys_file=settings.auth.keys_file,
         ticket_key=settings.auth.ticket_key,
@@ -83,13 +84,13 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     polish_openapi(app)
     bodies = BodyLimits(
         max_bytes=conf.max_body_bytes,
-        by_prefix={"/v1/artifacts": settings.artifacts.max_bytes},
+        max_file_bytes=settings.artifacts.max_bytes,
         timeout_s=conf.body_timeout_s,
-        max_multipart_bytes=settings.artifacts.max_bytes,
     )
     install_edge(
         app,
         EdgeParts(
+            routes=TABLE,
             policy=policy,
             allowances=context.allowances,
             connections=context.connections,

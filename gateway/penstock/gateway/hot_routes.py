@@ -5,28 +5,25 @@ The framework has them too: for the documentation, and for all that is not plain
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.gateway.edge.errors import invalid_from_validation
+from penstock.gateway.edge.rules import Endpoint, Rules, Takes, rules_of
 from penstock.gateway.openai import chat_bodies as shapes
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import native
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
 _ONE_REQUEST = "/v1/requests/"
 
 
-async def _submit(request: Request) -> Response:
+async def submit(request: Request) -> Response:
     return await native.submit(request, request.headers.get("idempotency-key"))
 
 
-async def _chat(request: Request) -> Response:
+async def chat(request: Request) -> Response:
     try:
         body = shapes.ChatCompletionBody.model_validate_json(await request.body())
     except ValidationError as error:
@@ -34,21 +31,18 @@ async def _chat(request: Request) -> Response:
     return await openai_routes.create_chat_completion(body, request)
 
 
-async def _one_request(request: Request) -> Response:
+async def one_request(request: Request) -> Response:
     return await native.get_request(request, request.scope["path"].removeprefix(_ONE_REQUEST), 0)
 
 
-_POSTS: dict[str, Endpoint] = {"/v1/requests": _submit, "/v1/chat/completions": _chat}
-
-
 class HotRoutes:
-    """In front of the app's router."""
+    """In front of the app's router; the edge has found the route's rules."""
 
     def __init__(self, router: ASGIApp) -> None:
         self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = hot_endpoint(scope) if scope["type"] == "http" else None
+        endpoint = hot_endpoint(rules_of(scope), scope) if scope["type"] == "http" else None
         if endpoint is None:
             await self._router(scope, receive, send)
             return
@@ -56,18 +50,11 @@ class HotRoutes:
         await response(scope, receive, send)
 
 
-def hot_endpoint(scope: Scope) -> Endpoint | None:
-    """The endpoint of a plain call of a hot route."""
-    if scope["query_string"]:
+def hot_endpoint(rules: Rules, scope: Scope) -> Endpoint | None:
+    """The endpoint of a plain call of a hot route: by its own method, without a query, with a body that is JSON."""
+    if rules.hot is None or scope["query_string"] or scope["method"] == "HEAD" or scope["path"].endswith("/"):
         return None
-    path: str = scope["path"]
-    if scope["method"] == "POST":
-        endpoint = _POSTS.get(path)
-        return endpoint if endpoint is not None and _is_json(scope) else None
-    if scope["method"] == "GET" and path.startswith(_ONE_REQUEST):
-        request_id = path[len(_ONE_REQUEST) :]
-        return _one_request if request_id and "/" not in request_id else None
-    return None
+    return rules.hot if rules.takes is Takes.NOTHING or _is_json(scope) else None
 
 
 def _is_json(scope: Scope) -> bool:

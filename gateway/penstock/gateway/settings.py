@@ -43,7 +43,7 @@ class GatewaySection(Section):
     recent_bytes: int = Field(64 * 2**20, ge=1_000_000)
     """Memory for ended requests; who asks for one that is not there waits for the disk."""
     max_body_bytes: int = Field(2_000_000, ge=1_000)
-    """The largest body of an HTTP request; an artifact may have `artifacts.max_bytes`."""
+    """The largest body of an HTTP request; files and multipart bodies may have `artifacts.max_bytes`."""
     max_http: int = Field(4_096, ge=1)
     """HTTP exchanges open at once; more are refused with 503."""
     max_sockets: int = Field(4_096, ge=1)

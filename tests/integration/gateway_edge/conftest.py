@@ -18,6 +18,7 @@ from gateway_parts import service_with
 from penstock.cli.paths import free_port
 from penstock.gateway.app import server_config
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
+from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.edge import EdgeParts, install_edge
@@ -290,8 +291,13 @@ def make_app(service: FakeService, policy: AuthPolicy, **conf: Any) -> FastAPI:
         return request_id
 
     section = settings.gateway
-    bodies = BodyLimits(max_bytes=section.max_body_bytes, by_prefix={}, timeout_s=section.body_timeout_s)
-    parts = EdgeParts(policy=policy, allowances=context.allowances, connections=context.connections, bodies=bodies)
+    parts = EdgeParts(
+        routes=TABLE,
+        policy=policy,
+        allowances=context.allowances,
+        connections=context.connections,
+        bodies=BodyLimits(max_bytes=section.max_body_bytes, timeout_s=section.body_timeout_s),
+    )
     install_edge(app, parts, HotRoutes)
     return app
 

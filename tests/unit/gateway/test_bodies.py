@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
+from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge import bodies
-from penstock.gateway.edge.bodies import Body, bytes_per_s
+from penstock.gateway.edge.bodies import BodyLimits
 
 KIB = 1024
 
 
 @pytest.mark.parametrize(
     ("path", "rate"),
-    [("/v1/artifacts", 16 * KIB), ("/v1/artifacts/", 16 * KIB), ("/v1/chat/completions", 256 * KIB), ("/", 256 * KIB)],
+    [("/v1/artifacts", 16 * KIB), ("/v1/artifacts/", 16 * KIB), ("/v1/chat/completions", 256 * KIB)],
 )
 async def test_what_has_come_lengthens_the_time_for_the_rest(
     path: str, rate: int, monkeypatch: pytest.MonkeyPatch
@@ -32,7 +33,8 @@ async def test_what_has_come_lengthens_the_time_for_the_rest(
         return {"type": "http.request", "body": b"x" * 64 * KIB, "more_body": True}
 
     monkeypatch.setattr(bodies.asyncio, "timeout_at", noted)
-    body = Body(receive, 10_000_000, 30.0, bytes_per_s({"path": path, "headers": []}))
+    limits = BodyLimits(max_bytes=10_000_000, max_file_bytes=10_000_000)
+    body = limits.body(TABLE.rules("POST", path), {"headers": []}, receive)
     for _ in range(4):
         await body()
     lengthened = [later - earlier for earlier, later in itertools.pairwise(deadlines)]

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from penstock.gateway.app import create_app
-from penstock.gateway.document.described_routes import ROUTES
+from penstock.gateway.document.described_routes import DOCUMENTED
 from penstock.gateway.document.unknown_paths import install_unknown_paths, near_paths
 from penstock.gateway.edge.errors import install_error_handlers
 from penstock.gateway.routes.native import check_status
@@ -30,7 +30,7 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
     assert "<script" not in answer.text
     assert re.findall(r'(?:src|href)="(?!/openapi.json|#)[^"]*"', answer.text) == []
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-    for _, path in ROUTES:
+    for _, path in DOCUMENTED:
         assert f"<code>{path}</code>" in answer.text
 
 
@@ -66,7 +66,7 @@ def test_what_is_near_nothing_is_told_where_the_routes_are(unknown: TestClient) 
     error = unknown.get("/v1/" + "%ff" * 500).json()["error"]
     assert error["message"].endswith("GET /docs lists the routes")
     assert len(error["message"]) < 300
-    assert near_paths("/v1", [path for _, path in ROUTES]) == []
+    assert near_paths("/v1", [path for _, path in DOCUMENTED]) == []
 
 
 def test_a_status_that_no_request_has_is_refused() -> None:

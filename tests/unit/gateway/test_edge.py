@@ -6,17 +6,18 @@ import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import Mock
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request
 
+from gateway_parts import routes_with
 from penstock.gateway.edge.auth import AuthPolicy
-from penstock.gateway.edge.bodies import BYTES_PER_S, Body, BodyLimits
+from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.connections import Connections
 from penstock.gateway.edge.disconnects import unless_gone
-from penstock.gateway.edge.edge import EdgeParts, install_edge, waits_for_an_outcome
+from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.edge.rules import Rules
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import ANYBODY, Caller, caller_of
 from penstock.gateway.limits.limits import Limits
@@ -58,10 +59,13 @@ def make_app(
     install_edge(
         app,
         EdgeParts(
+            routes=routes_with(
+                {("GET", "/v1/fails"): Rules(scope="read"), ("GET", "/v1/nothing"): Rules(scope="read")}
+            ),
             policy=policy,
             allowances=allowances or Allowances(),
             connections=Connections(policy.still_good),
-            bodies=BodyLimits(max_bytes=100, by_prefix={"/v1/artifacts": 1000}, timeout_s=body_timeout_s),
+            bodies=BodyLimits(max_bytes=100, max_file_bytes=1000, timeout_s=body_timeout_s),
             awaited=awaited,
         ),
     )
@@ -195,21 +199,6 @@ async def test_a_gateway_that_waits_for_its_broker_can_be_read_by_the_page_too()
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (503, PAGE)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "query", "waits"),
-    [
-        ("GET", "/v1/requests/r/events", b"", True),
-        ("GET", "/v1/requests/r", b"wait=3", True),
-        ("GET", "/v1/requests/r", b"wa%69t=3", True),
-        ("GET", "/v1/requests/r", b"", False),
-        ("POST", "/v1/chat/completions", b"", True),
-        ("POST", "/v1/requests", b"", False),
-    ],
-)
-def test_what_may_last(method: str, path: str, query: bytes, waits: bool) -> None:
-    assert waits_for_an_outcome({"method": method, "path": path, "query_string": query}) is waits
-
-
 def test_nobody_is_limited_by_default() -> None:
     assert ANYBODY.limits == Limits()
 
@@ -321,12 +310,34 @@ async def test_an_address_takes_its_share_of_public_slots_and_a_scraper_needs_no
     assert allowances.public.open == 2
 
 
-@pytest.mark.parametrize(("path", "pace"), [("/v1/artifacts", 16 * 1024), ("/v1/requests", BYTES_PER_S)])
-async def test_a_body_comes_at_the_pace_of_its_path(path: str, pace: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Mock(wraps=Body)
-    monkeypatch.setattr("penstock.gateway.edge.edge.Body", made)
+MULTIPART = {"content-type": "multipart/form-data; boundary=b"}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "limit"),
+    [
+        ("/v1/requests", {}, 100),
+        ("/v1/requests", MULTIPART, 1000),
+        ("/v1/images/edits", MULTIPART, 1000),
+        ("/v1/images/edits", {}, 100),
+        ("/v1/artifacts", {}, 1000),
+        ("/v1/artifacts", MULTIPART, 1000),
+        # What is parsed as JSON on the loop is as small under any path and any content type.
+        ("/v1/artifacts/a/url", {}, 100),
+        ("/v1/artifacts/a/url", MULTIPART, 100),
+        ("/v1/requests/cancel", MULTIPART, 100),
+        ("/v1/chat/completions", MULTIPART, 100),
+        ("/v1/conversations", MULTIPART, 100),
+        ("/v1/tickets", {}, 100),
+        ("/v1/nothing", MULTIPART, 64 * 1024),
+    ],
+)
+async def test_a_body_is_as_large_as_its_route_takes(path: str, headers: dict[str, str], limit: int) -> None:
+    """86 MiB of JSON to an artifact's `url`, or as multipart to any route, stopped a gateway for ten seconds."""
     app = make_app()
-    edge: Any = app.build_middleware_stack()
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-length", b"10")]}
-    await edge._body(scope, Mock(), Mock())
-    assert made.call_args.args[3] == pace
+    app.state.release.set()
+    async with client(app, **headers) as http:
+        refused = await http.post(path, content=b"x" * (limit + 1))
+        assert (refused.status_code, refused.json()["error"]["details"]) == (413, {"limit_bytes": limit})
+        unsaid = await http.post(path, content=drip(limit + 20))
+        assert unsaid.status_code in (413, 404, 200), "what no route reads is not read"

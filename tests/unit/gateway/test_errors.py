@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI, Query
 from starlette.types import Message, Receive, Scope, Send
 
+from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.connections import Connections
@@ -35,7 +36,7 @@ from penstock.schemas.errors import (
 def edge_parts() -> EdgeParts:
     policy = AuthPolicy.build()
     connections = Connections(policy.still_good)
-    return EdgeParts(policy=policy, allowances=Allowances(), connections=connections, bodies=BodyLimits(by_prefix={}))
+    return EdgeParts(routes=TABLE, policy=policy, allowances=Allowances(), connections=connections, bodies=BodyLimits())
 
 
 FIELDS = {"message", "type", "code", "param", "request_id", "retryable", "details"}

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from gateway_parts import service_with
 from penstock.common.clock import now_ms
 from penstock.gateway.context import GatewayContext, put_context
+from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.edge import EdgeParts, install_edge
@@ -53,8 +54,13 @@ def app_of(facts: Facts, policy: AuthPolicy) -> FastAPI:
     app = FastAPI()
     put_context(app, context)
     app.include_router(health.router)
-    bodies = BodyLimits(by_prefix={})
-    parts = EdgeParts(policy=policy, allowances=context.allowances, connections=context.connections, bodies=bodies)
+    parts = EdgeParts(
+        routes=TABLE,
+        policy=policy,
+        allowances=context.allowances,
+        connections=context.connections,
+        bodies=BodyLimits(),
+    )
     install_edge(app, parts)
     return app
 

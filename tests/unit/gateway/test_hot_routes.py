@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from penstock.gateway.context import GatewayContext, put_context
+from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.edge import EdgeParts, install_edge
@@ -26,6 +27,8 @@ JSON = [(b"content-type", b"application/json; charset=utf-8")]
         ("POST", "/v1/requests", b"", JSON, True),
         ("POST", "/v1/chat/completions", b"", JSON, True),
         ("GET", "/v1/requests/r1", b"", [], True),
+        ("HEAD", "/v1/requests/r1", b"", [], False),
+        ("GET", "/v1/requests/r1/", b"", [], False),
         ("POST", "/v1/requests", b"a=b", JSON, False),
         ("POST", "/v1/requests", b"", [], False),
         ("POST", "/v1/requests", b"", [(b"content-type", b"text/plain")], False),
@@ -39,7 +42,7 @@ JSON = [(b"content-type", b"application/json; charset=utf-8")]
 )
 def test_which_calls_are_hot(method: str, path: str, query: bytes, headers: Any, hot: bool) -> None:
     scope = {"method": method, "path": path, "query_string": query, "headers": headers}
-    assert (hot_endpoint(scope) is not None) is hot
+    assert (hot_endpoint(TABLE.rules(method, path), scope) is not None) is hot
 
 
 def make_app(*, hot: bool) -> FastAPI:
@@ -50,10 +53,11 @@ def make_app(*, hot: bool) -> FastAPI:
     for part in (native, openai_routes):
         app.include_router(part.router)
     parts = EdgeParts(
+        routes=TABLE,
         policy=policy,
         allowances=context.allowances,
         connections=context.connections,
-        bodies=BodyLimits(by_prefix={}),
+        bodies=BodyLimits(),
     )
     install_edge(app, parts, HotRoutes if hot else None)
     return app

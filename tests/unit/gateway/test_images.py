@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from gateway_parts import service_with
 from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.context import GatewayContext, put_context
+from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.edge import EdgeParts, install_edge
@@ -33,7 +34,7 @@ from penstock.gateway.openai.responses_bodies import ResponsesBody, response_ima
 from penstock.gateway.routes import native
 from penstock.gateway.service.brought_images import BroughtImage
 from penstock.gateway.service.submitting import Accepted
-from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.settings import GatewaySection, GatewaySettings
 from penstock.gateway.view.frames import Frame, PreviewFrame, ProgressFrame, RestartedFrame, ResultFrame
 from penstock.schemas.errors import Overloaded, PenstockError
 from penstock.schemas.records import InferenceRequest, ModelInfo
@@ -146,17 +147,25 @@ def store(tmp_path: Path) -> ArtifactStore:
     return ArtifactStore(tmp_path / "artifacts")
 
 
-def make(store: ArtifactStore, allowances: Allowances | None = None) -> SimpleNamespace:
+def make(
+    store: ArtifactStore, allowances: Allowances | None = None, max_body_bytes: int = 2_000_000
+) -> SimpleNamespace:
     allowances = allowances or Allowances()
-    context = GatewayContext(settings=GatewaySettings(), policy=AuthPolicy.build(), allowances=allowances)
+    settings = GatewaySettings(gateway=GatewaySection(max_body_bytes=max_body_bytes))  # pyright: ignore[reportCallIssue]
+    context = GatewayContext(settings=settings, policy=AuthPolicy.build(), allowances=allowances)
     parts = Parts(store)
     context.connected = service_with(parts, artifacts=store)
     app = FastAPI()
     put_context(app, context)
     for part in (native, openai_routes, image_routes):
         app.include_router(part.router)
-    bodies = BodyLimits(by_prefix={}, max_multipart_bytes=50_000)
-    edge = EdgeParts(policy=context.policy, allowances=allowances, connections=context.connections, bodies=bodies)
+    edge = EdgeParts(
+        routes=TABLE,
+        policy=context.policy,
+        allowances=allowances,
+        connections=context.connections,
+        bodies=BodyLimits(max_file_bytes=50_000),
+    )
     install_edge(app, edge)
     transport = httpx.ASGITransport(app)
     http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
@@ -224,6 +233,15 @@ async def test_a_multipart_body_has_a_limit_of_its_own(store: ArtifactStore) -> 
     answer = await gateway.http.post("/v1/requests", data={"request": "{}"}, files={"a": bytes(60_000)})
     assert answer.status_code == 413
     assert "50000 bytes" in answer.json()["error"]["message"]
+
+
+async def test_the_json_of_a_multipart_body_is_as_small_as_json_alone(store: ArtifactStore) -> None:
+    """As a file it may have the bytes of a file, and JSON is parsed on the event loop."""
+    gateway = make(store, max_body_bytes=1_000)
+    files = {"request": ("r.json", b"[" * 1_001), "picture": ("a.png", PNG)}
+    answer = await gateway.http.post("/v1/requests", files=files)
+    assert (answer.status_code, answer.json()["error"]["details"]) == (413, {"limit_bytes": 1_000}), answer.text
+    assert "the part `request`" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

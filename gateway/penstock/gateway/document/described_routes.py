@@ -1,4 +1,7 @@
-"""What each route takes and answers, for the OpenAPI document. A test holds that no route is missing here."""
+"""All that is declared of each route: what the edge holds it to, and what the OpenAPI document says of it.
+
+The gateway does not start with a route that is missing here.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.common.model_entry import ModelEntry
+from penstock.gateway import hot_routes
+from penstock.gateway.edge.rules import (
+    WEBSOCKET,
+    Access,
+    Endpoint,
+    Lasts,
+    RouteKey,
+    RouteTable,
+    Rules,
+    Scope,
+    Takes,
+    shown_path,
+)
 from penstock.gateway.openai import chat_bodies as openai_models
 from penstock.gateway.openai import image_bodies
 from penstock.gateway.openai import responses_bodies as responses_models
@@ -62,140 +78,211 @@ class Documented:
     error_type: str = JSON
 
 
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One route. What is not documented is no part of the API: redirects, pages, the socket."""
+
+    rules: Rules
+    documented: Documented | None = None
+
+
 def _json(model: Any, status: int = 200) -> dict[int, dict[str, Any]]:
     return {status: {JSON: model}}
 
 
-def _registry(model: Any, *, body: Any = None, errors: tuple[int, ...] = (404,)) -> Documented:
-    return Documented(
+def _rules(
+    scope: Scope | None, takes: Takes = Takes.NOTHING, lasts: Lasts = Lasts.SHORT, hot: Endpoint | None = None
+) -> Rules:
+    return Rules(scope=scope, takes=takes, lasts=lasts, hot=hot)
+
+
+def _run(documented: Documented, takes: Takes = Takes.JSON, hot: Endpoint | None = None) -> Declared:
+    """A route that submits and answers the outcome."""
+    return Declared(_rules("submit", takes, Lasts.OUTCOME, hot), documented)
+
+
+def _registry(
+    model: Any, *, body: Any = None, errors: tuple[int, ...] = (404,), takes: Takes = Takes.NOTHING
+) -> Declared:
+    """Public: the schemas are in the package for everyone, and a stock deserializer has no key of ours to send."""
+    documented = Documented(
         responses={200: {MEDIA_TYPE: model}},
         body=body,
         errors=errors,
         error_model=registry_answers.RegistryErrorBody,
         error_type=MEDIA_TYPE,
     )
+    return Declared(Rules(access=Access.PUBLIC, takes=takes), documented)
 
+
+READ, CANCEL, ADMIN = _rules("read"), _rules("cancel"), _rules("admin")
+PAGE, PROBE, SCRAPER = Rules(access=Access.PUBLIC), Rules(access=Access.PROBE), Rules(access=Access.SCRAPER)
 
 _TEXT = {"type": "string"}
 _REQUEST = [request_type(task) for task in BUILT_TASKS]
 _STREAMED = "The answer, or with `stream: true` its events."
 
-ROUTES: dict[tuple[str, str], Documented] = {
-    ("POST", "/v1/requests"): Documented(
-        responses={**_json(answers.Accepted, 202), **_json(answers.RequestPlan)},
-        body=_REQUEST,
-        errors=(*ANY_ROUTE, 404, 410, 413, 422),
+ROUTES: dict[RouteKey, Declared] = {
+    ("POST", "/v1/requests"): Declared(
+        _rules("submit", Takes.FORM, hot=hot_routes.submit),
+        Documented(
+            responses={**_json(answers.Accepted, 202), **_json(answers.RequestPlan)},
+            body=_REQUEST,
+            errors=(*ANY_ROUTE, 404, 410, 413, 422),
+        ),
     ),
-    ("GET", "/v1/requests"): Documented(responses=_json(Page[answers.RequestObject])),
-    ("GET", "/v1/requests/{request_id}"): Documented(responses=_json(answers.RequestObject), errors=(*OF_ONE, 410)),
-    ("DELETE", "/v1/requests/{request_id}"): Documented(
-        responses=_json(answers.RequestDeleted), errors=(*OF_ONE, 409, 410)
+    ("GET", "/v1/requests"): Declared(READ, Documented(responses=_json(Page[answers.RequestObject]))),
+    ("GET", "/v1/requests/{request_id}"): Declared(
+        _rules("read", lasts=Lasts.WAITING, hot=hot_routes.one_request),
+        Documented(responses=_json(answers.RequestObject), errors=(*OF_ONE, 410)),
     ),
-    ("GET", "/v1/requests/{request_id}/events"): Documented(
-        responses={200: {SSE: EVENTS}, 204: {}}, errors=(*OF_ONE, 410)
+    ("DELETE", "/v1/requests/{request_id}"): Declared(
+        CANCEL, Documented(responses=_json(answers.RequestDeleted), errors=(*OF_ONE, 409, 410))
     ),
-    ("POST", "/v1/requests/{request_id}/cancel"): Documented(
-        responses={**_json(answers.RequestObject), **_json(answers.RequestObject, 202)}, errors=(*OF_ONE, 410)
+    ("GET", "/v1/requests/{request_id}/events"): Declared(
+        _rules("read", lasts=Lasts.OUTCOME), Documented(responses={200: {SSE: EVENTS}, 204: {}}, errors=(*OF_ONE, 410))
     ),
-    ("POST", "/v1/requests/cancel"): Documented(responses=_json(answers.Cancellation, 202), body=answers.CancelMany),
-    ("GET", "/v1/stats"): Documented(responses=_json(answers.Stats)),
-    ("GET", "/v1/admin/stats"): Documented(responses=_json(operator_answers.AdminStats)),
-    ("GET", "/v1/admin/devices"): Documented(responses=_json(Page[operator_answers.Device])),
-    ("GET", "/v1/admin/models"): Documented(responses=_json(Page[operator_answers.AdminModel])),
-    ("POST", "/v1/admin/models"): Documented(
-        responses=_json(operator_answers.Desired, 202), body=ModelEntry, errors=(*ANY_ROUTE, 409)
+    ("POST", "/v1/requests/{request_id}/cancel"): Declared(
+        CANCEL,
+        Documented(
+            responses={**_json(answers.RequestObject), **_json(answers.RequestObject, 202)}, errors=(*OF_ONE, 410)
+        ),
     ),
-    ("GET", "/v1/admin/models/{model_id}"): Documented(responses=_json(operator_answers.AdminModel), errors=OF_ONE),
-    ("DELETE", "/v1/admin/models/{model_id}"): Documented(
-        responses=_json(operator_answers.Desired, 202), errors=OF_ONE
+    ("POST", "/v1/requests/cancel"): Declared(
+        _rules("cancel", Takes.JSON), Documented(responses=_json(answers.Cancellation, 202), body=answers.CancelMany)
     ),
-    ("POST", "/v1/admin/models/{model_id}/{action}"): Documented(
-        responses=_json(operator_answers.Desired, 202), errors=(*OF_ONE, 409)
+    ("GET", "/v1/stats"): Declared(READ, Documented(responses=_json(answers.Stats))),
+    ("GET", "/v1/admin/stats"): Declared(ADMIN, Documented(responses=_json(operator_answers.AdminStats))),
+    ("GET", "/v1/admin/devices"): Declared(ADMIN, Documented(responses=_json(Page[operator_answers.Device]))),
+    ("GET", "/v1/admin/models"): Declared(ADMIN, Documented(responses=_json(Page[operator_answers.AdminModel]))),
+    ("POST", "/v1/admin/models"): Declared(
+        _rules("admin", Takes.JSON),
+        Documented(responses=_json(operator_answers.Desired, 202), body=ModelEntry, errors=(*ANY_ROUTE, 409)),
     ),
-    ("GET", "/v1/admin/orders/{revision}"): Documented(responses=_json(operator_answers.Order)),
-    ("POST", "/v1/admin/classes/{class_name}/{action}"): Documented(
-        responses=_json(operator_answers.Desired, 202), errors=OF_ONE
+    ("GET", "/v1/admin/models/{model_id:path}"): Declared(
+        ADMIN, Documented(responses=_json(operator_answers.AdminModel), errors=OF_ONE)
     ),
-    ("POST", "/v1/conversations"): Documented(
-        responses=_json(conversation_answers.Conversation),
-        body=conversation_answers.NewConversation,
-        body_required=False,
-        errors=(*ANY_ROUTE, 422),
+    ("DELETE", "/v1/admin/models/{model_id:path}"): Declared(
+        ADMIN, Documented(responses=_json(operator_answers.Desired, 202), errors=OF_ONE)
     ),
-    ("GET", "/v1/conversations"): Documented(responses=_json(Page[conversation_answers.Conversation])),
-    ("GET", "/v1/conversations/{conversation_id}"): Documented(
-        responses=_json(conversation_answers.Conversation), errors=OF_ONE
+    ("POST", "/v1/admin/models/{model_id:path}/{action}"): Declared(
+        ADMIN, Documented(responses=_json(operator_answers.Desired, 202), errors=(*OF_ONE, 409))
     ),
-    ("DELETE", "/v1/conversations/{conversation_id}"): Documented(
-        responses=_json(conversation_answers.ConversationDeleted), errors=OF_ONE
+    ("GET", "/v1/admin/orders/{revision}"): Declared(ADMIN, Documented(responses=_json(operator_answers.Order))),
+    ("POST", "/v1/admin/classes/{class_name}/{action}"): Declared(
+        ADMIN, Documented(responses=_json(operator_answers.Desired, 202), errors=OF_ONE)
     ),
-    ("GET", "/v1/conversations/{conversation_id}/items"): Documented(
-        responses=_json(Page[conversation_answers.ConversationItem]), errors=OF_ONE
+    ("POST", "/v1/conversations"): Declared(
+        _rules("submit", Takes.JSON),
+        Documented(
+            responses=_json(conversation_answers.Conversation),
+            body=conversation_answers.NewConversation,
+            body_required=False,
+            errors=(*ANY_ROUTE, 422),
+        ),
     ),
-    ("GET", "/v1/conversations/{conversation_id}/replay"): Documented(
-        responses=_json(conversation_answers.Replay), errors=OF_ONE
+    ("GET", "/v1/conversations"): Declared(READ, Documented(responses=_json(Page[conversation_answers.Conversation]))),
+    ("GET", "/v1/conversations/{conversation_id}"): Declared(
+        READ, Documented(responses=_json(conversation_answers.Conversation), errors=OF_ONE)
     ),
-    ("POST", "/v1/admin/artifacts/sweep"): Documented(responses=_json(artifact_answers.ArtifactSweep)),
-    ("POST", "/v1/artifacts"): Documented(
-        responses=_json(artifact_answers.ArtifactBody, 201),
-        body=BYTES,
-        body_type="application/octet-stream",
-        errors=(*ANY_ROUTE, 413),
+    ("DELETE", "/v1/conversations/{conversation_id}"): Declared(
+        CANCEL, Documented(responses=_json(conversation_answers.ConversationDeleted), errors=OF_ONE)
     ),
-    ("GET", "/v1/artifacts"): Documented(responses=_json(Page[artifact_answers.ArtifactBody])),
-    ("GET", "/v1/artifacts/{artifact_id}"): Documented(responses=_json(artifact_answers.ArtifactBody), errors=OF_ONE),
-    ("DELETE", "/v1/artifacts/{artifact_id}"): Documented(
-        responses=_json(artifact_answers.ArtifactDeleted), errors=(*OF_ONE, 409)
+    ("GET", "/v1/conversations/{conversation_id}/items"): Declared(
+        READ, Documented(responses=_json(Page[conversation_answers.ConversationItem]), errors=OF_ONE)
     ),
-    ("POST", "/v1/artifacts/{artifact_id}/url"): Documented(
-        responses=_json(artifact_answers.ArtifactUrl),
-        body=artifact_answers.UrlLifetime,
-        body_required=False,
-        errors=OF_ONE,
+    ("GET", "/v1/conversations/{conversation_id}/replay"): Declared(
+        READ, Documented(responses=_json(conversation_answers.Replay), errors=OF_ONE)
     ),
-    ("GET", "/v1/artifacts/{artifact_id}/content"): Documented(
-        responses={
-            200: dict.fromkeys(CONTENT_TYPES, BYTES),
-            206: dict.fromkeys(CONTENT_TYPES, BYTES),
-            304: {},
-        },
-        errors=(*OF_ONE, 416),
+    ("POST", "/v1/admin/artifacts/sweep"): Declared(ADMIN, Documented(responses=_json(artifact_answers.ArtifactSweep))),
+    ("POST", "/v1/artifacts"): Declared(
+        _rules("submit", Takes.FILE),
+        Documented(
+            responses=_json(artifact_answers.ArtifactBody, 201),
+            body=BYTES,
+            body_type="application/octet-stream",
+            errors=(*ANY_ROUTE, 413),
+        ),
     ),
-    ("POST", "/v1/chat/completions"): Documented(
-        responses={200: {JSON: openai_shapes.ChatCompletion, SSE: EVENTS}},
-        body=openai_models.ChatCompletionBody,
-        errors=OF_A_RUN,
+    ("GET", "/v1/artifacts"): Declared(READ, Documented(responses=_json(Page[artifact_answers.ArtifactBody]))),
+    ("GET", "/v1/artifacts/{artifact_id}"): Declared(
+        READ, Documented(responses=_json(artifact_answers.ArtifactBody), errors=OF_ONE)
     ),
-    ("POST", "/v1/completions"): Documented(
-        responses={200: {JSON: openai_shapes.Completion, SSE: EVENTS}},
-        body=openai_models.CompletionBody,
-        errors=OF_A_RUN,
+    ("DELETE", "/v1/artifacts/{artifact_id}"): Declared(
+        CANCEL, Documented(responses=_json(artifact_answers.ArtifactDeleted), errors=(*OF_ONE, 409))
     ),
-    ("POST", "/v1/responses"): Documented(
-        responses={200: {JSON: openai_shapes.ResponseObject, SSE: EVENTS}},
-        body=responses_models.ResponsesBody,
-        errors=OF_A_RUN,
+    ("POST", "/v1/artifacts/{artifact_id}/url"): Declared(
+        _rules("read", Takes.JSON),
+        Documented(
+            responses=_json(artifact_answers.ArtifactUrl),
+            body=artifact_answers.UrlLifetime,
+            body_required=False,
+            errors=OF_ONE,
+        ),
     ),
-    ("POST", "/v1/images/generations"): Documented(
-        responses={200: {JSON: openai_shapes.ImageList, SSE: EVENTS}}, body=image_bodies.ImageBody, errors=OF_A_RUN
+    ("GET", "/v1/artifacts/{artifact_id}/content"): Declared(
+        READ,
+        Documented(
+            responses={
+                200: dict.fromkeys(CONTENT_TYPES, BYTES),
+                206: dict.fromkeys(CONTENT_TYPES, BYTES),
+                304: {},
+            },
+            errors=(*OF_ONE, 416),
+        ),
     ),
-    ("POST", "/v1/images/edits"): Documented(
-        responses={200: {JSON: openai_shapes.ImageList, SSE: EVENTS}},
-        body=EDIT_FORM,
-        body_type="multipart/form-data",
-        errors=OF_A_RUN,
+    ("POST", "/v1/chat/completions"): _run(
+        Documented(
+            responses={200: {JSON: openai_shapes.ChatCompletion, SSE: EVENTS}},
+            body=openai_models.ChatCompletionBody,
+            errors=OF_A_RUN,
+        ),
+        hot=hot_routes.chat,
     ),
-    ("POST", "/v1/embeddings"): Documented(
-        responses=_json(openai_shapes.EmbeddingList), body=openai_models.EmbeddingBody, errors=OF_A_RUN
+    ("POST", "/v1/completions"): _run(
+        Documented(
+            responses={200: {JSON: openai_shapes.Completion, SSE: EVENTS}},
+            body=openai_models.CompletionBody,
+            errors=OF_A_RUN,
+        )
     ),
-    ("GET", "/v1/models"): Documented(responses=_json(Page[operator_answers.Model])),
-    ("GET", "/v1/models/{model_id}"): Documented(responses=_json(operator_answers.Model), errors=OF_ONE),
-    ("POST", "/v1/tickets"): Documented(responses=_json(operator_answers.Ticket)),
-    ("GET", "/healthz"): Documented(responses=_json(operator_answers.Health), errors=()),
-    ("GET", "/readyz"): Documented(
-        responses={**_json(operator_answers.Readiness), **_json(operator_answers.Readiness, 503)}, errors=()
+    ("POST", "/v1/responses"): _run(
+        Documented(
+            responses={200: {JSON: openai_shapes.ResponseObject, SSE: EVENTS}},
+            body=responses_models.ResponsesBody,
+            errors=OF_A_RUN,
+        )
     ),
-    ("GET", "/metrics"): Documented(responses={200: {"text/plain": _TEXT}}, errors=()),
+    ("POST", "/v1/images/generations"): _run(
+        Documented(
+            responses={200: {JSON: openai_shapes.ImageList, SSE: EVENTS}}, body=image_bodies.ImageBody, errors=OF_A_RUN
+        )
+    ),
+    ("POST", "/v1/images/edits"): _run(
+        Documented(
+            responses={200: {JSON: openai_shapes.ImageList, SSE: EVENTS}},
+            body=EDIT_FORM,
+            body_type="multipart/form-data",
+            errors=OF_A_RUN,
+        ),
+        Takes.FORM,
+    ),
+    ("POST", "/v1/embeddings"): _run(
+        Documented(responses=_json(openai_shapes.EmbeddingList), body=openai_models.EmbeddingBody, errors=OF_A_RUN)
+    ),
+    ("GET", "/v1/models"): Declared(READ, Documented(responses=_json(Page[operator_answers.Model]))),
+    ("GET", "/v1/models/{model_id:path}"): Declared(
+        READ, Documented(responses=_json(operator_answers.Model), errors=OF_ONE)
+    ),
+    ("POST", "/v1/tickets"): Declared(_rules(None), Documented(responses=_json(operator_answers.Ticket))),
+    ("GET", "/healthz"): Declared(PROBE, Documented(responses=_json(operator_answers.Health), errors=())),
+    ("GET", "/readyz"): Declared(
+        PROBE,
+        Documented(
+            responses={**_json(operator_answers.Readiness), **_json(operator_answers.Readiness, 503)}, errors=()
+        ),
+    ),
+    ("GET", "/metrics"): Declared(SCRAPER, Documented(responses={200: {"text/plain": _TEXT}}, errors=())),
     ("GET", "/registry/schemas/types"): _registry(list[str], errors=()),
     ("GET", "/registry/schemas/ids/{schema_id}"): _registry(registry_answers.RegistrySchema),
     ("GET", "/registry/schemas/ids/{schema_id}/schema"): _registry({}),
@@ -203,12 +290,25 @@ ROUTES: dict[tuple[str, str], Documented] = {
     ("GET", "/registry/schemas/ids/{schema_id}/versions"): _registry(list[registry_answers.RegistrySubjectVersion]),
     ("GET", "/registry/subjects"): _registry(list[str], errors=()),
     ("GET", "/registry/subjects/{subject}/versions"): _registry(list[int]),
-    ("POST", "/registry/subjects/{subject}/versions"): _registry(registry_answers.RegistryId),
+    ("POST", "/registry/subjects/{subject}/versions"): _registry(registry_answers.RegistryId, takes=Takes.JSON),
     ("GET", "/registry/subjects/{subject}/versions/{version}"): _registry(registry_answers.RegistryVersion),
     ("GET", "/registry/subjects/{subject}/versions/{version}/schema"): _registry({}),
-    ("POST", "/registry/subjects/{subject}"): _registry(registry_answers.RegistryVersion),
+    ("POST", "/registry/subjects/{subject}"): _registry(registry_answers.RegistryVersion, takes=Takes.JSON),
     ("GET", "/registry/config/{subject}"): _registry(dict[str, str]),
     ("GET", "/registry/config"): _registry(dict[str, str], errors=()),
     ("GET", "/registry/mode/{subject}"): _registry(dict[str, str]),
     ("GET", "/registry/mode"): _registry(dict[str, str], errors=()),
+    # No part of the API that is documented.
+    ("POST", "/v1/images/variations"): Declared(_rules("submit", Takes.FORM)),
+    (WEBSOCKET, "/v1/ws"): Declared(READ),
+    ("GET", "/"): Declared(PAGE),
+    ("GET", "/docs"): Declared(PAGE),
+    ("GET", "/openapi.json"): Declared(PAGE),
+}
+
+TABLE = RouteTable({key: declared.rules for key, declared in ROUTES.items()})
+DOCUMENTED: dict[RouteKey, Documented] = {
+    (method, shown_path(path)): declared.documented
+    for (method, path), declared in ROUTES.items()
+    if declared.documented is not None
 }

@@ -9,7 +9,8 @@ from typing import Any, cast
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from penstock.gateway.document.described_routes import JSON, ROUTES, Documented
+from penstock.gateway.document.described_routes import DOCUMENTED, JSON, Documented
+from penstock.gateway.edge.rules import shown_path
 from penstock.gateway.routes.answers import Error
 
 REFERENCE = "#/components/schemas/{model}"
@@ -33,17 +34,17 @@ def polish_openapi(app: FastAPI) -> None:
 
 
 def _completed(document: dict[str, Any]) -> dict[str, Any]:
-    schemas, components = _schemas(ROUTES.values())
+    schemas, components = _schemas(DOCUMENTED.values())
     generated = document.get("components", {}).get("schemas", {})
     known = {**generated, **components}
     for of_the_framework in ("HTTPValidationError", "ValidationError"):
         known.pop(of_the_framework, None)
     document["components"] = {"schemas": dict(sorted(known.items())), "securitySchemes": _SECURITY}
     for path, operations in document.get("paths", {}).items():
-        document_path = path.replace(":path}", "}")
+        document_path = shown_path(path)
         for method in METHODS:
             operation = operations.get(method)
-            route = ROUTES.get((method.upper(), document_path))
+            route = DOCUMENTED.get((method.upper(), document_path))
             if operation is None or route is None:
                 continue
             operation["operationId"] = _operation_id(method, document_path)

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.gateway.document.described_routes import ROUTES
+from penstock.gateway.edge.rules import shown_path
 from penstock.schemas.errors import NotFound
 
 NEAR = 0.75
@@ -19,7 +20,7 @@ SHOWN_CHARS = 200
 def install_unknown_paths(app: FastAPI) -> None:
     """Answer in place of the framework's bare 404. Call it once."""
     former: ASGIApp = app.router.default
-    paths = sorted({path for _, path in ROUTES} | {"/v1/ws", "/docs", "/openapi.json"})
+    paths = sorted({shown_path(path) for _, path in ROUTES} - {"/"})
 
     async def unknown(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

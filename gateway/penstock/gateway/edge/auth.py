@@ -22,11 +22,7 @@ from penstock.schemas.errors import Forbidden, Unauthenticated
 
 __all__ = ["ANYBODY", "AuthPolicy", "Caller", "caller_of", "check_bind"]
 
-PUBLIC_PATHS = frozenset({"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/metrics", "/favicon.ico"})
 _CONTENT = re.compile(r"/v1/artifacts/([^/]+)/content")
-PROBE_PATHS = frozenset({"/healthz", "/readyz"})
-# The schemas are in the package for everyone, and a stock deserializer has no key of ours to send.
-PUBLIC_PREFIXES = ("/registry/", "/web/")
 
 
 class UnsafeBind(ValueError):
@@ -125,21 +121,6 @@ class AuthPolicy:
         return record is not None and (record.tenant, frozenset(record.scopes)) == (caller.tenant, caller.scopes)
 
 
-def needed_scope(method: str | None, path: str) -> str | None:
-    """The scope that a route asks for; a WebSocket (no method) asks for `read` and checks each frame itself."""
-    if path == "/v1/tickets":
-        return None
-    if path.startswith("/v1/admin/"):
-        return "admin"
-    if method is None or method in ("GET", "HEAD", "OPTIONS"):
-        return "read"
-    if path.startswith("/v1/artifacts/") and path.endswith("/url"):
-        return "read"
-    if method == "DELETE" or path.endswith("/cancel"):
-        return "cancel"
-    return "submit"
-
-
 @lru_cache(maxsize=4096)
 def caller_of_key(record: KeyRecord) -> Caller:
     return Caller(
@@ -157,10 +138,6 @@ def check_bind(host: str, *, keys_file: str | Path | None) -> None:
         raise UnsafeBind(
             f"refusing to listen on {host} without keys: set auth.keys_file (`penstock keys create`) or bind 127.0.0.1"
         )
-
-
-def is_public(path: str) -> bool:
-    return path in PUBLIC_PATHS or path in PROBE_PATHS or path.startswith(PUBLIC_PREFIXES)
 
 
 @lru_cache(maxsize=1024)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,16 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
 from penstock.gateway.edge.errors import EdgeRefusal
+from penstock.gateway.edge.rules import Access, Rules, Takes
 from penstock.schemas.errors import InvalidRequest, TooLarge
 
 BYTES_PER_S = 256 * 1024
 """What has come lengthens the time for the rest: a large upload is not cut off while it moves."""
-_BYTES_PER_S_UNDER = {"/v1/artifacts": 16 * 1024}
+FILE_BYTES_PER_S = 16 * 1024
 """Files come over slow lines too, and there are few at a time."""
+NO_BODY_BYTES = 64 * 1024
+PUBLIC_BODY_BYTES = 64 * 1024
+PUBLIC_BODY_S = 5.0
 _DRAIN_BYTES = 64 * 1024 * 1024
 _DRAIN_S = 10.0
 
@@ -29,19 +32,30 @@ class BodyTooSlow(InvalidRequest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BodyLimits:
-    """The largest body in bytes, exceptions by path prefix, and the seconds that one has to come."""
+    """The largest body in bytes, the largest one with a file, and the seconds that one has to come."""
 
     max_bytes: int = 2_000_000
-    by_prefix: Mapping[str, int]
+    max_file_bytes: int = 2_000_000
     timeout_s: float = 30.0
-    max_multipart_bytes: int = 2_000_000
-    """Of a body with files: these lie on the disk while they come."""
 
-    def of(self, scope: Scope) -> int:
-        path: str = scope["path"]
-        if is_multipart(scope):
-            return self.max_multipart_bytes
-        return next((limit for prefix, limit in self.by_prefix.items() if path.startswith(prefix)), self.max_bytes)
+    def of(self, rules: Rules, scope: Scope) -> int:
+        """Bytes that this exchange may bring."""
+        if brings_file(rules, scope):
+            return self.max_file_bytes
+        if rules.access is not Access.CALLER:
+            return PUBLIC_BODY_BYTES
+        return min(NO_BODY_BYTES, self.max_bytes) if rules.takes is Takes.NOTHING else self.max_bytes
+
+    def body(self, rules: Rules, scope: Scope, receive: Receive) -> Body:
+        """The receiver of this exchange's body."""
+        timeout_s = self.timeout_s if rules.access is Access.CALLER else min(PUBLIC_BODY_S, self.timeout_s)
+        rate = FILE_BYTES_PER_S if brings_file(rules, scope) else BYTES_PER_S
+        return Body(receive, self.of(rules, scope), timeout_s, rate)
+
+
+def brings_file(rules: Rules, scope: Scope) -> bool:
+    """Whether the body is a file, or a form that may hold some: it lies on the disk or in the store while it comes."""
+    return rules.takes is Takes.FILE or (rules.takes is Takes.FORM and is_multipart(scope))
 
 
 class Body:
@@ -98,16 +112,8 @@ def is_multipart(scope: Scope) -> bool:
     return next(kinds, b"").lstrip().lower().startswith(b"multipart/form-data")
 
 
-def bytes_per_s(scope: Scope) -> int:
-    """How slowly the body may come."""
-    path: str = scope["path"]
-    if is_multipart(scope):
-        return min(_BYTES_PER_S_UNDER.values())
-    return next((rate for prefix, rate in _BYTES_PER_S_UNDER.items() if path.startswith(prefix)), BYTES_PER_S)
-
-
-def too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {limit} bytes", details={"limit_bytes": limit})
+def too_large(limit: int, what: str = "the body") -> TooLarge:
+    return TooLarge(f"{what} is larger than {limit} bytes", details={"limit_bytes": limit})
 
 
 def declared_length(scope: Scope) -> int | None:

@@ -18,8 +18,8 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.gateway.edge.auth import PROBE_PATHS, AuthPolicy, is_public, needed_scope, ticket_of
-from penstock.gateway.edge.bodies import Body, BodyLimits, bytes_per_s, declared_length, discard_body, too_large
+from penstock.gateway.edge.auth import AuthPolicy, ticket_of
+from penstock.gateway.edge.bodies import Body, BodyLimits, declared_length, discard_body, too_large
 from penstock.gateway.edge.connections import Connections
 from penstock.gateway.edge.cors import Cors
 from penstock.gateway.edge.disconnects import ClientGone, unless_gone
@@ -35,14 +35,11 @@ from penstock.gateway.edge.errors import (
     refuse,
 )
 from penstock.gateway.edge.exchanges import Answer, empty_body, unless_set
+from penstock.gateway.edge.rules import WEBSOCKET, Access, Lasts, RouteTable, Rules, rules_of
 from penstock.gateway.edge.tickets import mask_access_logs
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.schemas.errors import Forbidden, InternalError, Overloaded, PenstockError, TenantLimit, Unauthenticated
-
-PUBLIC_BODY_BYTES = 64 * 1024
-PUBLIC_BODY_S = 5.0
-_WAITING_POSTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/images/")
 
 
 def _nothing_awaited() -> PenstockError | None:
@@ -53,6 +50,7 @@ def _nothing_awaited() -> PenstockError | None:
 class EdgeParts:
     """What the edge asks. `awaited` names why nobody can be served yet, or None."""
 
+    routes: RouteTable
     policy: AuthPolicy
     allowances: Allowances
     connections: Connections
@@ -104,7 +102,7 @@ class Edge:
         except asyncio.CancelledError:
             # The time that open exchanges have at a stop is over: the server would say a bare 500.
             if not answer.started:
-                await error_response(_restarts(scope))(scope, receive, answer)
+                await error_response(_restarts(rules_of(scope)))(scope, receive, answer)
             raise
         except (PenstockError, EdgeRefusal) as raised:
             error = raised.error if isinstance(raised, EdgeRefusal) else raised
@@ -120,8 +118,8 @@ class Edge:
                 await error_response(failure)(scope, receive, answer)
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, answer: Answer) -> None:
-        path: str = scope["path"]
-        if path in PROBE_PATHS:  # orchestrators ask under any name, and hear nothing worth stealing
+        rules = self._rules(scope["method"], scope)
+        if rules.access is Access.PROBE:  # orchestrators ask under any name, and hear nothing worth stealing
             await self._app(scope, receive, answer)
             return
         self._policy.check_host(headers.get("host", ""))
@@ -129,59 +127,66 @@ class Edge:
         preflight = self._cors.preflight(scope["method"], headers)
         if preflight is not None:
             await preflight(scope, receive, answer)
-        elif is_public(path):
-            client = scope.get("client")
-            address = client[0] if client else ""
-            self._allowances.public_call(address)
-            if path == "/metrics" and declared_length(scope) == 0:
-                # Slow clients of the other routes must not keep a scraper out.
-                await self._app(scope, receive, answer)
-                return
-            with _slot(self._allowances.open_public(address)):
-                await self._app(scope, await self._body(scope, receive, answer, public=True), answer)
+        elif rules.access is Access.CALLER:
+            await self._serve_caller(rules, scope, headers, receive, answer)
         else:
-            await self._serve_caller(scope, headers, receive, answer)
+            await self._serve_public(rules, scope, receive, answer)
 
-    async def _serve_caller(self, scope: Scope, headers: Headers, receive: Receive, answer: Answer) -> None:
-        path: str = scope["path"]
+    def _rules(self, method: str, scope: Scope) -> Rules:
+        rules = self._parts.routes.rules(method, scope["path"])
+        scope.setdefault("state", {})["rules"] = rules
+        return rules
+
+    async def _serve_public(self, rules: Rules, scope: Scope, receive: Receive, answer: Answer) -> None:
+        client = scope.get("client")
+        address = client[0] if client else ""
+        self._allowances.public_call(address)
+        if rules.access is Access.SCRAPER and declared_length(scope) == 0:
+            await self._app(scope, receive, answer)
+            return
+        with _slot(self._allowances.open_public(address)):
+            await self._app(scope, await self._body(rules, scope, receive, answer), answer)
+
+    async def _serve_caller(
+        self, rules: Rules, scope: Scope, headers: Headers, receive: Receive, answer: Answer
+    ) -> None:
         caller = self._allowances.with_priority(self._policy.authenticate_http(scope, headers))
-        scope.setdefault("state", {})["caller"] = caller
-        needed = needed_scope(scope["method"], path)
-        if needed is not None:
-            caller.require(needed)
+        scope["state"]["caller"] = caller
+        if rules.scope is not None:
+            caller.require(rules.scope)
         self._allowances.call(caller)
-        if needed == "submit":
+        if rules.scope == "submit":
             answer.add_at_start(lambda: self._allowances.headers(caller))
             self._allowances.submission(caller)
         if (awaited := self._parts.awaited()) is not None:
             raise awaited
         with ExitStack() as open_while:
             open_while.callback(self._allowances.open_http(caller))
-            body = await self._body(scope, receive, answer)
-            if not waits_for_an_outcome(scope):
+            body = await self._body(rules, scope, receive, answer)
+            if not rules.lasts_long(scope):
                 await self._app(scope, body, answer)
                 return
             open_while.callback(self._allowances.open_stream(caller))
             revoked = open_while.enter_context(self._parts.connections.of(caller))
             # Without keys there is none that could be taken back.
-            await self._serve_long(scope, body, answer, None if caller.key_id is None else revoked)
+            await self._serve_long(rules, scope, body, answer, None if caller.key_id is None else revoked)
 
-    async def _body(self, scope: Scope, receive: Receive, answer: Answer, *, public: bool = False) -> Receive:
+    async def _body(self, rules: Rules, scope: Scope, receive: Receive, answer: Answer) -> Receive:
         """The app's `receive`. Raises TooLarge for a length that was declared."""
-        bodies = self._parts.bodies
-        limit = PUBLIC_BODY_BYTES if public else bodies.of(scope)
         declared = declared_length(scope)
         if declared == 0:
             return receive
+        limit = self._parts.bodies.of(rules, scope)
         if declared is not None and declared > limit:
-            if not public:
+            if rules.access is Access.CALLER:
                 await discard_body(scope, receive)
             raise too_large(limit)
-        timeout_s = min(PUBLIC_BODY_S, bodies.timeout_s) if public else bodies.timeout_s
-        answer.body = Body(receive, limit, timeout_s, bytes_per_s(scope))
+        answer.body = self._parts.bodies.body(rules, scope, receive)
         return answer.body
 
-    async def _serve_long(self, scope: Scope, receive: Receive, answer: Answer, revoked: asyncio.Event | None) -> None:
+    async def _serve_long(
+        self, rules: Rules, scope: Scope, receive: Receive, answer: Answer, revoked: asyncio.Event | None
+    ) -> None:
         """An exchange that may last: it ends with its client, and when its key is taken back."""
 
         async def until_gone() -> Message:
@@ -191,9 +196,8 @@ class Edge:
                 return await receive()
             return await unless_set(revoked, receive, {"type": "http.disconnect"})
 
-        polls = scope["method"] == "GET" and not scope["path"].endswith("/events")
         try:
-            if polls:  # it listens to nothing but its outcome
+            if rules.lasts is Lasts.WAITING:  # it listens to nothing but its outcome
                 while isinstance(receive, Body) and not receive.whole:
                     await receive()
                 await unless_gone(until_gone, self._app(scope, empty_body(until_gone), answer))
@@ -237,11 +241,13 @@ class Edge:
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        rules = self._rules(WEBSOCKET, scope)
         self._policy.check_host(headers.get("host", ""))
         self._policy.check_origin(headers.get("origin"), headers.get("host", ""))
         caller = self._allowances.with_priority(self._policy.authenticate(headers, ticket_of(scope)))
-        scope.setdefault("state", {})["caller"] = caller
-        caller.require("read")
+        scope["state"]["caller"] = caller
+        if rules.scope is not None:
+            caller.require(rules.scope)
         self._allowances.call(caller)
         if (awaited := self._parts.awaited()) is not None:
             raise awaited
@@ -250,21 +256,12 @@ class Edge:
             await self._app(scope, receive, send)
 
 
-def _restarts(scope: Scope) -> Overloaded:
+def _restarts(rules: Rules) -> Overloaded:
     """What a stop cuts: of a submission nobody can say whether its record was acknowledged."""
     reason = "the gateway restarts; come again, at any other at once"
-    if scope["method"] == "POST" and needed_scope("POST", scope["path"]) == "submit":
+    if rules.scope == "submit":
         reason += ": the request may be accepted already, which the same Idempotency-Key finds out"
     return Overloaded(reason, retry_after_s=1)
-
-
-def waits_for_an_outcome(scope: Scope) -> bool:
-    """Whether an exchange may last as long as a request runs: event streams, long polls and the OpenAI routes."""
-    path: str = scope["path"]
-    if scope["method"] == "GET":
-        # Any query may hold a `wait`, in letters of its own: `wa%69t=60` is one too.
-        return path.startswith("/v1/requests/") and (path.endswith("/events") or bool(scope["query_string"]))
-    return scope["method"] == "POST" and path.startswith(_WAITING_POSTS)
 
 
 def _close_code(error: PenstockError) -> int:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from penstock.gateway.context import context_of
-from penstock.gateway.edge.bodies import is_multipart
+from penstock.gateway.edge.bodies import is_multipart, too_large
 from penstock.gateway.limits.callers import caller_of
 from penstock.schemas.errors import InvalidRequest
 
@@ -50,7 +50,7 @@ async def form_of(request: Request) -> AsyncGenerator[FormData]:
 async def submitted_body(request: Request) -> AsyncGenerator[tuple[Any, Mapping[str, bytes] | None]]:
     """(the JSON of a request, the files beside it by the names of their parts; None if the body is JSON alone).
 
-    Raises InvalidRequest, TenantLimit, Overloaded.
+    Raises InvalidRequest, TooLarge, TenantLimit, Overloaded.
     """
     if not is_multipart(request.scope):
         yield await read_json(request), None
@@ -59,16 +59,24 @@ async def submitted_body(request: Request) -> AsyncGenerator[tuple[Any, Mapping[
         body: bytes | None = None
         files: dict[str, bytes] = {}
         for name, part in form.multi_items():
-            content = await part.read() if isinstance(part, UploadFile) else part.encode()
             if name == REQUEST_PART:
-                body = content
+                body = await _part(part, context_of(request).settings.gateway.max_body_bytes)
             elif name in files:
                 raise InvalidRequest(f"the part {name[:100]} is there twice", param=name[:100])
             else:
-                files[name] = content
+                files[name] = await _part(part)
         if body is None:
             raise InvalidRequest("a multipart body needs a part `request`, the request as JSON", param=REQUEST_PART)
         yield _json(body, "the part `request` is not JSON", REQUEST_PART), files
+
+
+async def _part(part: UploadFile | str, most_bytes: int | None = None) -> bytes:
+    """What a part holds. Raises TooLarge, before it is read: JSON is parsed on the event loop."""
+    content = part.encode() if isinstance(part, str) else b""
+    size = len(content) if isinstance(part, str) else part.size or 0
+    if most_bytes is not None and size > most_bytes:
+        raise too_large(most_bytes, f"the part `{REQUEST_PART}`")
+    return content if isinstance(part, str) else await part.read()
 
 
 def _json(text: bytes, problem: str, param: str | None) -> Any:

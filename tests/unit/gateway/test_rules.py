@@ -1,0 +1,133 @@
+"""The table of routes: every route is in it, and each call finds the rules of the route that answers it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from fastapi import APIRouter, WebSocket
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.routing import Match
+
+from penstock.gateway.app import ROUTERS
+from penstock.gateway.document.described_routes import ROUTES, TABLE
+from penstock.gateway.edge.rules import (
+    UNKNOWN,
+    WEBSOCKET,
+    Access,
+    Lasts,
+    RouteKey,
+    RouteTable,
+    Rules,
+    Takes,
+    check_declared,
+)
+
+WORDS = st.text("abcdefgh-:. ", min_size=1, max_size=8)
+ROUTES_IN_ORDER = [route for router in ROUTERS for route in router.routes]
+
+
+def test_every_route_is_declared_and_every_declaration_has_a_route() -> None:
+    check_declared(ROUTES_IN_ORDER, ROUTES)
+
+
+def test_a_route_that_is_not_declared_does_not_start() -> None:
+    router = APIRouter()
+
+    @router.get("/v1/new/{one}")
+    async def _new(one: str) -> str:  # pyright: ignore[reportUnusedFunction]
+        return one
+
+    @router.websocket("/v1/socket")
+    async def _socket(socket: WebSocket) -> None:  # pyright: ignore[reportUnusedFunction]
+        await socket.close()
+
+    declared: list[RouteKey] = [("GET", "/v1/new/{one}"), (WEBSOCKET, "/v1/socket")]
+    check_declared(router.routes, declared)
+    with pytest.raises(LookupError, match=r"without a declaration.*/v1/socket"):
+        check_declared(router.routes, declared[:1])
+    with pytest.raises(LookupError, match=r"without a route.*/v1/gone"):
+        check_declared(router.routes, [*declared, ("GET", "/v1/gone")])
+    router.mount("/files", router)
+    with pytest.raises(LookupError, match="cannot be declared"):
+        check_declared(router.routes, declared)
+
+
+@given(data=st.data())
+def test_the_rules_are_those_of_the_route_that_answers(data: st.DataObject) -> None:
+    """Against the framework's own matching, with words in the place of parameters that look like anything."""
+    method, path = data.draw(st.sampled_from(sorted(key for key in ROUTES if key[0] != WEBSOCKET)))
+    words = {"cancel", "events", "content", *re.findall(r"[a-z]+", path)}
+    one = WORDS | st.sampled_from(sorted(words))
+    several = st.lists(one, min_size=1, max_size=3).map("/".join)
+    asked = re.sub(r"\{\w+(:path)?\}", lambda found: data.draw(several if found[1] else one), path)
+    scope = {"type": "http", "method": method, "path": asked, "root_path": ""}
+    answers = next(route for route in ROUTES_IN_ORDER if route.matches(scope)[0] is Match.FULL)
+    assert TABLE.rules(method, asked) is ROUTES[method, answers.path].rules  # pyright: ignore[reportAttributeAccessIssue]
+    if method == "GET":
+        assert TABLE.rules("HEAD", asked) is TABLE.rules(method, asked)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "scope"),
+    [
+        ("GET", "/v1/requests", "read"),
+        ("POST", "/v1/requests", "submit"),
+        ("POST", "/v1/requests/x/cancel", "cancel"),
+        ("POST", "/v1/requests/cancel", "cancel"),
+        ("DELETE", "/v1/conversations/x", "cancel"),
+        ("POST", "/v1/artifacts/x/url", "read"),
+        ("POST", "/v1/tickets", None),
+        ("GET", "/v1/admin/stats", "admin"),
+        (WEBSOCKET, "/v1/ws", "read"),
+    ],
+)
+def test_scopes(method: str, path: str, scope: str | None) -> None:
+    rules = TABLE.rules(method, path)
+    assert (rules.access, rules.scope) == (Access.CALLER, scope)
+
+
+def test_who_needs_no_key() -> None:
+    """Nothing under /v1 but a path that no route has."""
+    public = {path for (_, path), declared in ROUTES.items() if declared.rules.access is not Access.CALLER}
+    pages = {"/", "/docs", "/openapi.json", "/metrics", "/healthz", "/readyz"}
+    assert {path for path in public if not path.startswith("/registry/")} == pages
+    for path in ("/v1/nothing", "/favicon.ico", "/redoc", "/docs/oauth2-redirect", "/web/"):
+        assert TABLE.rules("GET", path) is UNKNOWN
+    assert TABLE.rules("PATCH", "/v1/requests") is UNKNOWN
+
+
+def test_a_path_with_a_slash_at_its_end_is_the_same_path() -> None:
+    """The framework leads to it by a redirect; until then its body is held to the same limits."""
+    assert TABLE.rules("POST", "/v1/artifacts/").takes is Takes.FILE
+    assert TABLE.rules("HEAD", "/v1/artifacts/a/content/").scope == "read"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "lasts"),
+    [
+        ("GET", "/v1/requests/r/events", b"", True),
+        ("GET", "/v1/requests/r", b"wait=3", True),
+        ("GET", "/v1/requests/r", b"wa%69t=3", True),
+        ("GET", "/v1/requests/r", b"", False),
+        ("POST", "/v1/chat/completions", b"", True),
+        ("POST", "/v1/requests", b"", False),
+    ],
+)
+def test_what_may_last(method: str, path: str, query: bytes, lasts: bool) -> None:
+    assert TABLE.rules(method, path).lasts_long({"query_string": query}) is lasts
+
+
+def test_hot_routes_take_what_the_framework_takes() -> None:
+    hot = {key for key, declared in ROUTES.items() if declared.rules.hot is not None}
+    assert hot == {("POST", "/v1/requests"), ("POST", "/v1/chat/completions"), ("GET", "/v1/requests/{request_id}")}
+
+
+def test_the_first_declared_wins() -> None:
+    first, second = Rules(scope="read"), Rules(lasts=Lasts.OUTCOME)
+    table = RouteTable({("GET", "/a/{b:path}/c"): first, ("GET", "/a/{b:path}"): second})
+    assert table.rules("GET", "/a/x/y/c") is first
+    assert table.rules("GET", "/a/x/y") is second
+    assert table.rules("GET", "/a/") is UNKNOWN
+    assert table.rules("POST", "/a/x") is UNKNOWN
