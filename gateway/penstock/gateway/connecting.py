@@ -119,7 +119,16 @@ class Connecting:
             artifacts = await asyncio.to_thread(open_store, settings.artifacts, settings.artifacts_location)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
             service = GatewayService.compose(
-                settings, sender, view, follower, hub, codecs.blocking, artifacts, threads, run_times
+                settings,
+                sender,
+                view,
+                follower,
+                hub,
+                codecs.blocking,
+                artifacts,
+                threads,
+                run_times,
+                self._context.allowances,
             )
             hold_the_collector()
             # Should it never catch up: what outages leave behind must be collected some day.
@@ -150,7 +159,7 @@ class Connecting:
             settings.queue_policy,
             settings.queue_merge,
             service.kafka,
-            Errands(service, self._context.allowances, sender),
+            Errands(service, sender),
             counted=self._context.metrics.on_queue_message,
             waiting=self._context.metrics.on_queue_waiting,
             on_failure=lambda reason: self._context.on_failure(reason),

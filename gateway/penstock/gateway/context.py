@@ -14,9 +14,7 @@ from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.connections import Connections
 from penstock.gateway.edge.tickets import TicketOffice
 from penstock.gateway.limits.allowances import Allowances
-from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.metrics import GatewayMetrics, Gauges
-from penstock.gateway.service.guarding import guarded
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import BrokerUnavailable
@@ -85,10 +83,5 @@ def context_of(connection: HTTPConnection) -> GatewayContext:
 
 
 def service_of(connection: HTTPConnection) -> GatewayService:
-    """The service as the caller of this connection may use it: what it submits and cancels is held against its limits.
-
-    Raises BrokerUnavailable while the gateway is not connected.
-    """
-    context = context_of(connection)
-    traceparent = connection.headers.get("traceparent") if connection.scope["type"] == "http" else None
-    return guarded(context.service, context.allowances, caller_of(connection), traceparent)
+    """The service of the app that serves this connection. Raises BrokerUnavailable while it is not connected."""
+    return context_of(connection).service

@@ -23,7 +23,8 @@ from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.edge import EdgeParts, install_edge
 from penstock.gateway.hot_routes import HotRoutes
-from penstock.gateway.limits.callers import caller_of
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.metrics import Gauges
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import health
@@ -31,6 +32,7 @@ from penstock.gateway.routes import registry as registry_routes
 from penstock.gateway.routes import tickets as ticket_routes
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.service import GatewayService
+from penstock.gateway.service.submitting import Checked, Submitter
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
 from penstock.gateway.view.liveness import Liveness, judge
@@ -155,15 +157,23 @@ class FakeService:
     def liveness(self) -> Liveness:
         return judge(self.workers, MODELS, 0, 1)
 
-    async def submit(
-        self, request: InferenceRequest, *, idempotency_key: str | None = None, traceparent: str | None = None
-    ) -> Accepted:
+    async def check(self, caller: Caller, request: InferenceRequest) -> Checked:
+        nothing: Any = None
+        anywhere: Any = lambda *_: None  # noqa: E731
+        submitter = Submitter(GatewaySettings(), nothing, nothing, nothing, nothing, Allowances(), self, anywhere)
+        return await submitter.check(caller, request)
+
+    def check_room(self, checked: Checked) -> None:
+        pass
+
+    async def submit(self, checked: Checked, **options: Any) -> Accepted:
+        request = checked.request
         if self._words(request)[0] == "busy":
             raise Overloaded("the gateway is full", retry_after_s=3)
         self.requests.append(request)
         return Accepted(request.request_id)
 
-    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> None:
+    async def abandon(self, tenant: str, request_id: str) -> None:
         self.cancelled.append(request_id)
 
     def subscribe(self, tenant: str, request_id: str, after: Any = None) -> Script:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service import control
 from penstock.gateway.service.control import Control
 from penstock.schemas.codec import default_codec
@@ -43,8 +45,8 @@ async def test_whether_an_end_was_asked_for_is_decided_when_it_is_asked(ended: b
 
     unused: Any = None
     parts: Any = (worker, unused, unused, Found())
-    one = Control(*parts, default_codec(), TopicNames(), unused)
-    assert await one.cancel("t", "r") == (entry, not ended)
+    one = Control(*parts, default_codec(), TopicNames(), unused, Allowances())
+    assert await one.cancel(Caller(tenant="t"), "r") == (entry, not ended)
     assert worker.commands == (0 if ended else 1)
 
 
@@ -69,7 +71,7 @@ def turn(request_id: str, append_time_ms: int | None) -> Any:
 
 def control_of(log: Log, turns: list[Any]) -> Control:
     view = SimpleNamespace(census=SimpleNamespace(of_conversation=lambda tenant, conversation_id: list(turns)))
-    parts: Any = (log, view, log, None, default_codec(), TopicNames(), None)
+    parts: Any = (log, view, log, None, default_codec(), TopicNames(), None, Allowances())
     return Control(*parts)
 
 

@@ -33,11 +33,11 @@ from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.openai.responses_bodies import ResponsesBody, response_images, responses_request
 from penstock.gateway.routes import native
 from penstock.gateway.service.brought_images import BroughtImage
-from penstock.gateway.service.submitting import Accepted
+from penstock.gateway.service.submitting import Accepted, Checked
 from penstock.gateway.settings import GatewaySection, GatewaySettings
 from penstock.gateway.view.frames import Frame, PreviewFrame, ProgressFrame, RestartedFrame, ResultFrame
 from penstock.schemas.errors import Overloaded, PenstockError
-from penstock.schemas.records import InferenceRequest, ModelInfo
+from penstock.schemas.records import InferenceRequest
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -59,22 +59,20 @@ class Parts:
         self.preview = store.put(TENANT, SMALL, media_type="image/jpeg", width=8, height=4)
         self._store = store
 
-    async def submit(self, request: InferenceRequest, **options: Any) -> Accepted:
+    async def submit(self, checked: Checked, **options: Any) -> Accepted:
+        request = checked.request
         for name in ("image", "mask"):
             if reference := request.payload.get(name):  # it is kept before the request is on its topic
                 await asyncio.to_thread(self._store.get, TENANT, reference["artifact_id"])
         self.asked.append(request)
         return Accepted(request.request_id)
 
-    async def check(self, request: InferenceRequest) -> None:
+    async def check(self, caller: Caller, request: InferenceRequest) -> Checked:
+        return Checked(caller, request, None)
+
+    def check_room(self, checked: Checked) -> None:
         if self.refuses is not None:
             raise self.refuses
-
-    def routed(self, request: InferenceRequest) -> InferenceRequest:
-        return request
-
-    def models(self) -> list[ModelInfo]:
-        return []
 
     def plan(self, request: InferenceRequest) -> dict[str, Any]:
         return {"object": "plan"}

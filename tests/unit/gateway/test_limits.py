@@ -20,10 +20,6 @@ from penstock.schemas.records import InferenceRequest, Requirements
 GAPS = st.lists(st.floats(0, 5, allow_nan=False), min_size=1, max_size=60)
 
 
-def no_model() -> str | None:
-    return None
-
-
 @given(st.floats(0.1, 100), st.integers(1, 20), GAPS)
 def test_the_bucket_gives_no_more_than_burst_and_rate(rate: float, burst: int, gaps: list[float]) -> None:
     bucket, now, given_out = TokenBucket(rate, burst, 0.0), 0.0, 0
@@ -174,16 +170,16 @@ def test_what_a_tenant_or_key_may_not_ask_for_is_forbidden(
     of_tenant, of_key = Caller(key_id="k"), Caller(key_id="k", limits=limits)
     for allowances, caller in ((Allowances(defaults=limits), of_tenant), (Allowances(), of_key)):
         with pytest.raises(Forbidden) as caught:
-            allowances.check(caller, ask(**fields), no_model)
+            allowances.check(caller, ask(**fields), None)
         assert caught.value.param == param
 
 
 def test_what_it_may_ask_for_passes() -> None:
     limits = Limits(models=("a",), pools=("p",), max_priority=4, max_vram_bytes=9)
     caller = Caller(key_id="k", limits=limits)
-    Allowances().check(caller, ask(model="a", pool="p", requirements=Requirements(vram_bytes=9)), no_model)
-    Allowances().check(caller, ask(model="alias"), lambda: "a")
-    Allowances().check(caller, ask(), lambda: "a")
+    Allowances().check(caller, ask(model="a", pool="p", requirements=Requirements(vram_bytes=9)), None)
+    Allowances().check(caller, ask(model="alias"), "a")
+    Allowances().check(caller, ask(), "a")
 
 
 def test_an_address_takes_its_share_of_the_public_slots() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.common.artifacts import ArtifactStore, Place
 from penstock.common.configuration import ArtifactsSection, StoreSection
+from penstock.gateway.limits.callers import ANYBODY
 from penstock.gateway.service.submitting import Submitter
 from penstock.gateway.settings import GatewaySettings
 from penstock.processors.outputs import Outputs
@@ -30,9 +31,9 @@ def request_with(output: OutputSpec) -> InferenceRequest:
 async def test_the_gateway_refuses_it_before_anything_else(output: OutputSpec, param: str, tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path, stores={"cold": Place(location=str(tmp_path / "cold"), options={})})
     nothing: Any = None
-    submitter = Submitter(GatewaySettings(), nothing, nothing, nothing, nothing, nothing, store.check_place)
+    submitter = Submitter(GatewaySettings(), nothing, nothing, nothing, nothing, nothing, nothing, store.check_place)
     with pytest.raises(InvalidRequest) as refused:
-        await submitter.submit(request_with(output))
+        await submitter.check(ANYBODY, request_with(output))
     assert refused.value.param == param
 
 

@@ -196,10 +196,10 @@ class Allowances:
 
     # -- one request
 
-    def check(self, caller: Caller, request: InferenceRequest, model: Callable[[], str | None]) -> None:
+    def check(self, caller: Caller, request: InferenceRequest, model: str | None) -> None:
         """Whether the caller may ask for this at all, and whether tokens and conversations are left.
 
-        `model` tells the id that the request's model stands for, if it is known. Raises Forbidden, TenantLimit.
+        `model` is the id that the request's model stands for, if it is known. Raises Forbidden, TenantLimit.
         """
         for holder, limits in self._holders(caller):
             check_asked(holder, limits, request, model)

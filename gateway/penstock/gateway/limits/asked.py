@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 
 from penstock.gateway.limits.limits import Limits
 from penstock.schemas.errors import Forbidden
 from penstock.schemas.records import InferenceRequest
 
 
-def check_asked(holder: str, limits: Limits, request: InferenceRequest, model: Callable[[], str | None]) -> None:
+def check_asked(holder: str, limits: Limits, request: InferenceRequest, model: str | None) -> None:
     """Raises Forbidden, which calls the holder of these limits `holder`.
 
-    `model` tells the id that the request's model stands for, if it is known.
+    `model` is the id that the request's model stands for, if it is known.
     """
     if limits.models is not None:
-        _check_model(holder, limits.models, {request.model, model()} - {None})
+        _check_model(holder, limits.models, {request.model, model} - {None})
     _check_pool(holder, limits, request)
     if request.priority < limits.max_priority:
         raise Forbidden(

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -51,7 +51,7 @@ class EventWriter(Protocol):
 
 
 class Canceller(Protocol):
-    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> Any: ...
+    async def abandon(self, tenant: str, request_id: str) -> None: ...
 
 
 def cancel_abandoned(control: Canceller, tenant: str, request_id: str) -> None:
@@ -59,7 +59,7 @@ def cancel_abandoned(control: Canceller, tenant: str, request_id: str) -> None:
 
     async def cancel() -> None:
         try:
-            await control.cancel(tenant, request_id, reason="the client disconnected")
+            await control.abandon(tenant, request_id)
         except PenstockError as error:
             # It runs to its end instead: nothing is lost but work.
             logger.warning("openai.cancel_failed request_id=%s code=%s", request_id, error.code)

@@ -32,7 +32,6 @@ from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, respo
 from penstock.gateway.routes.paging import Page
 from penstock.gateway.service.brought_images import BroughtImage, keep_images
 from penstock.gateway.service.model_states import find_one
-from penstock.gateway.service.models import check_abilities, find_model
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import Stopping, Subscription
 from penstock.gateway.view.outputs import encode_json, on_output_thread
@@ -143,20 +142,19 @@ class Exchange:
     ) -> Exchange:
         """Submit, with the images that came along.
 
-        Raises ModelNotFound and what `check_abilities` raises before, and what `Submitter.submit` raises.
+        Raises as `Submitter.check` and `Submitter.submit`.
         """
-        service = service_of(request)
-        asked = service.facts.routed(asked)
-        models = service.facts.models()
-        model = find_model(models, asked.task, asked.model, asked.pool)
+        service, key = service_of(request), request.headers.get("idempotency-key")
         try:
-            check_abilities(models, asked)
+            checked = await service.submitting.check(caller_of(request), asked)
         except InvalidRequest as error:
             raise shapes.in_openai_words(error, words=words) from None
-        await keep_images(asked, images, caller_of(request), context_of(request).allowances, service)
-        accepted = await service.submitting.submit(asked, idempotency_key=request.headers.get("idempotency-key"))
-        exchange = cls(request, service, asked, model or asked.model or "default", words)
-        exchange.comes_back = "idempotency-key" in request.headers
+        await keep_images(checked, images, context_of(request).allowances, service)
+        accepted = await service.submitting.submit(
+            checked, idempotency_key=key, traceparent=request.headers.get("traceparent")
+        )
+        exchange = cls(request, service, asked, checked.model or asked.model or "default", words)
+        exchange.comes_back = key is not None
         exchange.request_id = request.state.request_id = accepted.request_id
         return exchange
 

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from penstock.common.clock import now_ms
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.edge.errors import FinalFailure, invalid_from_validation
-from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as bodies
@@ -34,7 +33,6 @@ from penstock.gateway.queues.formats import (
     request_key,
 )
 from penstock.gateway.queues.settings import QueueSection
-from penstock.gateway.service.guarding import guarded
 from penstock.gateway.service.service import GatewayService
 from penstock.schemas.errors import (
     DeadLettered,
@@ -65,9 +63,8 @@ class TryAgain(Exception):
 class Errands:
     """`transport` writes answers and dead letters."""
 
-    def __init__(self, service: GatewayService, allowances: Allowances, transport: AsyncTransport) -> None:
+    def __init__(self, service: GatewayService, transport: AsyncTransport) -> None:
         self._service = service
-        self._allowances = allowances
         self._transport = transport
 
     async def run(self, queue: QueueSection, read: Read, tries: int) -> str:
@@ -190,7 +187,6 @@ class Errands:
 
     async def _accepted(self, queue: QueueSection, request: InferenceRequest, key: str | None) -> str:
         """The id of the request, which stands on its topic: sent now, or before by whoever had the message."""
-        service = guarded(self._service, self._allowances, Caller(tenant=queue.tenant))
         if key is not None:
             request_id = idempotent_request_id(queue.tenant, key)
             request = dataclasses.replace(request, request_id=request_id)
@@ -199,7 +195,8 @@ class Errands:
             if found.content and found.content != content_hash(request):
                 raise _reused(request.request_id)
         except NotFound:
-            await service.submitting.submit(request)
+            checked = await self._service.submitting.check(Caller(tenant=queue.tenant), request)
+            await self._service.submitting.submit(checked, own_id=True)
         return request.request_id
 
     async def _result(self, tenant: str, request_id: str) -> Json:

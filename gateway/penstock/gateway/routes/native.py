@@ -67,11 +67,14 @@ async def submit(
     async with submitted_body(request) as (body, files):
         images = take_images(body, caller.tenant, files)
     asked = native_request(body, caller)
+    checked = await service.submitting.check(caller, asked)
     if dry_run:
-        await service.submitting.check(asked)
-        return JSONResponse(service.facts.plan(asked))
-    await keep_images(asked, images, caller, context_of(request).allowances, service)
-    accepted = await service.submitting.submit(asked, idempotency_key=idempotency_key)
+        service.submitting.check_room(checked)
+        return JSONResponse(service.facts.plan(checked.request))
+    await keep_images(checked, images, context_of(request).allowances, service)
+    accepted = await service.submitting.submit(
+        checked, idempotency_key=idempotency_key, traceparent=request.headers.get("traceparent")
+    )
     headers = {"location": f"/v1/requests/{accepted.request_id}", "x-request-id": accepted.request_id}
     if accepted.replayed:
         headers["idempotency-replayed"] = "true"
@@ -145,7 +148,7 @@ async def cancel(request: Request, request_id: str) -> Response:
     """202: its end was asked for. 200 with the request when it has ended already."""
     caller = caller_of(request)
     caller.require("cancel")
-    entry, asked = await service_of(request).control.cancel(caller.tenant, request_id)
+    entry, asked = await service_of(request).control.cancel(caller, request_id)
     return JSONResponse(entry.to_json(), 202 if asked else 200, {"x-request-id": request_id})
 
 
@@ -165,13 +168,13 @@ async def cancel_many(request: Request) -> dict[str, Any]:
     if ids is None:
         status, named = check_status(fields.get("status")), fields.get("conversation_id")
         conversation_id = None if named is None else check_conversation_id(named)
-        cancelled = await control.cancel_where(caller.tenant, status=status, conversation_id=conversation_id)
+        cancelled = await control.cancel_where(caller, status=status, conversation_id=conversation_id)
     elif len(fields) > 1:
         raise InvalidRequest("give either ids or a filter", param="ids")
     elif not isinstance(ids, list) or len(ids) > CANCEL_AT_ONCE or not all(isinstance(one, str) for one in ids):
         raise InvalidRequest(f"ids must be a list of at most {CANCEL_AT_ONCE} request ids", param="ids")
     else:
-        cancelled = await control.cancel_ids(caller.tenant, ids)
+        cancelled = await control.cancel_ids(caller, ids)
     return {"object": "cancellation", "count": len(cancelled), "request_ids": cancelled[:CANCEL_AT_ONCE]}
 
 

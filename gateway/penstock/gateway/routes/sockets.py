@@ -205,8 +205,9 @@ class Session:
         request_id = asked.request_id if key is None else idempotent_request_id(self._caller.tenant, key)
         self._news.hold(request_id)
         try:
-            await keep_images(asked, images, self._caller, self._allowances, self._service)
-            accepted = await self._service.submitting.submit(asked, idempotency_key=key)
+            checked = await self._service.submitting.check(self._caller, asked)
+            await keep_images(checked, images, self._allowances, self._service)
+            accepted = await self._service.submitting.submit(checked, idempotency_key=key)
             reply: dict[str, Any] = {"type": "accepted", "request_id": accepted.request_id}
             if accepted.replayed:
                 reply["replayed"] = True
@@ -255,7 +256,7 @@ class Session:
 
     async def _cancel(self, frame: dict[str, Any]) -> None:
         self._caller.require("cancel")
-        await self._service.control.cancel(self._caller.tenant, _request_id(frame))
+        await self._service.control.cancel(self._caller, _request_id(frame))
 
     async def _ping(self, frame: dict[str, Any]) -> None:
         self._reply({"type": "pong", **({"id": frame["id"]} if "id" in frame else {})})

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from penstock.gateway.limits.allowances import Allowances
-from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.service import GatewayService
+from penstock.gateway.service.submitting import Checked
 from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
 from penstock.schemas.ids import input_artifact_id
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff
-from penstock.schemas.records import InferenceRequest
 
 MAX_IMAGES = 64
 """So many images may come with one request."""
@@ -83,20 +82,19 @@ def image_of_url(url: Any, tenant: str, param: str) -> BroughtImage | None:
 
 
 async def keep_images(
-    asked: InferenceRequest,
+    checked: Checked,
     images: Sequence[BroughtImage],
-    caller: Caller,
     allowances: Allowances,
     service: GatewayService,
 ) -> None:
     """Make them artifacts, within what the tenant may keep, if the request will be accepted.
 
-    Raises as `Submits.check`, TenantLimit, TooLarge, and what the store raises.
+    Raises as `Submitter.check_room`, and what the store raises.
     """
     if not images:
         return
-    await service.submitting.check(asked)
-    store = service.artifacts
+    service.submitting.check_room(checked)
+    store, caller = service.artifacts, checked.caller
     size = sum(len(image.data) for image in images)
     if allowances.limits_artifacts(caller):
         used = await allowances.artifacts.used(caller.tenant, lambda: store.used_bytes(caller.tenant))

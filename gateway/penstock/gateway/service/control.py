@@ -12,6 +12,8 @@ from penstock.common.clock import now_ms
 from penstock.common.kafka_errors import unavailable
 from penstock.common.outgoing import control_record
 from penstock.common.transport import AsyncTransport, Delivery
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.output_artifacts import artifact_ids_of
 from penstock.gateway.service.submitting import SOURCE
@@ -42,6 +44,7 @@ class Control:
         codec: Codec,
         names: TopicNames,
         artifacts: ArtifactStore,
+        allowances: Allowances,
     ) -> None:
         self._transport = transport
         self._view = view
@@ -50,42 +53,58 @@ class Control:
         self._codec = codec
         self._names = names
         self._artifacts = artifacts
+        self._allowances = allowances
 
-    async def cancel(self, tenant: str, request_id: str, reason: str | None = None) -> tuple[Entry, bool]:
-        """Its entry, and whether its end was asked for: False when it had ended already. Raises NotFound.
+    async def cancel(self, caller: Caller, request_id: str) -> tuple[Entry, bool]:
+        """Its entry, and whether its end was asked for: False when it had ended already. Raises NotFound, TenantLimit.
 
         It may have ended by the time that this returns: a worker is quick.
         """
+        self._allowances.cancel(caller)
+        return await self._cancel(caller.tenant, request_id, None)
+
+    async def abandon(self, tenant: str, request_id: str) -> None:
+        """Cancel a request whose client went away. It counts against no limit. Raises NotFound."""
+        await self._cancel(tenant, request_id, "the client disconnected")
+
+    async def _cancel(self, tenant: str, request_id: str, reason: str | None) -> tuple[Entry, bool]:
         entry = await self._lookups.find(tenant, request_id)
         if entry.done:
             return entry, False
         await self._command("cancel", entry, reason)
         return entry, True
 
-    async def cancel_ids(self, tenant: str, request_ids: Sequence[str]) -> list[str]:
-        """Ask for the end of those of these requests that run; their ids. Unknown and foreign ones are left out."""
+    async def cancel_ids(self, caller: Caller, request_ids: Sequence[str]) -> list[str]:
+        """Ask for the end of those of these requests that run; their ids. Unknown and foreign ones are left out.
+
+        Raises TenantLimit.
+        """
+        self._allowances.cancel(caller)
+        tenant = caller.tenant
         wanted = dict.fromkeys(request_ids)
         # What has not ended is in memory: a thousand ids must not be looked up on the disk, on the loop.
         if any(self._view.in_memory((tenant, one)) is None for one in wanted):
             await self._follower.catch_up()
         known = [self._view.in_memory((tenant, one)) for one in wanted]
-        return await self._cancel_all([entry for entry in known if entry is not None])
+        return await self._cancel_all(caller, [entry for entry in known if entry is not None])
 
-    async def cancel_where(self, tenant: str, *, status: str | None, conversation_id: str | None) -> list[str]:
-        """The same for all of the tenant's requests in a status, in a conversation, or both."""
+    async def cancel_where(self, caller: Caller, *, status: str | None, conversation_id: str | None) -> list[str]:
+        """The same for all of the tenant's requests in a status, in a conversation, or both. Raises TenantLimit."""
+        self._allowances.cancel(caller)
         census = self._view.census
         if conversation_id is None:
-            entries = census.of_tenant(tenant)
+            entries = census.of_tenant(caller.tenant)
         else:
-            entries = census.of_conversation(tenant, conversation_id)
-        return await self._cancel_all([one for one in entries if status is None or one.status_name == status])
+            entries = census.of_conversation(caller.tenant, conversation_id)
+        return await self._cancel_all(caller, [one for one in entries if status is None or one.status_name == status])
 
-    async def _cancel_all(self, entries: Sequence[Entry]) -> list[str]:
+    async def _cancel_all(self, caller: Caller, entries: Sequence[Entry]) -> list[str]:
         running = [entry for entry in entries if not entry.done and not entry.erased]
         for start in range(0, len(running), CANCELS_AT_ONCE):
             await asyncio.gather(
                 *(self._command("cancel", entry, None) for entry in running[start : start + CANCELS_AT_ONCE])
             )
+        self._allowances.cancelled_more(caller, len(running) - 1)
         return [entry.request_id for entry in running]
 
     async def erase(self, tenant: str, request_id: str) -> None:

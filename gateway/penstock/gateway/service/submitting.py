@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.common.kafka_errors import unavailable
 from penstock.common.outgoing import request_record, valid_traceparent
 from penstock.common.transport import AsyncTransport, Delivery, record_bytes, too_large
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.models import check_abilities, find_model
+from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.view import View
@@ -27,11 +31,27 @@ SOURCE = "penstock-gateway"
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """A request that a caller may submit, with its pool. `model`: the id of its model, if that is known."""
+
+    caller: Caller
+    request: InferenceRequest
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request that stands on its topic; `replayed` when an Idempotency-Key named an earlier one."""
+    """A request that stands on its topic; `replayed` when it is an earlier one, sent again."""
 
     request_id: str
     replayed: bool = False
+
+
+class Models(Protocol):
+    """What is asked of `Facts`."""
+
+    def routed(self, request: InferenceRequest) -> InferenceRequest: ...
+    def models(self) -> list[ModelInfo]: ...
 
 
 class Submitter:
@@ -44,7 +64,8 @@ class Submitter:
         view: View,
         follower: Follower,
         codec: Codec,
-        models: Callable[[], Iterable[ModelInfo]],
+        allowances: Allowances,
+        facts: Models,
         check_place: Callable[[str | None, str | None], None],
     ) -> None:
         """`check_place` refuses an `output {store, prefix}` that no process could follow."""
@@ -56,42 +77,84 @@ class Submitter:
         self._view = view
         self._follower = follower
         self._codec = codec
-        self._models = models
+        self._allowances = allowances
+        self._facts = facts
         self._check_place = check_place
         self._pending = 0
         self._same_key: dict[str, asyncio.Future[str]] = {}
+        self._unconfirmed = Unconfirmed()
 
-    async def submit(
-        self, request: InferenceRequest, *, idempotency_key: str | None = None, traceparent: str | None = None
-    ) -> Accepted:
-        """Put a request on its topic and wait for the broker's word.
+    async def check(self, caller: Caller, request: InferenceRequest) -> Checked:
+        """Refuse what cannot be done or this caller may not ask for. Nothing is counted.
 
-        `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace.
-        Raises Overloaded, BrokerUnavailable, TooLarge, ModelNotFound, InvalidRequest (unknown pool),
-        IdempotencyKeyReused, and what `check_abilities` raises.
+        Raises ModelNotFound, InvalidRequest (an unknown pool, a conversation of another), Forbidden, TenantLimit,
+        BrokerUnavailable, and what `check_abilities` raises.
         """
-        await self._check_asked(request)
-        if idempotency_key is not None:
-            return await self._submit_once(request, idempotency_key, traceparent)
-        await self._produce(request, traceparent)
-        return Accepted(request.request_id)
+        if request.output is not None:
+            self._check_place(request.output.store, request.output.prefix)
+        request = self._facts.routed(request)
+        await self._check_pool(request)
+        models = self._facts.models()
+        model = find_model(models, request.task, request.model, request.pool)
+        self._allowances.check(caller, request, model)
+        check_abilities(models, request)
+        return Checked(caller, request, model)
 
-    async def check(self, request: InferenceRequest) -> None:
-        """Refuse what `submit` would refuse now, and send nothing. Raises as `submit`."""
-        await self._check_asked(request)
-        self._check_room()
-        record = request_record(request, self._names, self._codec, source=SOURCE)
+    def check_room(self, checked: Checked) -> None:
+        """Refuse what `submit` would refuse now for its size or for want of room.
+
+        Raises TenantLimit, Overloaded, TooLarge.
+        """
+        with self._allowances.outstanding(checked.caller):
+            self._check_room()
+        record = request_record(checked.request, self._names, self._codec, source=SOURCE)
         size_bytes = record_bytes(record.value, record.key, record.headers)
         if size_bytes > self._max_record_bytes:
             raise too_large(record.topic, size_bytes, self._max_record_bytes)
 
-    async def _check_asked(self, request: InferenceRequest) -> None:
-        if request.output is not None:
-            self._check_place(request.output.store, request.output.prefix)
-        await self._check_pool(request)
-        models = list(self._models())
-        find_model(models, request.task, request.model, request.pool)
-        check_abilities(models, request)
+    async def submit(
+        self,
+        checked: Checked,
+        *,
+        idempotency_key: str | None = None,
+        traceparent: str | None = None,
+        own_id: bool = False,
+    ) -> Accepted:
+        """Put a request on its topic and wait for the broker's word.
+
+        `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace. `own_id`: the id of the
+        request means something, so it is no other's repeat.
+        Raises TenantLimit, Overloaded, BrokerUnavailable, TooLarge, IdempotencyKeyReused.
+        """
+        request = checked.request
+        with self._allowances.outstanding(checked.caller):
+            if idempotency_key is not None:
+                return await self._submit_once(request, idempotency_key, traceparent)
+            if own_id:
+                await self._produce(request, traceparent)
+                return Accepted(request.request_id)
+            return await self._submit_new(request, traceparent)
+
+    async def _submit_new(self, request: InferenceRequest, traceparent: str | None) -> Accepted:
+        """Under a new id, or under that of the same request whose record was not acknowledged."""
+        former = self._unconfirmed.take(request.tenant, content_hash(request)) if self._unconfirmed else None
+        if former is not None:
+            request = dataclasses.replace(request, request_id=former)
+            if self._view.find((request.tenant, former)) is not None:
+                return Accepted(former, replayed=True)
+        try:
+            await self._produce(request, traceparent)
+        except BrokerUnavailable as error:
+            self._unconfirmed.add(request.tenant, content_hash(request), request.request_id)
+            raise BrokerUnavailable(
+                f"{error.message}; the request may be accepted all the same: sent again here, it stays one request",
+                retry_after_s=error.retry_after_s,
+                details={"request_id": request.request_id},
+            ) from error
+        except asyncio.CancelledError:
+            self._unconfirmed.add(request.tenant, content_hash(request), request.request_id)
+            raise
+        return Accepted(request.request_id, replayed=former is not None)
 
     def _check_room(self) -> None:
         conf = self._limits
