@@ -391,9 +391,10 @@ def read_to_end(
     from_offset: int = 0,
     *,
     partition: int | None = None,
+    most: int | None = None,
     deadline_s: float = 10.0,
 ) -> list[RawMessage]:
-    """All records from `from_offset` to the end that the topic has now, partition by partition.
+    """The records from `from_offset` to the end that the topic has now, partition by partition; `most` of each at most.
 
     Raises NotFound when the topic does not exist, BrokerUnavailable when reading takes longer than `deadline_s`.
     """
@@ -404,11 +405,13 @@ def read_to_end(
     partitions = [(topic, n) for n in (range(count) if partition is None else [partition])]
     first = admin.begin_offsets(settings, partitions, deadline_s)
     end = admin.end_offsets(settings, partitions, deadline_s)
-    return read_ranges(settings, {tp: (max(from_offset, first[tp]), end[tp]) for tp in partitions}, give_up)
+    return read_ranges(settings, {tp: (max(from_offset, first[tp]), end[tp]) for tp in partitions}, give_up, most)
 
 
-def read_ranges(settings: KafkaSettings, ranges: Mapping[TP, tuple[int, int]], give_up: float) -> list[RawMessage]:
-    """The records of these ranges of offsets (from, to but not with), partition by partition.
+def read_ranges(
+    settings: KafkaSettings, ranges: Mapping[TP, tuple[int, int]], give_up: float, most: int | None = None
+) -> list[RawMessage]:
+    """The records of these ranges of offsets (from, to but not with), partition by partition; `most` of each at most.
 
     They must lie between the offsets that the partition has. Raises BrokerUnavailable at `give_up` (monotonic).
     """
@@ -418,7 +421,7 @@ def read_ranges(settings: KafkaSettings, ranges: Mapping[TP, tuple[int, int]], g
     consumer = make_consumer(settings)
     try:
         consumer.assign([TopicPartition(*tp, begin) for tp, (begin, _) in ranges.items()])
-        return _read_up_to(consumer, {tp: end for tp, (_, end) in ranges.items()}, give_up)
+        return _read_up_to(consumer, {tp: end for tp, (_, end) in ranges.items()}, give_up, most)
     except KafkaException as error:
         topic = next(iter(ranges))[0]
         raise from_kafka(error, f"read {topic}", topic) from error
@@ -451,7 +454,7 @@ def empty_ranges(
     return empty
 
 
-def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float) -> list[RawMessage]:
+def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float, most: int | None) -> list[RawMessage]:
     found: dict[TP, list[RawMessage]] = {tp: [] for tp in left}
     while left:
         if (remaining := give_up - time.monotonic()) <= 0:
@@ -473,7 +476,7 @@ def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float) -> list
             if not isinstance(failure, BrokerUnavailable):  # what passes by itself is waited for
                 raise failure
             continue
-        if reached >= left.get(tp, reached + 1):
+        if reached >= left.get(tp, reached + 1) or (tp in left and most is not None and len(found[tp]) >= most):
             del left[tp]
     return [message for tp in found for message in found[tp]]
 

@@ -79,7 +79,7 @@ class Connecting:
         registry = settings.schema_registry
         codecs = await asyncio.to_thread(registry_codecs, registry.url, write=registry.write)
         async with AsyncExitStack() as stack:
-            threads = Threads()
+            threads = Threads(one_tenant=settings.auth.keys_file is None)
             stack.callback(threads.close)
             store = await asyncio.to_thread(Store, conf.view_path, identity, codecs.blocking)
             stack.push_async_callback(asyncio.to_thread, store.close)

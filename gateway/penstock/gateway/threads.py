@@ -1,10 +1,14 @@
-"""Threads by what they wait for: a slow list, a long conversation or a broker that is away blocks only its like."""
+"""Threads by what they wait for: a slow list, a long conversation or a broker that is away blocks only its like.
+
+Where tenants have the work done, one tenant takes only its share of the threads.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from penstock.schemas.errors import PenstockError
@@ -13,15 +17,54 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Pool:
-    """A few threads for one kind of work; they begin when they are needed."""
+@dataclass(slots=True)
+class _Line:
+    """The calls of one tenant: those that work, and those that wait for one of these."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    turns: asyncio.Semaphore
+    calls: int = field(default=0)
+
+
+class Pool:
+    """Some threads for one kind of work; they begin when they are needed."""
+
+    def __init__(self, name: str, threads: int, of_one: int | None = None) -> None:
+        """`of_one`: the most threads that work for one tenant."""
         self._executor = ThreadPoolExecutor(threads, f"gateway-{name}")
+        self._of_one = of_one or threads
+        self._lines: dict[str, _Line] = {}
 
     async def run(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Do it on one of the threads; waits in line when all are busy."""
+        return await asyncio.wrap_future(self._begin(work, *args, **options))
 
+    async def run_for(self, tenant: str, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """The same for a tenant; waits while the tenant's share of the threads is busy.
+
+        A thread counts until its work has ended, also when the caller has gone meanwhile.
+        """
+        line = self._lines.setdefault(tenant, _Line(asyncio.Semaphore(self._of_one)))
+        line.calls += 1
+        try:
+            await line.turns.acquire()
+        except BaseException:
+            self._left(tenant, line)
+            raise
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            line.turns.release()
+            self._left(tenant, line)
+
+        try:
+            future = self._begin(work, *args, **options)
+        except BaseException:
+            ended()
+            raise
+        future.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(ended))
+        return await asyncio.wrap_future(future)
+
+    def _begin(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
         def do() -> T:
             try:
                 return work(*args, **options)
@@ -30,7 +73,12 @@ class Pool:
                 error.__cause__ = error.__context__ = None
                 raise error.with_traceback(None)  # noqa: B904
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, do)
+        return self._executor.submit(do)
+
+    def _left(self, tenant: str, line: _Line) -> None:
+        line.calls -= 1
+        if not line.calls:
+            del self._lines[tenant]
 
     def close(self) -> None:
         """Take no more work. What runs ends by itself."""
@@ -38,18 +86,20 @@ class Pool:
 
 
 class Threads:
-    """The pools of one gateway."""
+    """The pools of one gateway. `one_tenant`: there are no others to keep threads for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_tenant: bool = False) -> None:
         self.lists = Pool("lists", 2)
         """Pages of requests, from the view's file."""
-        self.conversations = Pool("conversations", 4)
+        self.conversations = Pool("conversations", 8, None if one_tenant else 2)
         """Topics of conversations: reading, making and deleting them."""
+        self.artifacts = Pool("artifacts", 24, None if one_tenant else 6)
+        """Calls of the artifact store."""
         self.ends = Pool("ends", 2)
         """Ends of partitions, for whoever must know that the view has seen all."""
         self.metadata = Pool("metadata", 2)
         """Which topics and partitions there are."""
 
     def close(self) -> None:
-        for pool in (self.lists, self.conversations, self.ends, self.metadata):
+        for pool in (self.lists, self.conversations, self.artifacts, self.ends, self.metadata):
             pool.close()

@@ -48,7 +48,7 @@ async def test_those_who_ask_at_once_share_a_measurement() -> None:
     kept = ArtifactBytes()
     listed: list[int] = []
 
-    def used() -> int:
+    async def used() -> int:
         listed.append(1)
         return 7
 

@@ -15,6 +15,8 @@ from fastapi import FastAPI
 
 from gateway_parts import artifact_app
 from penstock.common.artifacts import ArtifactStore, digests
+from penstock.gateway.edge.auth import AuthPolicy
+from penstock.gateway.edge.keys import create_key
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import ANYBODY
 from penstock.gateway.limits.limits import Limits
@@ -184,6 +186,44 @@ async def test_a_measurement_that_fails_is_made_again(tmp_path: Path, monkeypatc
             patch.setattr(slow, "used_bytes", Mock(side_effect=OSError("no store")))
             assert (await http.post(PATH, content=b"x")).status_code == 500
         assert (await http.post(PATH, content=b"x")).status_code == 201
+
+
+@pytest.mark.parametrize(("ttl_s", "signed"), [(60, True), (3_600, True), (3_601, False), (7 * 86_400, False)])
+async def test_a_url_that_lives_long_ends_with_its_makers_key(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, ttl_s: int, signed: bool
+) -> None:
+    """What the store has signed nobody can take back: such a URL was good for a week after its key was revoked."""
+    monkeypatch.setattr(store, "presigned_url", lambda artifact, ttl_s: f"https://store.example/{ttl_s}")
+    kept = store.put(ANYBODY.tenant, b"1")
+    async with client(artifact_app(store)) as http:
+        answer = await http.post(f"{PATH}/{kept.artifact_id}/url", json={"ttl_s": ttl_s})
+    assert answer.json()["url"].startswith("https://store.example/") is signed
+    assert ("?ticket=" in answer.json()["url"]) is not signed
+
+
+async def test_slow_lists_of_one_tenant_keep_nobody_else_waiting(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six of them took all threads that a gateway had for artifacts, large outputs and its view."""
+    keys = tmp_path / "keys.json"
+    flood, other = (create_key(keys, tenant=tenant) for tenant in ("flood", "other"))
+    let_go, began = threading.Event(), list[str]()
+    listed = store.list
+
+    def slow(tenant: str, **options: Any) -> Any:
+        began.append(tenant)
+        if tenant == "flood":
+            assert let_go.wait(30)
+        return listed(tenant, **options)
+
+    monkeypatch.setattr(store, "list", slow)
+    async with client(artifact_app(store, policy=AuthPolicy.build(keys_file=keys))) as http:
+        calls = [asyncio.create_task(http.get(PATH, headers={"x-api-key": flood})) for _ in range(30)]
+        await wait_until_async(lambda: len(began) >= 6)
+        answer = await asyncio.wait_for(http.get(PATH, headers={"x-api-key": other}), 10)
+        assert (answer.status_code, answer.json()["data"]) == (200, [])
+        let_go.set()
+        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
 
 
 async def test_what_could_not_be_kept_does_not_count(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:

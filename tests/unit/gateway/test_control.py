@@ -12,6 +12,7 @@ from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service import control
 from penstock.gateway.service.control import Control
+from penstock.gateway.threads import Threads
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ControlCommand, Origin
 from penstock.schemas.topics import TopicNames
@@ -45,7 +46,7 @@ async def test_whether_an_end_was_asked_for_is_decided_when_it_is_asked(ended: b
 
     unused: Any = None
     parts: Any = (worker, unused, unused, Found())
-    one = Control(*parts, default_codec(), TopicNames(), unused, Allowances())
+    one = Control(*parts, default_codec(), TopicNames(), unused, Allowances(), Threads())
     assert await one.cancel(Caller(tenant="t"), "r") == (entry, not ended)
     assert worker.commands == (0 if ended else 1)
 
@@ -71,7 +72,7 @@ def turn(request_id: str, append_time_ms: int | None) -> Any:
 
 def control_of(log: Log, turns: list[Any]) -> Control:
     view = SimpleNamespace(census=SimpleNamespace(of_conversation=lambda tenant, conversation_id: list(turns)))
-    parts: Any = (log, view, log, None, default_codec(), TopicNames(), None, Allowances())
+    parts: Any = (log, view, log, None, default_codec(), TopicNames(), None, Allowances(), Threads())
     return Control(*parts)
 
 

@@ -6,18 +6,18 @@ import asyncio
 import json
 import threading
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from gateway_parts import service_with
 from penstock.gateway.openai.chat_answers import ChunkWriter, Json
 from penstock.gateway.openai.exchange import stream_events
 from penstock.gateway.openai.large_answers import decode_json, is_large
 from penstock.gateway.openai.routes import Exchange
-from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Hub
@@ -80,7 +80,7 @@ def subscribed(result: Json) -> Subscription:
 
 def exchange_of(result: Json, stored: Json) -> Exchange:
     subscriptions = SimpleNamespace(await_outcome=lambda *_: subscribed(result))  # type: ignore[reportUnknownLambdaType]
-    service = SimpleNamespace(subscriptions=subscriptions, artifacts=Store(stored))
+    service = service_with(subscriptions, artifacts=Store(stored))
 
     async def receive() -> dict[str, Any]:
         await asyncio.Event().wait()
@@ -88,7 +88,7 @@ def exchange_of(result: Json, stored: Json) -> Exchange:
 
     request = Request({"type": "http"}, receive)
     asked = InferenceRequest(request_id="r1", task="embedding", tenant="default", created_at=1)
-    return Exchange(request, cast("GatewayService", service), asked, "m")
+    return Exchange(request, service, asked, "m")
 
 
 ARTIFACT = {"artifact": {"artifact_id": "a", "sha256": "s"}, "finish_reason": None, "usage": None}

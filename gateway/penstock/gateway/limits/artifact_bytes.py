@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 
@@ -21,10 +21,10 @@ class ArtifactBytes:
         """By tenant that is being measured: what was added too late for that, or perhaps so."""
         self._measuring: dict[str, asyncio.Task[None]] = {}
 
-    async def used(self, tenant: str, measure: Callable[[], int]) -> int:
+    async def used(self, tenant: str, measure: Callable[[], Awaitable[int]]) -> int:
         """As of now: who asks and then adds without an await between has counted all the others.
 
-        `measure` blocks and runs in a thread, once for all who wait for it. Raises what it raises.
+        `measure` runs once for all who wait for it. Raises what it raises.
         """
         while (known := self.known(tenant)) is None:
             measuring = self._measuring.get(tenant)
@@ -33,10 +33,10 @@ class ArtifactBytes:
             await asyncio.shield(measuring)  # the others still wait when one of them leaves
         return known
 
-    async def _measure(self, tenant: str, measure: Callable[[], int]) -> None:
+    async def _measure(self, tenant: str, measure: Callable[[], Awaitable[int]]) -> None:
         self.begin(tenant)
         try:
-            self.measured(tenant, await asyncio.to_thread(measure))
+            self.measured(tenant, await measure())
         finally:
             self._missed.pop(tenant, None)
             del self._measuring[tenant]

@@ -79,17 +79,19 @@ async def _edit_of(form: FormData, caller: Caller) -> tuple[ImageBody, Json, lis
         contents["mask" if name == "mask" else "image"] = await part.read()
     holder: Json = {"payload": {name: {"file": name} for name in contents}}
     try:
-        images = take_images(holder, caller.tenant, contents)
+        images = await on_output_thread(lambda: take_images(holder, caller.tenant, contents))
     except PenstockError as error:
         raise in_openai_words(error) from None
     return body, holder["payload"], images
 
 
 async def _answer(exchange: Exchange, body: ImageBody, request: Request, kind: str) -> Response:
-    store, tenant = service_of(request).artifacts, caller_of(request).tenant
+    service, tenant = service_of(request), caller_of(request).tenant
 
     async def fetch(image: Mapping[str, Any]) -> bytes:
-        return await asyncio.to_thread(store.get, tenant, image["artifact_id"], sha256=image["sha256"])
+        return await service.stored(
+            tenant, lambda store: store.get(tenant, image["artifact_id"], sha256=image["sha256"])
+        )
 
     if body.stream:
         about = ImageStream(kind=kind, created=exchange.created, partial_images=body.partial_images or 0, words=WORDS)

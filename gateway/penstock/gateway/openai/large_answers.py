@@ -5,13 +5,12 @@ A thread alone is not enough: json decodes and encodes a text in one step, in wh
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from penstock.common.artifacts import ArtifactStore
+from penstock.gateway.service.service import GatewayService
 from penstock.gateway.view.outputs import on_output_thread
 
 Json = dict[str, Any]
@@ -31,12 +30,14 @@ async def beside_the_loop(result: Json, make: Callable[[], T]) -> T:
     return await on_output_thread(make) if is_large(result) else make()
 
 
-async def whole_result(store: ArtifactStore, tenant: str, result: Json) -> Json:
+async def whole_result(service: GatewayService, tenant: str, result: Json) -> Json:
     """The result with an output in it that it only refers to. Raises as `ArtifactStore.get`."""
     artifact = result.get("artifact")
     if artifact is None:
         return result
-    content = await asyncio.to_thread(store.get, tenant, artifact["artifact_id"], sha256=artifact["sha256"])
+    content = await service.stored(
+        tenant, lambda store: store.get(tenant, artifact["artifact_id"], sha256=artifact["sha256"])
+    )
     return await on_output_thread(lambda: {**result, **decode_json(content.decode())})
 
 

@@ -186,7 +186,7 @@ class Exchange:
 
     async def _whole(self, result: answers.Json) -> answers.Json:
         """The result with a large output in it, where stock clients expect it."""
-        return await whole_result(self._service.artifacts, self._tenant, result)
+        return await whole_result(self._service, self._tenant, result)
 
     def stream(self, writer: EventWriter) -> Response:
         """The answer as `writer` has it."""

@@ -205,7 +205,7 @@ class Errands:
             result = await outcome(frames)
         finally:
             frames.close()
-        return await whole_result(self._service.artifacts, tenant, result)
+        return await whole_result(self._service, tenant, result)
 
     async def _answer(
         self,

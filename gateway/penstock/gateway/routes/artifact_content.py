@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
-from penstock.common.artifacts import Artifact, ArtifactStore
+from penstock.common.artifacts import Artifact
 from penstock.common.artifacts.places import SHOWN
 from penstock.gateway.edge.conditions import Span, Unsatisfiable, not_modified, span_of
 from penstock.gateway.edge.errors import error_response
+from penstock.gateway.service.service import GatewayService
 from penstock.schemas.errors import InvalidRequest
 
 
@@ -21,7 +21,7 @@ class RangeNotSatisfiable(InvalidRequest):
     http_status = 416
 
 
-async def answer(request: Request, store: ArtifactStore, artifact: Artifact) -> Response:
+async def answer(request: Request, service: GatewayService, artifact: Artifact) -> Response:
     """200, 206, 304 or 416. The bytes of a whole are sent to the end only if their digest is right."""
     etag, size = f'"{artifact.sha256}"', artifact.size_bytes
     headers = {"etag": etag, "cache-control": "private, no-cache"}
@@ -45,15 +45,19 @@ async def answer(request: Request, store: ArtifactStore, artifact: Artifact) -> 
     media_type = artifact.media_type if shown else "application/octet-stream"
     if request.method == "HEAD":
         return Response(status_code=status, media_type=media_type, headers=headers)
-    pieces = store.pieces(artifact, sent.start, sent.end)
+    pieces = service.artifacts.pieces(artifact, sent.start, sent.end)
+
+    async def piece() -> bytes:
+        return await service.threads.artifacts.run_for(artifact.tenant, next, pieces, b"")
+
     # One that is small, or not there, is refused as a whole.
-    first = await asyncio.to_thread(next, pieces, b"")
-    return StreamingResponse(_sent(first, pieces), status_code=status, media_type=media_type, headers=headers)
+    first = await piece()
+    return StreamingResponse(_sent(first, piece), status_code=status, media_type=media_type, headers=headers)
 
 
-async def _sent(first: bytes, pieces: Iterator[bytes]) -> AsyncGenerator[bytes]:
+async def _sent(first: bytes, next_piece: Callable[[], Awaitable[bytes]]) -> AsyncGenerator[bytes]:
     """One piece at a time: a reader that is slow has no more of it in memory."""
     piece = first
     while piece:
         yield piece
-        piece = await asyncio.to_thread(next, pieces, b"")
+        piece = await next_piece()

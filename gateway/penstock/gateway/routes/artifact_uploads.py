@@ -18,8 +18,10 @@ async def check_room(request: Request, caller: Caller, more_bytes: int) -> None:
     """As of now, up to the next await. Raises TenantLimit."""
     allowances = context_of(request).allowances
     if allowances.limits_artifacts(caller):
-        store = service_of(request).artifacts
-        used = await allowances.artifacts.used(caller.tenant, lambda: store.used_bytes(caller.tenant))
+        service, tenant = service_of(request), caller.tenant
+        used = await allowances.artifacts.used(
+            tenant, lambda: service.stored(tenant, lambda store: store.used_bytes(tenant))
+        )
         allowances.artifact_room(caller, used, more_bytes)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator, Callable
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
@@ -21,11 +20,13 @@ from penstock.gateway.routes.paging import After, Limit, Order, Page
 from penstock.schemas.errors import InvalidRequest, TenantLimit, UnsupportedParameter
 from penstock.schemas.times import rfc3339
 
+T = TypeVar("T")
 router = APIRouter(prefix="/v1/artifacts", tags=["artifacts"])
 
 URL_TTL_S = 3_600.0
+SIGNED_URL_TTL_S = 3_600.0
+"""The longest life of a URL that the store signs: it stays good when its maker's key is taken back."""
 MAX_URL_TTL_S = 7 * 86_400.0
-"""The longest that S3 allows."""
 MAX_TTL_S = 10 * 365 * 86_400.0
 
 TtlS = Annotated[
@@ -36,8 +37,10 @@ Store = Annotated[str | None, Query(description="A store of the configuration, `
 Prefix = Annotated[str | None, Query(description="A folder for its bytes within the tenant.", max_length=200)]
 
 
-def _store(request: Request) -> ArtifactStore:
-    return service_of(request).artifacts
+async def _stored(request: Request, work: Callable[[ArtifactStore, str], T]) -> T:
+    """What `work` does with the store and the caller's tenant, on a thread."""
+    tenant = caller_of(request).tenant
+    return await service_of(request).stored(tenant, lambda store: work(store, tenant))
 
 
 def artifact_json(artifact: Artifact) -> dict[str, Any]:
@@ -65,7 +68,7 @@ async def _transfer(request: Request) -> AsyncGenerator[None]:
 async def upload(request: Request, ttl_s: TtlS = None, store: Store = None, prefix: Prefix = None) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("submit")
-    artifacts = _store(request)
+    artifacts = service_of(request).artifacts
     artifacts.check_place(store, prefix)
     try:
         # First what is declared, before any of it has come; then what came.
@@ -87,8 +90,9 @@ async def list_artifacts(
 ) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("read")
-    found = await asyncio.to_thread(
-        _store(request).list, caller.tenant, after=after, limit=limit, newest_first=order == "desc"
+    found = await _stored(
+        request,
+        lambda store, tenant: store.list(tenant, after=after, limit=limit, newest_first=order == "desc"),
     )
     return Page([artifact_json(one) for one in found.artifacts], found.has_more).to_json()
 
@@ -98,16 +102,15 @@ async def list_artifacts(
 async def describe(request: Request, artifact_id: str) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("read")
-    return artifact_json(await asyncio.to_thread(_store(request).describe, caller.tenant, artifact_id))
+    return artifact_json(await _described(request, artifact_id))
 
 
 @router.delete("/{artifact_id}", summary="Delete an artifact that no conversation holds")
 async def delete(request: Request, artifact_id: str) -> dict[str, Any]:
     caller = caller_of(request)
     caller.require("cancel")
-    store = _store(request)
-    await asyncio.to_thread(store.describe, caller.tenant, artifact_id)
-    await asyncio.to_thread(store.delete, caller.tenant, artifact_id)
+    await _described(request, artifact_id)
+    await _stored(request, lambda store, tenant: store.delete(tenant, artifact_id))
     context_of(request).allowances.artifacts.removed(caller.tenant)
     return {"object": "artifact.deleted", "id": artifact_id, "deleted": True}
 
@@ -116,15 +119,16 @@ async def delete(request: Request, artifact_id: str) -> dict[str, Any]:
 async def make_url(request: Request, artifact_id: str) -> dict[str, Any]:
     """Body, optional: {"ttl_s": …}, seconds, by default an hour and at most a week. For `<img>` and downloads.
 
-    Where the store can sign URLs of its own it is such a one, else one of this gateway with a ticket.
+    For an hour at most it is one of the store's own where the store can sign them, else one of this gateway with a
+    ticket, which ends with the caller's key.
     """
     caller = caller_of(request)
     caller.require("read")
     ttl_s = _ttl_of(await read_json(request) if await request.body() else {})
-    store = _store(request)
-    artifact = await asyncio.to_thread(store.describe, caller.tenant, artifact_id)
-    expires_at = time.time() + ttl_s
-    url = await asyncio.to_thread(store.presigned_url, artifact, ttl_s)
+    artifact = await _described(request, artifact_id)
+    url, expires_at = None, time.time() + ttl_s
+    if ttl_s <= SIGNED_URL_TTL_S:
+        url = await _stored(request, lambda store, _: store.presigned_url(artifact, ttl_s))
     if url is None:
         ticket, expires_at = context_of(request).tickets.issue_for_artifact(caller, artifact_id, ttl_s)
         url = f"{artifact.url}?ticket={ticket}"
@@ -149,6 +153,9 @@ async def content(request: Request, artifact_id: str) -> Response:
     """`If-None-Match` with its `ETag` gives 304; one `Range` gives 206 with that part, or 416."""
     caller = caller_of(request)
     caller.require("read")
-    store = _store(request)
-    artifact = await asyncio.to_thread(store.describe, caller.tenant, artifact_id)
-    return await artifact_content.answer(request, store, artifact)
+    return await artifact_content.answer(request, service_of(request), await _described(request, artifact_id))
+
+
+async def _described(request: Request, artifact_id: str) -> Artifact:
+    """Raises NotFound."""
+    return await _stored(request, lambda store, tenant: store.describe(tenant, artifact_id))

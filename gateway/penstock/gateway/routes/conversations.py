@@ -57,7 +57,8 @@ async def create(request: Request) -> dict[str, Any]:
     conversation_id = check_conversation_id(body.get("id") or f"conv_{uuid.uuid4().hex}")
     service, allowances = service_of(request), context_of(request).allowances
     allowances.check_conversation(caller, conversation_id)
-    await service.threads.conversations.run(_create, service.settings, caller.tenant, conversation_id)
+    threads = service.threads.conversations
+    await threads.run_for(caller.tenant, _create, service.settings, caller.tenant, conversation_id)
     allowances.tenants.conversation_began(caller.tenant, conversation_id, time.time())
     return conversation_json(conversation_id, time.time_ns() // 1_000_000)
 
@@ -83,7 +84,7 @@ async def list_conversations(
     caller.require("read")
     service = service_of(request)
     kafka = service.kafka
-    topics = await service.threads.conversations.run(admin.partition_counts, kafka)
+    topics = await service.threads.conversations.run_for(caller.tenant, admin.partition_counts, kafka)
     parsed = (kafka.names.parse_conversation(topic) for topic in topics)
     ids = sorted((found[1] for found in parsed if found and found[0] == caller.tenant), reverse=order == "desc")
     if after is not None:  # by comparison: the one that it names may have been deleted meanwhile
@@ -93,7 +94,7 @@ async def list_conversations(
 
 @router.get("/{conversation_id}", summary="One conversation")
 async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
-    records = await _records(request, conversation_id)
+    records = await _records(request, conversation_id, most=1)
     return conversation_json(conversation_id, records[0].timestamp_ms if records else None)
 
 
@@ -105,12 +106,12 @@ async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
     service = service_of(request)
     kafka, threads, control = service.kafka, service.threads.conversations, service.control
     topic = kafka.names.conversation(caller.tenant, check_conversation_id(conversation_id))
-    exists = await threads.run(admin.topic_id, kafka, topic) is not None
+    exists = await threads.run_for(caller.tenant, admin.topic_id, kafka, topic) is not None
     if not exists and not await control.has_turns(caller.tenant, conversation_id):
         raise NotFound("there is no such conversation")
     # The command comes first: a worker that sees that the topic is gone can know of the deletion.
     await control.end_turns(caller.tenant, conversation_id)
-    await threads.run(_remove, kafka, topic)
+    await threads.run_for(caller.tenant, _remove, kafka, topic)
     context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
     await _release_artifacts(request, caller.tenant, conversation_id)
     return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}
@@ -132,7 +133,7 @@ async def _release_artifacts(request: Request, tenant: str, conversation_id: str
     sweeper comes after."""
     service = service_of(request)
     try:
-        await service.threads.conversations.run(service.artifacts.conversation_gone, tenant, conversation_id)
+        await service.stored(tenant, lambda store: store.conversation_gone(tenant, conversation_id))
     except PenstockError as error:
         logger.warning("conversation.artifacts_still_held error=%s", error.code)
 
@@ -197,7 +198,7 @@ async def replay(
     limit: Annotated[int, Query(ge=1, le=REPLAY_RECORDS)] = REPLAY_RECORDS,
 ) -> dict[str, Any]:
     """Also what does not count (a later epoch's repeat): for audits. Go on with `from_offset` = `next_offset`."""
-    records = await _records(request, conversation_id, from_offset)
+    records = await _records(request, conversation_id, from_offset, most=limit + 1)
     chosen = records[:limit]
     return {
         "object": "list",
@@ -215,16 +216,23 @@ def _record_json(record: ConversationRecord) -> dict[str, Any]:
     return {"offset": record.offset, "key": record.key, "time": rfc3339(record.timestamp_ms), "message": told}
 
 
-async def _records(request: Request, conversation_id: str, from_offset: int = 0) -> list[ConversationRecord]:
-    """Raises NotFound for unknown and foreign alike: the topic's name is made from the caller's own tenant."""
+async def _records(
+    request: Request, conversation_id: str, from_offset: int = 0, most: int | None = None
+) -> list[ConversationRecord]:
+    """The first `most` records from an offset on.
+
+    Raises NotFound for unknown and foreign alike: the topic's name is made from the caller's own tenant.
+    """
     caller = caller_of(request)
     caller.require("read")
     service = service_of(request)
-    return await service.threads.conversations.run(
+    return await service.threads.conversations.run_for(
+        caller.tenant,
         read_conversation,
         service.kafka,
         caller.tenant,
         check_conversation_id(conversation_id),
         from_offset,
+        most=most,
         codec=service.codec,
     )

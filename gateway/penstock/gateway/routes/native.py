@@ -14,6 +14,7 @@ from penstock.gateway.routes.multipart import read_json, submitted_body
 from penstock.gateway.routes.paging import After, Limit, Order, Page
 from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import keep_images, take_images
+from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id, new_request_id
@@ -65,7 +66,10 @@ async def submit(
     caller.require("submit")
     service = service_of(request)
     async with submitted_body(request) as (body, files):
-        images = take_images(body, caller.tenant, files)
+        if files is None:
+            images = take_images(body, caller.tenant)
+        else:  # digests of up to `artifacts.max_bytes`
+            images = await on_output_thread(lambda: take_images(body, caller.tenant, files))
     asked = native_request(body, caller)
     checked = await service.submitting.check(caller, asked)
     if dry_run:

@@ -6,7 +6,6 @@ body, or in a chat OpenAI's `image_url` with a `data:` URL. Records carry refere
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.submitting import Checked
@@ -94,20 +94,22 @@ async def keep_images(
     if not images:
         return
     service.submitting.check_room(checked)
-    store, caller = service.artifacts, checked.caller
+    caller = checked.caller
     size = sum(len(image.data) for image in images)
     if allowances.limits_artifacts(caller):
-        used = await allowances.artifacts.used(caller.tenant, lambda: store.used_bytes(caller.tenant))
+        used = await allowances.artifacts.used(
+            caller.tenant, lambda: service.stored(caller.tenant, lambda store: store.used_bytes(caller.tenant))
+        )
         allowances.artifact_room(caller, used, size)
 
-    def keep() -> None:
+    def keep(store: ArtifactStore) -> None:
         for image in images:
             store.put(
                 caller.tenant, image.data, media_type=image.media_type, artifact_id=image.artifact_id, ttl_s=KEPT_S
             )
 
     with allowances.artifacts.adding(caller.tenant, size):
-        await asyncio.to_thread(keep)
+        await service.stored(caller.tenant, keep)
 
 
 # --- where images stand

@@ -17,6 +17,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.output_artifacts import artifact_ids_of
 from penstock.gateway.service.submitting import SOURCE
+from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.lost_requests import Overdue, end_command
@@ -45,6 +46,7 @@ class Control:
         names: TopicNames,
         artifacts: ArtifactStore,
         allowances: Allowances,
+        threads: Threads,
     ) -> None:
         self._transport = transport
         self._view = view
@@ -54,6 +56,7 @@ class Control:
         self._names = names
         self._artifacts = artifacts
         self._allowances = allowances
+        self._threads = threads
 
     async def cancel(self, caller: Caller, request_id: str) -> tuple[Entry, bool]:
         """Its entry, and whether its end was asked for: False when it had ended already. Raises NotFound, TenantLimit.
@@ -114,7 +117,7 @@ class Control:
             raise Conflict("the request has not ended; cancel it first")
         offset = await self._command("erase", entry, None)
         for artifact_id in artifact_ids_of(entry.terminal):
-            await asyncio.to_thread(self._artifacts.delete, tenant, artifact_id, even_held=True)
+            await self._threads.artifacts.run_for(tenant, self._artifacts.delete, tenant, artifact_id, even_held=True)
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
 
     async def end_lost(self, lost: Overdue) -> None:

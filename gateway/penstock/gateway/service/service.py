@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweeping import Sweeper
@@ -26,6 +28,8 @@ from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayService:
@@ -47,6 +51,10 @@ class GatewayService:
     sweeps: ArtifactSweeps
     threads: Threads = field(default_factory=Threads)
 
+    async def stored(self, tenant: str, work: Callable[[ArtifactStore], T]) -> T:
+        """What the artifact store does for a tenant, on one of its threads. Raises what `work` raises."""
+        return await self.threads.artifacts.run_for(tenant, work, self.artifacts)
+
     @classmethod
     def compose(
         cls,
@@ -65,7 +73,7 @@ class GatewayService:
         facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times)
         lookups = Lookups(view, follower, hub, threads)
         orders = ModelOrders(transport, facts, kafka, codec, threads)
-        control = Control(transport, view, follower, lookups, codec, kafka.names, artifacts, allowances)
+        control = Control(transport, view, follower, lookups, codec, kafka.names, artifacts, allowances, threads)
         return cls(
             settings=settings,
             kafka=kafka,
