@@ -17,7 +17,7 @@ from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.metrics import GatewayMetrics, Gauges
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
-from penstock.schemas.errors import BrokerUnavailable
+from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +47,13 @@ class GatewayContext:
     def tickets(self) -> TicketOffice:
         return self.policy.tickets
 
-    def awaited(self) -> BrokerUnavailable | None:
-        """Why nobody can be served yet."""
-        if self.connected is not None:
-            return None
-        return BrokerUnavailable(f"the gateway waits for its broker: {self.waits_for}", retry_after_s=1)
+    def awaited(self, scope: str | None = None) -> PenstockError | None:
+        """Why a call of this scope cannot be served yet. Operators are served while the view catches up."""
+        if self.connected is None:
+            return BrokerUnavailable(f"the gateway waits for its broker: {self.waits_for}", retry_after_s=1)
+        if scope != "admin" and (reason := self.connected.facts.catching_up()) is not None:
+            return Overloaded(f"this gateway is {reason}; come again, at any other at once", retry_after_s=1)
+        return None
 
     def _gauges(self) -> Gauges:
         return Gauges() if self.connected is None else self.connected.facts.gauges()
@@ -60,7 +62,7 @@ class GatewayContext:
     def service(self) -> GatewayService:
         """Raises BrokerUnavailable while the gateway is not connected."""
         if self.connected is None:
-            raise self.awaited() or BrokerUnavailable("the gateway waits for its broker", retry_after_s=1)
+            raise BrokerUnavailable(f"the gateway waits for its broker: {self.waits_for}", retry_after_s=1)
         return self.connected
 
     def prepare_stop(self) -> None:

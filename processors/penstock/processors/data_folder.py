@@ -7,19 +7,18 @@ that no living worker holds: `worker`, `worker-2`, `worker-3`, … A restarted w
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from penstock.common import file_lock
 
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
 MOST = 256
 """Folders that are tried."""
-_HELD = (errno.EAGAIN, errno.EACCES)
-_WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +37,9 @@ def claim(base: Path) -> DataFolder:
     for number in range(1, MOST + 1):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         path.mkdir(parents=True, exist_ok=True)
-        file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _HELD:
-                os.close(file)
-                continue
-            if error.errno not in _WITHOUT_LOCKS:
-                os.close(file)
-                raise
-            logger.warning("worker.folder_not_locked path=%s: its file system has no locks", path)
+        file = file_lock.hold(path / LOCK)
+        if file is None:
+            continue
         if number > 1:
             logger.info("worker.folder path=%s: other workers hold those before it", path)
         return DataFolder(path, file)

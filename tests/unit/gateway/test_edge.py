@@ -31,7 +31,7 @@ STAINLESS = "authorization, content-type, x-stainless-arch, x-stainless-os, x-st
 
 def make_app(
     allowances: Allowances | None = None,
-    awaited: Callable[[], PenstockError | None] = lambda: None,
+    awaited: Callable[[str | None], PenstockError | None] = lambda _: None,
     body_timeout_s: float = 30.0,
 ) -> FastAPI:
     app = FastAPI()
@@ -155,7 +155,7 @@ async def test_bodies_stop_at_their_limit() -> None:
 
 
 async def test_while_the_broker_is_awaited_callers_hear_so() -> None:
-    async with client(make_app(awaited=lambda: BrokerUnavailable("not yet", retry_after_s=1))) as http:
+    async with client(make_app(awaited=lambda _: BrokerUnavailable("not yet", retry_after_s=1))) as http:
         refused = await http.get("/v1/requests")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "broker_unavailable")
         assert (await http.get("/healthz")).status_code == 200
@@ -194,7 +194,7 @@ async def test_refusals_of_every_layer_can_be_read_by_the_page(
 
 
 async def test_a_gateway_that_waits_for_its_broker_can_be_read_by_the_page_too() -> None:
-    async with client(make_app(awaited=lambda: BrokerUnavailable("not yet")), origin=PAGE) as http:
+    async with client(make_app(awaited=lambda _: BrokerUnavailable("not yet")), origin=PAGE) as http:
         answer = await http.get("/v1/requests")
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (503, PAGE)
 

@@ -19,7 +19,7 @@ from penstock.gateway.service.submitting import Submitter
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BrokerUnavailable, Forbidden, ModelNotFound
+from penstock.schemas.errors import BrokerUnavailable, Forbidden, ModelNotFound, Overloaded
 from penstock.schemas.records import InferenceRequest, ModelInfo
 from penstock.schemas.requests import parse_request
 
@@ -45,6 +45,7 @@ class Gateway:
 
     def __init__(self, allowances: Allowances | None = None) -> None:
         self.away = False
+        self.full: str | None = None
         self.written: list[str] = []
         self.known: set[str] = set()
         self.live_count = 0
@@ -72,6 +73,9 @@ class Gateway:
 
     def find(self, key: tuple[str, str]) -> Any:
         return SimpleNamespace() if key[1] in self.known else None
+
+    def cannot_keep(self) -> str | None:
+        return self.full
 
     def known_topic(self, topic: str) -> bool:
         return "b" in topic.split(".")
@@ -136,6 +140,18 @@ async def test_a_repeat_of_what_arrived_all_the_same_is_not_written_again() -> N
     gateway.known.add(first.request_id)  # its record came back on the topic
     assert (await gateway.submit(asked())).request_id == first.request_id
     assert len(gateway.written) == 1
+
+
+async def test_nothing_begins_where_nothing_can_be_kept() -> None:
+    """On a full disk a chat was accepted, and its stream hung; /readyz said 503 all the while."""
+    gateway = Gateway()
+    gateway.full = "the view cannot be written (database or disk is full)"
+    with pytest.raises(Overloaded, match="disk is full") as refused:
+        await gateway.submit(asked())
+    assert refused.value.retry_after_s
+    with pytest.raises(Overloaded):
+        gateway.submitter.check_room(await gateway.submitter.check(ANYBODY, asked()))
+    assert gateway.written == []
 
 
 async def test_only_the_same_request_of_the_same_tenant_is_a_repeat() -> None:

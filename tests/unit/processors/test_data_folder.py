@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from penstock.common import file_lock
 from penstock.processors import data_folder
 from penstock.processors.data_folder import claim
 
@@ -60,7 +61,7 @@ def test_a_file_system_without_locks_is_used_as_it_is(tmp_path: Path, monkeypatc
     def no_locks(file: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(data_folder.fcntl, "flock", no_locks)
+    monkeypatch.setattr(file_lock.fcntl, "flock", no_locks)
     assert [claim(tmp_path / "worker").path for _ in range(2)] == [tmp_path / "worker"] * 2
 
 

@@ -42,20 +42,20 @@ from penstock.gateway.limits.callers import Caller
 from penstock.schemas.errors import Forbidden, InternalError, Overloaded, PenstockError, TenantLimit, Unauthenticated
 
 
-def _nothing_awaited() -> PenstockError | None:
+def _nothing_awaited(scope: str | None) -> PenstockError | None:
     return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeParts:
-    """What the edge asks. `awaited` names why nobody can be served yet, or None."""
+    """What the edge asks. `awaited` names why a call of a scope cannot be served yet, or None."""
 
     routes: RouteTable
     policy: AuthPolicy
     allowances: Allowances
     connections: Connections
     bodies: BodyLimits
-    awaited: Callable[[], PenstockError | None] = _nothing_awaited
+    awaited: Callable[[str | None], PenstockError | None] = _nothing_awaited
 
 
 def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGIApp] | None = None) -> None:
@@ -158,7 +158,7 @@ class Edge:
         if rules.scope == "submit":
             answer.add_at_start(lambda: self._allowances.headers(caller))
             self._allowances.submission(caller)
-        if (awaited := self._parts.awaited()) is not None:
+        if (awaited := self._parts.awaited(rules.scope)) is not None:
             raise awaited
         with ExitStack() as open_while:
             open_while.callback(self._allowances.open_http(caller))
@@ -249,7 +249,7 @@ class Edge:
         if rules.scope is not None:
             caller.require(rules.scope)
         self._allowances.call(caller)
-        if (awaited := self._parts.awaited()) is not None:
+        if (awaited := self._parts.awaited(rules.scope)) is not None:
             raise awaited
         with _slot(self._allowances.open_socket(caller)), self._parts.connections.of(caller) as revoked:
             scope["state"]["revoked"] = revoked

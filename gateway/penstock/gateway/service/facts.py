@@ -70,6 +70,9 @@ class Facts:
             raise InvalidRequest(f"the conversation {request.conversation_id} is in {where}", param="pool")
         return request if request.pool == home else replace(request, pool=home)
 
+    def catching_up(self) -> str | None:
+        return self._follower.catching_up()
+
     def readiness(self) -> Readiness:
         return self._follower.readiness()
 

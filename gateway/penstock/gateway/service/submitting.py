@@ -157,6 +157,8 @@ class Submitter:
         return Accepted(request.request_id, replayed=former is not None)
 
     def _check_room(self) -> None:
+        if (reason := self._follower.cannot_keep()) is not None:
+            raise Overloaded(f"this gateway takes no requests now: {reason}", retry_after_s=5)
         conf = self._limits
         if self._pending >= conf.max_pending_submits or self._view.live_count >= conf.max_live:
             raise Overloaded("the gateway holds as many requests as it may; try again", retry_after_s=1)

@@ -243,13 +243,21 @@ class Follower:
             return f"the view cannot be written ({self._store.failure})"
         return None
 
-    def readiness(self) -> Readiness:
+    def cannot_keep(self) -> str | None:
+        """Why what happens now cannot be kept here, so that nothing may begin; None when it can."""
         if self._failed is not None:
-            return Readiness(False, self._failed)
-        if self._store.failure is not None:
-            return Readiness(False, f"the view cannot be written ({self._store.failure})")
-        if not self._caught_up:
-            return Readiness(False, f"catching up with the topics{self._progress()}", starting=True)
+            return self._failed
+        return None if self._store.failure is None else f"the view cannot be written ({self._store.failure})"
+
+    def catching_up(self) -> str | None:
+        """That this view has not seen all that stood in the topics at its start; None once it has."""
+        return None if self._caught_up else f"catching up with the topics{self._progress()}"
+
+    def readiness(self) -> Readiness:
+        if (reason := self.cannot_keep()) is not None:
+            return Readiness(False, reason)
+        if (reason := self.catching_up()) is not None:
+            return Readiness(False, reason, starting=True)
         if self._watch.unread is not None:
             return Readiness(False, f"the partition {self._watch.unread} is not read yet")
         if self._lookup_failure is not None:

@@ -6,6 +6,7 @@ import logging
 import sqlite3
 from pathlib import Path
 
+from penstock.common import file_lock
 from penstock.schemas.errors import Overloaded
 
 logger = logging.getLogger(__name__)
@@ -50,12 +51,31 @@ _PASSING = frozenset(
 """Errors that say nothing about what the file holds: it is not ours to throw away then."""
 
 
+def own(path: Path) -> int:
+    """Take a view's file for this process: a descriptor, held until it is closed. Raises Overloaded, OSError.
+
+    Two gateways that write one file take each other's requests back: what one has seen end, the other writes as live.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = Path(f"{path}.lock")
+    held = file_lock.hold(lock)
+    if held is None:
+        raise Overloaded(
+            f"the view at {path} is in use by the gateway with the pid {lock.read_text().strip()}: give each gateway a"
+            " gateway.view_path of its own",
+            retry_after_s=1,
+        )
+    return held
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """A connection for any thread. Raises sqlite3.Error."""
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
     connection.execute("PRAGMA journal_mode=WAL")
     # The log is the truth: what a power cut takes from this file is read again.
     connection.execute("PRAGMA synchronous=NORMAL")
+    # What was erased is overwritten in the file, not left in free pages.
+    connection.execute("PRAGMA secure_delete=ON")
     return connection
 
 
