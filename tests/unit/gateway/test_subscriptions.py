@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,76 @@ async def test_who_waits_for_the_outcome_hears_of_that_alone(followed: Followed)
         assert frame.result["text"] == "word"
         assert await asyncio.wait_for(waits.next_frame(), 5) is None
     assert followed.hub.subjects() == 1, "the follower's own, which was not asked for its last frame"
+
+
+class Conversation(Followed):
+    """A view with more live turns than a client's queue has room for."""
+
+    TURNS = 1_500
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.hub = Hub(client_frames=16)
+        self.view = View(store, self.hub, NAMES, 1)
+        follower: Any = None
+        self.subscriptions = Subscriptions(self.view, follower, self.hub, NAMES)
+        self.ids = [f"r{number}" for number in range(self.TURNS)]
+        for request_id in self.ids:
+            self.view.accepted(replace(REQUEST, request_id=request_id, conversation_id="c"))
+
+    def event(self, record: Record, request_id: str, topic: str) -> None:
+        self.read(topic, replace(record, request_id=request_id))
+
+    async def read_all(self, subscription: Subscription) -> list[tuple[str, str]]:
+        """(request, type of the frame) of all that is there now."""
+        read: list[tuple[str, str]] = []
+        with contextlib.suppress(TimeoutError):
+            while True:
+                frame = await asyncio.wait_for(subscription.next_frame(), 0.2)
+                assert frame is not None
+                read.append((frame.request_id, frame.type))
+        return read
+
+
+@pytest.fixture
+def conversation(tmp_path: Path) -> Iterator[Conversation]:
+    store = Store(tmp_path / "turns.sqlite", "cluster")
+    yield Conversation(store)
+    store.close()
+
+
+async def test_a_conversation_with_more_turns_than_a_queue_takes_can_be_followed(conversation: Conversation) -> None:
+    """Its opening frames alone were too many: such a subscriber was always let go as too slow."""
+    subscription = conversation.subscriptions.open()
+    conversation.subscriptions.follow_conversation(subscription, "default", "c")
+    conversation.subscriptions.follow_conversation(subscription, "default", "c")
+    assert await conversation.read_all(subscription) == [(one, "status") for one in conversation.ids]
+    conversation.event(RUNNING, "r7", NAMES.status)
+    assert await conversation.read_all(subscription) == [("r7", "status")]
+
+
+async def test_what_happens_to_a_turn_before_its_beginning_was_told_is_in_its_beginning(
+    conversation: Conversation,
+) -> None:
+    subscription = conversation.subscriptions.open()
+    conversation.subscriptions.follow_conversation(subscription, "default", "c")
+    last = conversation.ids[-1]
+    conversation.event(RUNNING, last, NAMES.status)
+    conversation.event(DONE, last, NAMES.result)
+    conversation.subscriptions.follow(subscription, "default", "r5")
+    conversation.view.accepted(replace(REQUEST, request_id="new", conversation_id="c"))
+    read = await conversation.read_all(subscription)
+    assert [kind for one, kind in read if one == last] == ["result"], "not its running, and its end once"
+    assert [kind for one, kind in read if one == "r5"] == ["status"]
+    assert [kind for one, kind in read if one == "new"] == ["status"]
+    assert {one for one, _ in read} == {*conversation.ids, "new"}
+
+
+async def test_who_stops_following_is_told_no_more_beginnings(conversation: Conversation) -> None:
+    subscription = conversation.subscriptions.open()
+    conversation.subscriptions.follow_conversation(subscription, "default", "c")
+    conversation.subscriptions.unfollow_conversation(subscription, "default", "c")
+    assert await conversation.read_all(subscription) == []
 
 
 def test_nobody_waits_for_what_is_not_known(followed: Followed) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, cast
 
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.frames import Frame, ResultFrame, StatusFrame
-from penstock.gateway.view.hub import Client, Gone, Hub
+from penstock.gateway.view.hub import Client, Gone, Hub, Subject
 from penstock.gateway.view.view import View
 from penstock.schemas.cursor import Cursor
 from penstock.schemas.errors import Gone as GoneError
@@ -40,6 +41,8 @@ class Subscription:
         self._connected = hub.connect(self._on_news)
         self._hub = hub
         self._single = single
+        self._openings: Iterator[Sequence[Frame]] = iter(())
+        """What is told of requests that were under way before this subscriber came, made as it is read."""
         self._on_news()
 
     def _on_news(self) -> None:
@@ -56,6 +59,11 @@ class Subscription:
         """Frames to be told before anything that is published from now on."""
         for frame in frames:
             self._client.push(frame)
+
+    def push_as_read(self, openings: Iterable[Sequence[Frame]]) -> None:
+        """Frames to be told whenever this subscriber has read all others: there may be more than its queue takes."""
+        self._openings = chain(self._openings, openings)
+        self._ready.set()
 
     async def gone(self) -> Gone:
         """Wait until this subscriber was let go; why."""
@@ -88,6 +96,9 @@ class Subscription:
                 raise Stopping("the gateway restarts; follow on at any other", retry_after_s=1)
             if self._client.gone is not None:
                 return None
+            if (opening := next(self._openings, None)) is not None:
+                self.push(opening)
+                continue
             self._ready.clear()
             await self._ready.wait()
         frame = queued.popleft()
@@ -139,6 +150,7 @@ class Subscriptions:
         """Add a known request to a subscription. Raises NotFound, Gone."""
         entry = self._known(tenant, request_id)
         entry.check_cursor(after)
+        subscription.client.untold.discard(request_id)
         self.hub.subscribe(subscription.client, ("request", tenant, request_id))
         subscription.push(self._opening(entry, after))
 
@@ -179,10 +191,23 @@ class Subscriptions:
 
     def follow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
         """Add all requests of a conversation: those that are under way, and those to come."""
-        self.hub.subscribe(subscription.client, ("conversation", tenant, conversation_id))
-        for entry in self._view.census.of_conversation(tenant, conversation_id):
-            if ("request", *entry.key) not in subscription.client.subjects:
-                subscription.push(self._opening(entry))
+        client, subject = subscription.client, ("conversation", tenant, conversation_id)
+        self.hub.subscribe(client, subject)
+        entries = [
+            entry
+            for entry in self._view.census.of_conversation(tenant, conversation_id)
+            if ("request", *entry.key) not in client.subjects and entry.request_id not in client.untold
+        ]
+        client.untold.update(entry.request_id for entry in entries)
+        subscription.push_as_read(self._openings(client, subject, entries))
+
+    def _openings(self, client: Client, subject: Subject, entries: Sequence[Entry]) -> Iterator[list[Frame]]:
+        """The beginning of each request, as it is by the time that it is told; nothing of what was told meanwhile."""
+        for entry in entries:
+            if entry.request_id in client.untold:
+                client.untold.remove(entry.request_id)
+                if subject in client.subjects and not entry.erased:
+                    yield self._opening(entry)
 
     def unfollow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
         self.hub.unsubscribe(subscription.client, ("conversation", tenant, conversation_id))

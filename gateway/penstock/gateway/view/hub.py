@@ -25,7 +25,7 @@ class Gone(StrEnum):
 class Client:
     """One reader with its queue, subscribed to any number of subjects."""
 
-    __slots__ = ("_hub", "_wake", "frames", "gone", "limit", "subjects")
+    __slots__ = ("_hub", "_wake", "frames", "gone", "limit", "subjects", "untold")
 
     def __init__(self, hub: Hub, limit: int, wake: Callable[[], None]) -> None:
         self._hub = hub
@@ -34,11 +34,15 @@ class Client:
         self.frames: deque[Frame] = deque()
         self.subjects: set[Subject] = set()
         self.gone: Gone | None = None
+        self.untold: set[str] = set()
+        """Requests whose beginning this client is still to be told: until then nothing else of them is."""
 
     def push(self, frame: Frame) -> bool:
         """Queue a frame; False (and gone) when the queue is full."""
         if self.gone is not None:
             return False
+        if self.untold and frame.request_id in self.untold:
+            return True
         if len(self.frames) >= self.limit:
             self._hub.drop(self, Gone.SLOW)
             return False
