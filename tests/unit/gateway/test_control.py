@@ -14,6 +14,7 @@ from penstock.gateway.service import control
 from penstock.gateway.service.control import Control
 from penstock.gateway.threads import Threads
 from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import StoreUnavailable
 from penstock.schemas.records import ControlCommand, Origin
 from penstock.schemas.topics import TopicNames
 from support import wait_until_async
@@ -51,6 +52,35 @@ async def test_whether_an_end_was_asked_for_is_decided_when_it_is_asked(ended: b
     assert worker.commands == (0 if ended else 1)
 
 
+async def test_a_request_is_erased_with_what_it_made_or_not_at_all() -> None:
+    """With the store away it was 503, the repeat was 410, and the images stayed for ever."""
+    image = {"artifact_id": "a1"}
+    terminal = SimpleNamespace(output={"images": [image]}, output_artifact=None)
+    entry = SimpleNamespace(
+        request_id="r", tenant="t", done=True, origin=ORIGIN, conversation_id=None, terminal=terminal
+    )
+    log, kept, away = Log(), {"a1"}, True
+
+    class Store:
+        def delete(self, tenant: str, artifact_id: str, *, even_held: bool = False) -> None:
+            if away:
+                raise StoreUnavailable("the store is away")
+            kept.discard(artifact_id)
+
+    class Found:
+        async def find(self, tenant: str, request_id: str) -> Any:
+            return entry
+
+    parts: Any = (log, None, log, Found(), default_codec(), TopicNames(), Store(), Allowances(), Threads())
+    control = Control(*parts)
+    with pytest.raises(StoreUnavailable):
+        await control.erase("t", "r")
+    assert log.commands == []
+    away = False
+    await control.erase("t", "r")
+    assert ([command.kind for command in log.commands], kept) == (["erase"], set())
+
+
 class Log:
     """Takes a command at the broker's time 50, and follows at once."""
 
@@ -63,6 +93,9 @@ class Log:
 
     async def catch_up(self) -> None:
         pass
+
+    async def reached(self, ends: Any, deadline_s: float) -> bool:
+        return True
 
 
 def turn(request_id: str, append_time_ms: int | None) -> Any:

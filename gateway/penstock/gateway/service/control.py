@@ -111,13 +111,17 @@ class Control:
         return [entry.request_id for entry in running]
 
     async def erase(self, tenant: str, request_id: str) -> None:
-        """Erase an ended request everywhere. Raises NotFound, Conflict while it runs, Gone when it is erased."""
+        """Erase an ended request everywhere, and what its outcome made; whoever is refused can ask for it again.
+
+        Raises NotFound, Conflict while it runs, Gone when it is erased, StoreUnavailable, BrokerUnavailable.
+        """
         entry = await self._lookups.find(tenant, request_id)
         if not entry.done:
             raise Conflict("the request has not ended; cancel it first")
-        offset = await self._command("erase", entry, None)
+        # The artifacts first: once it is erased nobody can find them by it, and a store that is away would keep them.
         for artifact_id in artifact_ids_of(entry.terminal):
             await self._threads.artifacts.run_for(tenant, self._artifacts.delete, tenant, artifact_id, even_held=True)
+        offset = await self._command("erase", entry, None)
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
 
     async def end_lost(self, lost: Overdue) -> None:
