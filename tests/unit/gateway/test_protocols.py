@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import resource
 from typing import Any
@@ -12,8 +13,11 @@ import pytest
 import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.client import ClientProtocol
+from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from penstock.gateway.edge.open_files import raise_open_files
@@ -122,6 +126,64 @@ def open_socket(transport: Mock) -> Any:
     client.send_request(client.connect())
     socket.data_received(b"".join(client.data_to_send()))
     return socket
+
+
+OVERRIDDEN = {
+    HttpToolsProtocol: (
+        "connection_made(self, transport)",
+        "data_received(self, data)",
+        "on_message_begin(self)",
+        "on_headers_complete(self)",
+        "resume_writing(self)",
+        "connection_lost(self, exc)",
+    ),
+    WebSocketsSansIOProtocol: (
+        "connection_made(self, transport)",
+        "data_received(self, data)",
+        "handle_connect(self, event)",
+        "shutdown(self)",
+        "resume_writing(self)",
+        "connection_lost(self, exc)",
+    ),
+}
+
+
+async def test_what_is_overridden_of_uvicorn_is_as_it_was() -> None:
+    """These are no public names of uvicorn and websockets. When this fails: read `edge/protocols.py` and
+    `edge/bodies.py` beside the new release, run tests/integration/gateway_edge, and only then change this test."""
+    for kind, methods in OVERRIDDEN.items():
+        found = {
+            f"{name}({', '.join(inspect.signature(getattr(kind, name)).parameters)})"
+            for name in (method.partition("(")[0] for method in methods)
+        }
+        assert found == set(methods), kind
+    http_type, _ = protocols(PATIENCE)
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+
+    config = uvicorn.Config(reads, log_config=None)
+    config.load()
+    http: Any = http_type(config, ServerState(), {})
+    http.connection_made(Mock())
+    http.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n")
+    assert http.cycle.response_complete is False
+    assert http.cycle.more_body is True, "Body knows by it that all has come"
+    assert http.cycle.receive.__self__ is http.cycle
+    http.data_received(b"{}")
+    assert http.cycle.more_body is False
+    http.connection_lost(None)
+    transport = Mock()
+    transport.is_closing.return_value = False
+    transport.get_extra_info.return_value = None
+    socket = open_socket(transport)
+    assert socket.handshake_initiated is True
+    assert socket.conn.handshake_exc is None
+    assert (socket.disconnected, socket.close_sent) == (False, False)
+    await wait_until_async(lambda: socket.conn.state is State.OPEN)
+    assert list(socket.conn.extensions) == []
+    assert socket.writable.is_set()
+    socket.connection_lost(None)
 
 
 async def test_a_text_for_many_sockets_goes_out_as_any_text_does() -> None:
