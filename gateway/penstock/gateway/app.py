@@ -146,6 +146,7 @@ def server_config(app: FastAPI, host: str, port: int, *, drain_s: float, access_
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=max(1, round(drain_s)),
         timeout_keep_alive=75,
+        forwarded_allow_ips=conf.trusted_proxies,
         lifespan="on",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal
 
@@ -66,6 +67,18 @@ class GatewaySection(Section):
     """Seconds that open exchanges have to end when the gateway is told to stop."""
     access_log: bool = False
     """Log each HTTP request."""
+    trusted_proxies: list[str] = Field(default_factory=lambda: ["127.0.0.1", "::1"])
+    """Addresses and networks of proxies in front, as `10.0.0.0/8`: their `X-Forwarded-*` headers are believed."""
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, proxies: list[str]) -> list[str]:
+        for proxy in proxies:
+            try:
+                ip_network(proxy)
+            except ValueError:
+                raise ValueError(f"{proxy!r} is no address and no network, as 10.0.0.7 and 10.0.0.0/8 are") from None
+        return proxies
 
 
 class AuthSection(Section):
