@@ -333,8 +333,10 @@ def test_stats(gateway: Any, scribe: Any) -> None:
 def test_no_more_than_may_be_on_their_way(own_place: Any) -> None:
     gateway = own_place.gateway(max_live=100)
     for _ in range(100):
-        own_place.scribe.request()
+        own_place.scribe.request(priority=9)
     wait_until(lambda: gateway.get("/v1/admin/stats").json()["inflight"] >= 100, describe="the gateway holds them")
-    refused = gateway.http.post("/v1/requests", json={"task": "text_generation", "payload": {"prompt": "p"}})
+    gateway.submit(priority=0)  # a backlog of the low class, from Kafka directly, keeps no urgent chat out
+    body = {"task": "text_generation", "payload": {"prompt": "p"}, "priority": 9}
+    refused = gateway.http.post("/v1/requests", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
     assert refused.headers["retry-after"]

@@ -54,8 +54,9 @@ STEPS = st.lists(
 @given(STEPS)
 def test_it_counts_what_is_there(steps: list[tuple[int, str, int, int]]) -> None:
     census, live = Census(), dict[int, Entry]()
+    tenants = "default", "other"
     for number, step, attempt, time_ms in steps:
-        entry = live.setdefault(number, Entry("default", f"r{number}", 0))
+        entry = live.setdefault(number, Entry(tenants[number % 4 == 3], f"r{number}", 0))
         if step == "request":
             entry.on_request(*request(number, time_ms))
         elif step == "end":
@@ -65,10 +66,14 @@ def test_it_counts_what_is_there(steps: list[tuple[int, str, int, int]]) -> None
             entry.on_status(event(number, step, attempt))
         census.count(entry)
         assert census.queue_depths(60_000) == counted(live)
-        assert {e.request_id for e in census.of_tenant("default")} == {e.request_id for e in live.values()}
-        for name in ("c0", "c1", "c2"):
-            expected = {e.request_id for e in live.values() if e.conversation_id == name}
-            assert {e.request_id for e in census.of_conversation("default", name)} == expected
+        for tenant in tenants:
+            own = {number: entry for number, entry in live.items() if entry.tenant == tenant}
+            assert {e.request_id for e in census.of_tenant(tenant)} == {e.request_id for e in own.values()}
+            assert {name: census.waiting(name, tenant) for name in CLASSES} == counted(own)[0]
+            for name in ("c0", "c1", "c2"):
+                expected = {e.request_id for e in own.values() if e.conversation_id == name}
+                assert {e.request_id for e in census.of_conversation(tenant, name)} == expected
+        assert {name: census.waiting(name) for name in CLASSES} == counted(live)[0]
         running = [e.model for e in live.values() if e.status_name == "running"]
         assert dict(census.running) == {model: running.count(model) for model in set(running)}
 
@@ -95,4 +100,4 @@ def test_what_waits_no_longer_is_let_go() -> None:
         census.count(entry)
         census.forget(entry)
     assert sum(map(len, census._oldest.values())) <= 1_001
-    assert (census._by_tenant, census._by_conversation) == ({}, {})
+    assert (census._by_tenant, census._by_conversation, census._waiting_of) == ({}, {}, {})

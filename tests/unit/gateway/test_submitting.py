@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.common.transport import Delivery
-from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import ANYBODY, Caller
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.service import unconfirmed
@@ -19,9 +20,10 @@ from penstock.gateway.service.submitting import Submitter
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BrokerUnavailable, Forbidden, ModelNotFound, Overloaded
+from penstock.schemas.errors import BrokerUnavailable, Forbidden, ModelNotFound, Overloaded, TenantLimit
 from penstock.schemas.records import InferenceRequest, ModelInfo
 from penstock.schemas.requests import parse_request
+from penstock.schemas.topics import CLASSES
 
 POOLED = ModelInfo(
     model="large",
@@ -49,6 +51,8 @@ class Gateway:
         self.written: list[str] = []
         self.known: set[str] = set()
         self.live_count = 0
+        self.waits: Counter[tuple[str, str]] = Counter()
+        self.census = self
         this: Any = self
         self.submitter = Submitter(
             GatewaySettings(),
@@ -76,6 +80,9 @@ class Gateway:
 
     def cannot_keep(self) -> str | None:
         return self.full
+
+    def waiting(self, klass: str, tenant: str | None = None) -> int:
+        return sum(count for (one, of), count in self.waits.items() if one == klass and tenant in (None, of))
 
     def known_topic(self, topic: str) -> bool:
         return "b" in topic.split(".")
@@ -152,6 +159,27 @@ async def test_nothing_begins_where_nothing_can_be_kept() -> None:
     with pytest.raises(Overloaded):
         gateway.submitter.check_room(await gateway.submitter.check(ANYBODY, asked()))
     assert gateway.written == []
+
+
+@pytest.mark.parametrize("klass", CLASSES)
+async def test_each_class_and_tenant_keeps_room_when_others_fill_the_gateway(klass: str) -> None:
+    """200,000 low requests, from Kafka directly too, kept every urgent chat out, of all tenants."""
+    gateway = Gateway(Allowances(totals=Totals(max_live=200_000, reserve=0.25)))
+    gateway.live_count = 300_000
+    gateway.submitter._allowances.tenants.of("default").outstanding = 300_000  # pyright: ignore[reportPrivateUsage]
+    own = asked(priority={"high": 0, "medium": 5, "low": 9}[klass])
+    await gateway.submit(own)
+    gateway.waits[klass, "default"] = 12_499
+    await gateway.submit(own)
+    gateway.waits[klass, "default"] = 12_500
+    with pytest.raises((TenantLimit, Overloaded)):
+        await gateway.submit(own)
+    await gateway.submit(replace(own, tenant="other"), Caller(tenant="other"))
+    gateway.waits[klass, "third"] = 12_500
+    with pytest.raises(Overloaded, match=klass):
+        await gateway.submit(replace(own, tenant="other"), Caller(tenant="other"))
+    gateway.live_count = 199_999
+    await gateway.submit(replace(own, tenant="other"), Caller(tenant="other"))
 
 
 async def test_only_the_same_request_of_the_same_tenant_is_a_repeat() -> None:

@@ -232,10 +232,13 @@ class Allowances:
                 )
 
     @contextmanager
-    def outstanding(self, caller: Caller) -> Generator[None]:
-        """Around a submission: it counts as outstanding from here on. Raises TenantLimit."""
+    def outstanding(self, caller: Caller, *, in_kept_share: bool = False) -> Generator[None]:
+        """Around a submission: it counts as outstanding from here on. Raises TenantLimit.
+
+        `in_kept_share`: others than its class fill the gateway, of which the tenant may then have more than its share.
+        """
         tenant = caller.tenant
-        limit = self._most_outstanding(caller)
+        limit = self._most_outstanding(caller, has_share=not in_kept_share)
         if not self.tenants.reserve(tenant, limit):
             raise TenantLimit(
                 f"{limit} requests of the tenant {tenant} are accepted and not done, as many as may be",
@@ -250,10 +253,10 @@ class Allowances:
         finally:
             self.tenants.settle(tenant)
 
-    def _most_outstanding(self, caller: Caller) -> int | None:
+    def _most_outstanding(self, caller: Caller, *, has_share: bool) -> int | None:
         """The log knows tenants and no keys: a key's limit holds against all that its tenant has outstanding."""
         limits = [limits.outstanding for _, limits in self._holders(caller) if limits.outstanding is not None]
-        if self.totals.reserve:
+        if self.totals.reserve and has_share:
             limits.append(share_of(self.totals.max_live, self.totals.reserve))
         return min(limits, default=None)
 

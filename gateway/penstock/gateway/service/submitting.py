@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,8 +25,10 @@ from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.records import InferenceRequest, ModelInfo, Origin
 from penstock.schemas.requests import content_hash
-from penstock.schemas.topics import TopicNames
+from penstock.schemas.topics import TopicNames, priority_class
 
+KEPT_FOR_A_CLASS, KEPT_FOR_A_TENANT = 1 / 8, 1 / 16
+"""Parts of `gateway.max_live` that each class, and each tenant in it, may fill when others have filled all of it."""
 SOURCE = "penstock-gateway"
 """`ce_source` of what a gateway writes."""
 
@@ -105,8 +108,8 @@ class Submitter:
 
         Raises TenantLimit, Overloaded, TooLarge.
         """
-        with self._allowances.outstanding(checked.caller):
-            self._check_room()
+        with self._outstanding(checked):
+            self._check_room(checked.request)
         record = request_record(checked.request, self._names, self._codec, source=SOURCE)
         size_bytes = record_bytes(record.value, record.key, record.headers)
         if size_bytes > self._max_record_bytes:
@@ -127,7 +130,7 @@ class Submitter:
         Raises TenantLimit, Overloaded, BrokerUnavailable, TooLarge, IdempotencyKeyReused.
         """
         request = checked.request
-        with self._allowances.outstanding(checked.caller):
+        with self._outstanding(checked):
             if idempotency_key is not None:
                 return await self._submit_once(request, idempotency_key, traceparent)
             if own_id:
@@ -156,12 +159,26 @@ class Submitter:
             raise
         return Accepted(request.request_id, replayed=former is not None)
 
-    def _check_room(self) -> None:
+    def _outstanding(self, checked: Checked) -> AbstractContextManager[None]:
+        return self._allowances.outstanding(checked.caller, in_kept_share=self._in_kept_share(checked.request))
+
+    def _in_kept_share(self, request: InferenceRequest) -> bool:
+        """Whether the request's class, and its tenant in it, have so little waiting that room is kept for it."""
+        klass, census, most = priority_class(request.priority), self._view.census, self._limits.max_live
+        return (
+            census.waiting(klass) < most * KEPT_FOR_A_CLASS
+            and census.waiting(klass, request.tenant) < most * KEPT_FOR_A_TENANT
+        )
+
+    def _check_room(self, request: InferenceRequest) -> None:
         if (reason := self._follower.cannot_keep()) is not None:
             raise Overloaded(f"this gateway takes no requests now: {reason}", retry_after_s=5)
         conf = self._limits
-        if self._pending >= conf.max_pending_submits or self._view.live_count >= conf.max_live:
-            raise Overloaded("the gateway holds as many requests as it may; try again", retry_after_s=1)
+        if self._pending >= conf.max_pending_submits:
+            raise Overloaded("as many requests as may be are on their way to the broker; try again", retry_after_s=1)
+        if self._view.live_count >= conf.max_live and not self._in_kept_share(request):
+            klass = priority_class(request.priority)
+            raise Overloaded(f"the gateway holds as many {klass} requests as it may; try again", retry_after_s=1)
 
     async def _submit_once(self, request: InferenceRequest, key: str, traceparent: str | None) -> Accepted:
         """A repeat of a key is the same request, at every gateway, while the horizon lasts."""
@@ -209,7 +226,7 @@ class Submitter:
             raise InvalidRequest(f"there is no pool {request.pool}", param="pool")
 
     async def _produce(self, request: InferenceRequest, traceparent: str | None) -> None:
-        self._check_room()
+        self._check_room(request)
         record = request_record(
             request, self._names, self._codec, source=SOURCE, traceparent=valid_traceparent(traceparent)
         )

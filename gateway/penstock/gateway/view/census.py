@@ -22,6 +22,7 @@ class Census:
 
     def __init__(self) -> None:
         self._waiting: dict[str, int] = dict.fromkeys(CLASSES, 0)
+        self._waiting_of: Counter[tuple[str, str]] = Counter()
         self._running: Counter[str] = Counter()
         self._by_tenant: dict[str, dict[str, Entry]] = {}
         self._by_conversation: dict[tuple[str, str], dict[str, Entry]] = {}
@@ -33,6 +34,10 @@ class Census:
     def running(self) -> Mapping[str, int]:
         """Requests that run, by model."""
         return self._running
+
+    def waiting(self, klass: str, tenant: str | None = None) -> int:
+        """Requests of a class that wait, of one tenant or of all."""
+        return self._waiting[klass] if tenant is None else self._waiting_of[tenant, klass]
 
     def of_tenant(self, tenant: str) -> list[Entry]:
         """The tenant's live requests."""
@@ -64,7 +69,7 @@ class Census:
         if before is None:
             self._by_tenant.setdefault(entry.tenant, {})[entry.request_id] = entry
         else:
-            self._take_out(before)
+            self._take_out(before, entry)
         entry.counted = now
         self._put_in(now, entry)
 
@@ -72,7 +77,7 @@ class Census:
         """The entry is not live any more."""
         if entry.counted is None:
             return
-        self._take_out(entry.counted)
+        self._take_out(entry.counted, entry)
         entry.counted = None
         _take_from(self._by_tenant, entry.tenant, entry.request_id)
         if entry.listed and entry.conversation_id is not None:
@@ -85,10 +90,11 @@ class Census:
             self._running[name] += 1
         elif kind == "waiting":
             self._waiting[name] += 1
+            self._waiting_of[entry.tenant, name] += 1
             if accepted_ms:
                 self._remember(name, accepted_ms, entry)
 
-    def _take_out(self, state: tuple[str, str, int]) -> None:
+    def _take_out(self, state: tuple[str, str, int], entry: Entry) -> None:
         kind, name, _ = state
         if kind == "running":
             self._running[name] -= 1
@@ -96,6 +102,9 @@ class Census:
                 del self._running[name]
         elif kind == "waiting":
             self._waiting[name] -= 1
+            self._waiting_of[entry.tenant, name] -= 1
+            if not self._waiting_of[entry.tenant, name]:
+                del self._waiting_of[entry.tenant, name]
 
     def _remember(self, klass: str, accepted_ms: int, entry: Entry) -> None:
         heap = self._oldest[klass]
