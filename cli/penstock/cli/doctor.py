@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,12 +22,16 @@ from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import java
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.kafka_jars import KAFKA_VERSION, wrong_jars
+from penstock.cli.ordered import read_orders
 from penstock.cli.paths import cache_dir, default_data_dir, port_in_use
 from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import Readiness, ask
 from penstock.cli.state import Home
 from penstock.cli.topics import findings, running_bootstrap
+from penstock.common.desired import Desired
+from penstock.common.orders import in_force, order_lines
 from penstock.common.settings import KafkaSettings
+from penstock.schemas.desired import CLASS
 
 OFFSETS_RETENTION_MINUTES = 30 * 24 * 60
 WANTED_FREE_BYTES = 2_000_000_000
@@ -265,6 +269,7 @@ def kafka_checks(settings: KafkaSettings, *, named: bool) -> Iterator[Check]:
     yield Check(name="kafka", state="ok", detail=f"{brokers} broker(s) at {where}")
     yield from broker_setting_checks(config, brokers)
     yield from topic_checks(settings)
+    yield from order_checks(read_orders(settings))
 
 
 def describe_broker(settings: KafkaSettings) -> tuple[int, dict[str, str]]:
@@ -315,6 +320,25 @@ def broker_setting_checks(config: dict[str, str], brokers: int) -> Iterator[Chec
             state="ok",
             detail=f"{brokers} broker(s): survives killed processes, not a lost disk (that takes 3 brokers)",
         )
+
+
+def order_checks(orders: Mapping[str, Desired] | None) -> Iterator[Check]:
+    """What people ordered of models and classes; a class that is paused is forgotten most easily. Pure."""
+    if orders is None:
+        cure = "`penstock topics create`, if its topic is missing"
+        yield Check(name="orders", state="warn", detail="what was ordered cannot be read", cure=cure)
+        return
+    found = in_force(orders)
+    if not found:
+        yield Check(name="orders", state="ok", detail="none: models and classes are as configured")
+    for one, line in zip(found, order_lines(found), strict=True):
+        state = one.state
+        if state.kind == CLASS and state.paused:
+            pool = "" if state.pool is None else f" --pool {state.pool}"
+            cure = f"`penstock models resume --class {state.name}{pool}`, if its requests are to run"
+            yield Check(name="orders", state="warn", detail=line, cure=cure)
+        else:
+            yield Check(name="orders", state="ok", detail=line)
 
 
 def topic_checks(settings: KafkaSettings) -> Iterator[Check]:

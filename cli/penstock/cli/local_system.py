@@ -20,12 +20,16 @@ from penstock.cli.embedded_kafka import EmbeddedKafka, answers
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.hub_models import HubModel
 from penstock.cli.kafka_jars import KAFKA_VERSION
+from penstock.cli.ordered import read_orders
 from penstock.cli.paths import Progress, free_port, port_in_use
 from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import ReadinessWatch, ask
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.cli.supervisor import Part, Supervisor, command_part
-from penstock.common.model_entry import PRIORITY
+from penstock.common.desired import Desired
+from penstock.common.model_entry import PRIORITY, ModelEntry, parse_entry, served_by
+from penstock.common.orders import effective_entries
+from penstock.schemas.desired import MODEL, desired_key
 from penstock.schemas.tasks import BUILT_TASKS
 
 DEFAULT_CHAT = "smollm2-135m"
@@ -49,6 +53,8 @@ ARTIFACTS = "PENSTOCK_ARTIFACTS__LOCATION"
 WORKER_READY_S = 300.0
 GATEWAY_READY_S = 90.0
 MODEL_LOADED_S = 600.0
+ORDERS_S = 5.0
+"""So often orders are looked at while a model is waited for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,14 +268,41 @@ class LocalSystem:
         )
         return str(named or self.home.data_dir / "artifacts")
 
+    def entries(self) -> list[ModelEntry]:
+        """The models that the worker serves: those of this run, and what operators ordered since and before."""
+        return effective_entries(self._own_entries(), {key: one.state for key, one in self._orders().items()})
+
+    def _own_entries(self) -> list[ModelEntry]:
+        return served_by([parse_entry(model) for model in self.models], self._pool)
+
+    def _orders(self) -> dict[str, Desired]:
+        """Of the worker's pool."""
+        found = read_orders(load(ClusterSettings).kafka_settings(self.bootstrap_servers)) or {}
+        return {key: one for key, one in found.items() if one.state.pool == self._pool}
+
+    @property
+    def _pool(self) -> str | None:
+        return os.environ.get("PENSTOCK_WORKER__POOL") or self._configured().get("worker", {}).get("pool")
+
+    def _wanted_model(self) -> str | None:
+        """The first model that is to be loaded by itself, as it is ordered now."""
+        orders = self._orders()
+        for entry in effective_entries(self._own_entries(), {key: one.state for key, one in orders.items()}):
+            ordered = orders.get(desired_key(MODEL, entry.id, self._pool))
+            state = None if ordered is None else ordered.state
+            if entry.preload and (state is None or not (state.paused or state.loaded is False)):
+                return entry.id
+        return None
+
     def _await_model(self) -> None:
         """Wait until the first model is loaded, so that the first answer is quick; Penstock serves without it too."""
-        model = next((str(one["id"]) for one in self.models if one.get("preload", True)), None)
-        if model is None:
-            return
-        began = said = time.monotonic()
-        while time.monotonic() - began < MODEL_LOADED_S:
+        model = self._wanted_model()
+        began = said = looked = time.monotonic()
+        while model is not None and time.monotonic() - began < MODEL_LOADED_S:
             self.supervisor.tend()
+            if time.monotonic() - looked > ORDERS_S:  # somebody may have ordered otherwise
+                model, looked = self._wanted_model(), time.monotonic()
+                continue
             state = model_state(self.url, model, since=self._started_at)
             if state is None:  # the gateway wants a key
                 state = model_state_of_worker(self.worker_url, model)
@@ -283,7 +316,8 @@ class LocalSystem:
                 said = time.monotonic()
                 self._progress(f"the model {model} is {state} … {said - began:.0f} s")
             time.sleep(0.2)
-        self._progress(f"the model {model} is still not loaded; going on without waiting")
+        if model is not None:
+            self._progress(f"the model {model} is still not loaded; going on without waiting")
 
     @property
     def worker_url(self) -> str:
@@ -365,16 +399,19 @@ def model_state_of_worker(url: str, model: str) -> str:
 
 
 def where_models_are(url: str, models: Sequence[str]) -> str:
-    """The models with their devices, as the worker has them now; one that is not ready, with its state."""
+    """The models that the worker serves now, with their devices; one that is not ready, with its state.
+
+    `models`: those to name where the worker does not answer.
+    """
     try:
         told = httpx.get(f"{url}/readyz", timeout=5, trust_env=False).json()
-    except (httpx.HTTPError, ValueError):
+        return ", ".join(_with_device(model, told) for model in told["models"]) or "none"
+    except (httpx.HTTPError, ValueError, KeyError):
         return ", ".join(models)
-    return ", ".join(_with_device(model, told) for model in models)
 
 
 def _with_device(model: str, told: Mapping[str, Any]) -> str:
-    state, devices = told["models"].get(model, "unknown"), told["devices"].get(model)
+    state, devices = told["models"][model], told["devices"].get(model)
     if devices:
         return f"{model} (on {' '.join(devices)})"
     if state == "absent":
@@ -385,7 +422,8 @@ def _with_device(model: str, told: Mapping[str, Any]) -> str:
 def card(system: LocalSystem) -> str:
     """What a person needs now, short."""
     url, data, option = system.url, system.home.data_dir, system.home.option
-    chat = next((m["id"] for m in system.models if "text_generation" in m.get("tasks", ["text_generation"])), "default")
+    entries = system.entries()
+    chat = next((entry.id for entry in entries if "text_generation" in entry.tasks), "default")
     body = f'{{"model":"{chat}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
     headers, key, named = "-H 'content-type: application/json'", "none", ""
     if system.wants_keys:
@@ -398,15 +436,15 @@ def card(system: LocalSystem) -> str:
     OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{chat}", messages=[…])
 
   Kafka {system.bootstrap_servers}
-  models  {where_models_are(system.worker_url, [str(m["id"]) for m in system.models])}{_without_model(system)}
+  models  {where_models_are(system.worker_url, [entry.id for entry in entries])}{_without_model(system, entries)}
   worker  {system.worker_url}/readyz   data  {data}
   logs  penstock logs -f{option}   status  penstock status{option}
 """
 
 
-def _without_model(system: LocalSystem) -> str:
+def _without_model(system: LocalSystem, entries: Sequence[ModelEntry]) -> str:
     """A line that says for which tasks there is no model, if there are such."""
-    served = {task for model in system.models for task in model.get("tasks", ["text_generation"])}
+    served = {task for entry in entries for task in entry.tasks}
     lacking = [task for task in BUILT_TASKS if task not in served]
     if not lacking or system.options.remote is not None:
         return ""

@@ -17,14 +17,17 @@ from typing import Annotated
 import typer
 
 from penstock.cli.children import rotate_log, tail
-from penstock.cli.config import read_toml, use_config
+from penstock.cli.config import ClusterSettings, load, read_toml, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.hub_models import agree, chosen
-from penstock.cli.local_system import LocalSystem, Options, card
+from penstock.cli.local_system import LocalSystem, Options, card, where_models_are
+from penstock.cli.ordered import read_orders
 from penstock.cli.paths import default_data_dir
 from penstock.cli.readiness import Readiness, ask
 from penstock.cli.state import Home, PartState, SystemState
+from penstock.common.desired import Desired
+from penstock.common.orders import in_force, order_lines
 
 DETACH_DEADLINE_S = 1800.0
 DOWN_DEADLINE_S = 120.0
@@ -203,7 +206,9 @@ def start_detached(home: Home) -> None:
 def status(
     data_dir: DataDir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """Show what runs: 0 when everything is ready, 1 when something is not or is degraded, 3 when nothing runs.
+    """Show what runs, and what was ordered.
+
+    Ends with 0 when everything is ready, 1 when something is not or is degraded, 3 when nothing runs.
 
     Example:  penstock status --json
     """
@@ -212,8 +217,10 @@ def status(
     looked = [(part, readiness_of_part(part)) for part in state.parts]
     parts = [{**asdict(part), "ready": found.serves, "readiness": asdict(found)} for part, found in looked]
     ready = state.phase == "ready" and all(found.status == "ready" for _, found in looked)
+    orders = order_lines(orders_of(home, state))
     if as_json:
-        typer.echo(json.dumps({**asdict(state), "parts": parts, "ready": ready, "data_dir": str(home.data_dir)}))
+        shown = {**asdict(state), "parts": parts, "ready": ready, "orders": orders, "data_dir": str(home.data_dir)}
+        typer.echo(json.dumps(shown))
     else:
         whole = "ready" if ready else "not all ready" if state.phase == "ready" else state.phase
         typer.echo(f"{state.url}  {whole}  (pid {state.pid}, up {time.time() - state.started_at:.0f} s)")
@@ -224,9 +231,24 @@ def status(
             if found.status != "ready":
                 log = home.logs / ("worker.log" if found.models_without_worker else f"{part.name}.log")
                 typer.echo(f"  {'':<8} {found.text()}; log: {log}")
-        typer.echo(f"  models   {', '.join(state.models)}\n  kafka    {state.bootstrap_servers}")
+        typer.echo(f"  models   {models_of(state)}\n  kafka    {state.bootstrap_servers}")
+        for line in orders:
+            typer.echo(f"  ordered  {line}")
         typer.echo(f"  data     {home.data_dir}")
     raise typer.Exit(0 if ready else int(ExitCode.FAILED))
+
+
+def models_of(state: SystemState) -> str:
+    """As the worker serves them now; where it does not answer, those that it was started with."""
+    url = next((part.ready_url for part in state.parts if part.name == "worker" and part.pid is not None), None)
+    return where_models_are((url or "http://127.0.0.1:0").removesuffix("/readyz"), state.models)
+
+
+def orders_of(home: Home, state: SystemState) -> list[Desired]:
+    """The orders that are in force; none where the broker does not tell."""
+    written = home.data_dir / "run.toml"
+    use_config(written if written.exists() else None)
+    return in_force(read_orders(load(ClusterSettings).kafka_settings(state.bootstrap_servers)) or {})
 
 
 def readiness_of_part(part: PartState) -> Readiness:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.doctor import broker_setting_checks, readiness_check
+from penstock.cli.doctor import broker_setting_checks, order_checks, readiness_check
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
 from penstock.cli.topics import broken, unequal_topics
 from penstock.common.admin import TopicReport
+from penstock.common.desired import Desired
+from penstock.schemas.desired import ordered
 from penstock.schemas.topics import TopicNames, topic_specs
 
 GOOD = {
@@ -116,3 +118,23 @@ def test_each_change_is_told_once() -> None:
         watch.note(found)
     watch.note(Readiness(status="ready"))
     assert told == ["degraded: no live worker has a, b (log: /logs/worker.log)", "all models are served again"]
+
+
+def test_what_was_ordered_is_told_and_a_paused_class_is_a_warning() -> None:
+    """A class that somebody had paused was told nowhere."""
+    (unknown,) = order_checks(None)
+    assert unknown.state == "warn"
+    (none,) = order_checks({})
+    assert (none.state, none.detail) == ("ok", "none: models and classes are as configured")
+    paused = ordered(None, kind="class", name="low", pool="b", action="pause", now_ms=0, by="3f9c")
+    pinned = ordered(None, kind="model", name="chat", pool=None, action="pin", now_ms=0)
+    again = ordered(paused, kind="class", name="low", pool="b", action="resume", now_ms=1)
+    states = {str(number): Desired(state, number) for number, state in enumerate((pinned, paused, again))}
+    told = list(order_checks(states))
+    assert [(one.state, one.detail.partition(" (")[0]) for one in told] == [
+        ("warn", "class low in the pool b: paused"),
+        ("ok", "model chat: pinned"),
+    ]
+    assert "by the key 3f9c" in told[0].detail
+    assert told[0].cure is not None
+    assert "--class low --pool b" in told[0].cure

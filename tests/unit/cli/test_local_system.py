@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -22,7 +23,67 @@ from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.local_system import LocalSystem, Options, card
 from penstock.cli.paths import free_port
 from penstock.cli.state import Home, PartState, SystemState
+from penstock.common.desired import Desired
 from penstock.common.model_entry import ModelEntry, parse_entry
+from penstock.schemas.desired import MODEL, desired_key, ordered
+
+
+class Broker:
+    """The topic of orders of a test: nothing was ordered, until it is."""
+
+    orders: dict[str, Desired]
+
+    def __init__(self) -> None:
+        self.orders = {}
+
+    def order(self, name: str, action: str, kind: str = MODEL, **options: Any) -> None:
+        key, revision = desired_key(kind, name, None), len(self.orders)
+        former = self.orders[key].state if key in self.orders else None
+        state = ordered(former, kind=kind, name=name, pool=None, action=action, now_ms=revision, **options)
+        self.orders[key] = Desired(state, revision)
+
+
+@pytest.fixture(autouse=True)
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    made = Broker()
+    monkeypatch.setattr(local_system, "read_orders", lambda settings: made.orders)
+    return made
+
+
+def entry(name: str, **fields: Any) -> dict[str, Any]:
+    return {"id": name, "source": "owner/name", "engine": "text", **fields}
+
+
+def test_the_model_that_is_waited_for_is_the_first_that_is_wanted_now(tmp_path: Path, broker: Broker) -> None:
+    """After `models unload` or `remove`, and a restart, it waited ten minutes for what nobody wanted."""
+    system = LocalSystem(Options(data_dir=tmp_path), print)
+    system.models = [entry("later", preload=False), entry("a"), entry("b"), entry("c")]
+    assert system._wanted_model() == "a"
+    broker.order("a", "unload")
+    assert system._wanted_model() == "b"
+    broker.order("b", "remove")
+    assert system._wanted_model() == "c"
+    broker.order("c", "pause")
+    assert system._wanted_model() is None
+    system._await_model()  # comes back at once
+    broker.order("d", "add", entry=json.dumps(entry("d")))
+    assert system._wanted_model() == "d"
+    broker.order("a", "load")
+    assert system._wanted_model() == "a"
+
+
+def test_the_card_tells_what_is_served_now(tmp_path: Path, broker: Broker) -> None:
+    """It listed models that were removed, omitted those that were added, and said that nothing processed images."""
+    system = LocalSystem(Options(data_dir=tmp_path), print)
+    imaging = {"id": "imaging", "source": "pillow", "engine": "imaging"}
+    system.models = [entry("gone"), entry("stays"), imaging]
+    broker.order("gone", "remove")
+    broker.order("new", "add", entry=json.dumps(entry("new", tasks=["summarization"])))
+    text = card(system)
+    assert "models  stays, imaging, new" in text
+    assert '"model":"stays"' in text
+    (lacking,) = re.findall("no model for (.*) \\(", text)
+    assert {"image_processing", "summarization", "text_generation"}.isdisjoint(lacking.split(", "))
 
 
 def test_a_hub_id_a_folder_and_nonsense(tmp_path: Path) -> None:
@@ -174,7 +235,7 @@ def test_commands_on_the_card_name_their_instance(tmp_path: Path, monkeypatch: p
 
 def test_the_card_is_short_and_says_what_to_type(tmp_path: Path) -> None:
     system = LocalSystem(Options(data_dir=tmp_path, port=8123), print)
-    system.models = [{"id": "smollm2-135m", "tasks": ["text_generation"]}]
+    system.models = [entry("smollm2-135m")]
     text = card(system)
     for word in ("http://127.0.0.1:8123", "curl ", "OpenAI(base_url=", "smollm2-135m", str(tmp_path), "logs"):
         assert word in text
@@ -213,7 +274,7 @@ def test_the_first_model_is_waited_for_though_the_gateway_wants_keys(tmp_path: P
     with answering(Asked) as port:
         system = LocalSystem(Options(data_dir=tmp_path, port=port), print)
         system.worker_port = port
-        system.models = [{"id": "later", "preload": False}, {"id": "m"}]
+        system.models = [entry("later", preload=False), entry("m")]
         system._await_model()
         assert Asked.looked == 3
         system.models = system.models[:1]
@@ -288,7 +349,7 @@ def test_the_card_says_where_the_models_are(tmp_path: Path) -> None:
     with answering(Ready) as port:
         system = LocalSystem(Options(data_dir=tmp_path), print)
         system.worker_port = port
-        system.models = [{"id": name} for name in ("chat", "drawing", "elsewhere", "idle", "new")]
-        where = "chat (on cuda:0 cuda:1), drawing (loading), elsewhere, idle (loaded when asked for), new (unknown)"
+        system.models = [entry(name) for name in ("chat", "drawing", "elsewhere", "idle", "new")]
+        where = "chat (on cuda:0 cuda:1), drawing (loading), elsewhere, idle (loaded when asked for)"
         assert where in card(system)
     assert "models  chat, drawing, elsewhere, idle, new" in card(system), "a worker that does not answer"

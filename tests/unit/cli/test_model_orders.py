@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from penstock.cli.main import app
 
 Json = dict[str, Any]
 MODEL, ORDER = "/v1/admin/models/chat", "/v1/admin/orders/7"
+ORDERS = "GET /v1/admin/orders"
 
 
 class Gateway(ThreadingHTTPServer):
@@ -190,8 +192,57 @@ def test_the_list_says_what_made_a_load_fail(gateway: Gateway, monkeypatch: pyte
     failed = {**model("failed", "2 loads in a row failed", "OSError: no weights"), "pool": None, "paused": False}
     replica = {**failed, "worker_id": "w", "replica": 0, "device": None, "memory_bytes": None, "reserved_bytes": None}
     for replicas in ([], [{**replica, "queued": 0, "running": 0}]):
-        gateway.script = {"GET /v1/admin/models": [{"data": [{**failed, "replicas": replicas}]}]}
+        gateway.script = {
+            "GET /v1/admin/models": [{"data": [{**failed, "replicas": replicas}]}],
+            ORDERS: [{"data": []}],
+        }
         assert "2 loads in a row failed: OSError: no weights" in gateway.run("list").stdout
+
+
+def in_force(name: str, kind: str = "model", **fields: Any) -> Json:
+    unset = dict.fromkeys(("pool", "loaded", "pinned", "entry"))
+    told = {"created_at": "2026-11-25T10:00:00Z", "created_by": "3f9c"}
+    return {"kind": kind, "name": name, **unset, "paused": False, "removed": False, **told, **fields}
+
+
+def test_the_list_says_which_classes_are_paused(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing said so: requests of the class waited for days, and every model was ready."""
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = {**model("ready"), "pool": None, "paused": False, "desired": None, "replicas": []}
+    orders = [in_force("low", "class", paused=True), in_force("chat", pinned=True)]
+    gateway.script = {"GET /v1/admin/models": [{"data": [shown]}], ORDERS: [{"data": orders}]}
+    told = gateway.run("list").stderr
+    assert "the class low is paused since 2026-11-25T10:00:00Z by the key 3f9c" in told
+    assert "models resume --class low" in told
+
+
+def test_what_was_ordered_beside_the_file(gateway: Gateway, tmp_path: Path) -> None:
+    entry = {"id": "chat", "source": "owner/chat", "engine": "text"}
+    others = "".join(f'[[models]]\nid = "{one}"\nsource = "o/{one}"\nengine = "text"\n' for one in ("gone", "plain"))
+    config = tmp_path / "penstock.toml"
+    config.write_text('[[models]]\nid = "chat"\nsource = "owner/chat"\nengine = "text"\npinned = true\n' + others)
+    orders = [
+        in_force("low", "class", paused=True),
+        in_force("chat", entry={**entry, "source": "owner/other"}, pinned=True, loaded=True),
+        in_force("gone", removed=True),
+        in_force("new", entry={**entry, "id": "new"}),
+        in_force("added-and-removed", removed=True),
+    ]
+    gateway.script = {ORDERS: [{"data": orders}]}
+    done = gateway.run("diff", "--config", str(config), "--json")
+    assert done.exit_code == 1
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["by"] for row in rows} == {"3f9c"}
+    assert [(row["name"], row["field"], row["file"], row["ordered"]) for row in rows] == [
+        ("low", "paused", False, True),
+        ("chat", "source", "owner/chat", "owner/other"),
+        ("chat", "loaded", None, True),
+        ("gone", "served", True, False),
+        ("new", "served", False, True),
+    ]
+    gateway.script = {ORDERS: [{"data": []}]}
+    same = gateway.run("diff", "--config", str(config))
+    assert (same.exit_code, "all is as the file says" in same.stdout + same.stderr) == (0, True)
 
 
 def test_the_list_shows_models_whose_orders_are_unknown(gateway: Gateway) -> None:

@@ -29,8 +29,11 @@ from penstock.cli.commands.order_waits import (
     reason_text,
     state_text,
 )
+from penstock.cli.config import find_config, read_toml
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.common.engine_kinds import KINDS
+from penstock.common.model_entry import parse_entry
+from penstock.schemas.errors import InvalidRequest
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,6 +41,7 @@ app = typer.Typer(
 )
 
 Json = dict[str, Any]
+ORDERS = "/v1/admin/orders"
 Name = Annotated[str, typer.Argument(help="The model's id, or an alias.")]
 Pool = Annotated[str | None, typer.Option("--pool", help="Its pool, when several have a model of that name.")]
 Wait = Annotated[
@@ -55,15 +59,96 @@ def list_models(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False
     """Each engine of each model, on each worker. Example: penstock models list --json"""
     with Gateway(url, key) as gateway:
         models = gateway.call("GET", ROOT)["data"]
+        told = all(model["paused"] is not None for model in models)
+        orders = gateway.call("GET", ORDERS)["data"] if told else []
     if as_json:
         for model in models:
             print_json(model)
         return
     rows = [row for model in models for row in _rows(model)]
-    if any(model["paused"] is None for model in models):
+    for line in _paused_classes(orders):
+        errors.print(line, highlight=False)
+    if not told:
         errors.print("the topic of orders is missing: create it with `penstock topics create`", highlight=False)
     columns = ["model", "pool", "state", "worker", "replica", "device", "memory", "queued", "running", "why"]
     print_table(columns, rows, "no models; `penstock models add` adds one")
+
+
+def _paused_classes(orders: list[Json]) -> list[str]:
+    """A line for each class that is paused: its requests wait, whatever their models say."""
+    return [
+        f"the class {order['name']}{_in_pool(order)} is paused since {order['created_at']}{_by(order)}:"
+        f" `penstock models resume --class {order['name']}` lets it start again"
+        for order in orders
+        if order["kind"] == "class" and order["paused"]
+    ]
+
+
+def _in_pool(order: Json) -> str:
+    return "" if order["pool"] is None else f" in the pool {order['pool']}"
+
+
+def _by(order: Json) -> str:
+    return "" if order["created_by"] in (None, "anybody") else f" by the key {order['created_by']}"
+
+
+@app.command()
+def diff(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="penstock.toml (default: as elsewhere).")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """What was ordered that the file does not say: by whom, and since when. Ends with 1 if there is anything.
+
+    Example: penstock models diff --config penstock.toml
+    """
+    found = find_config(config)
+    entries = [] if found is None else read_toml(found).get("models", [])
+    with Gateway(url, key) as gateway:
+        orders = gateway.call("GET", ORDERS)["data"]
+    rows = [row for order in orders for row in differences(order, entries)]
+    if as_json:
+        for row in rows:
+            print_json(row)
+    else:
+        columns = ["kind", "name", "pool", "field", "file", "ordered", "since", "by"]
+        print_table(columns, [[row[column] for column in columns] for row in rows], "all is as the file says")
+    if rows:
+        raise typer.Exit(int(ExitCode.FAILED))
+
+
+def differences(order: Json, entries: list[Json]) -> list[Json]:
+    """What an order has other than the file's entries, one row a field. Pure."""
+    about = {name: order[name] for name in ("kind", "name", "pool")}
+    told = {"since": order["created_at"], "by": order["created_by"]}
+    in_file = [one for one in entries if one.get("id") == order["name"] and one.get("pool") in (None, order["pool"])]
+    own = _fields(in_file[0]) if in_file and order["kind"] == "model" else None
+    ordered = None if order["entry"] is None else _fields(order["entry"])
+    fields: list[tuple[str, Any, Any]] = []
+    if order["removed"] or (own is None and ordered is not None):
+        fields += [("served", own is not None, ordered is not None)] if (own is None) != order["removed"] else []
+    elif ordered is not None and own is not None:
+        names = sorted((own.keys() | ordered.keys()) - {"pinned"})
+        fields += [(name, own.get(name), ordered.get(name)) for name in names if own.get(name) != ordered.get(name)]
+    fields += [("paused", False, True)] if order["paused"] else []
+    pinned = order["pinned"] if order["pinned"] is not None else (ordered or own or {}).get("pinned", False)
+    if pinned != (own or {}).get("pinned", False):
+        fields.append(("pinned", not pinned, pinned))
+    fields += [] if order["loaded"] is None else [("loaded", None, order["loaded"])]
+    return [{**about, "field": name, "file": was, "ordered": now, **told} for name, was, now in fields]
+
+
+def _fields(entry: Json) -> Json:
+    """What an entry says that is not the default anyway; of headers, which may hold keys, the names."""
+    try:
+        fields = parse_entry(entry).model_dump(mode="json", exclude_defaults=True)
+        options = fields.get("options", {})
+        return fields | ({"options": options | {"headers": sorted(options["headers"])}} if "headers" in options else {})
+    except InvalidRequest as error:
+        raise CliFailure(f"the file's model {entry.get('id')}: {error}", exit_code=ExitCode.USAGE) from error
 
 
 def _rows(model: Json) -> list[list[Any]]:

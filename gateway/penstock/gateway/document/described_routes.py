@@ -168,6 +168,7 @@ ROUTES: dict[RouteKey, Declared] = {
     ("POST", "/v1/admin/models/{model_id:path}/{action}"): Declared(
         ADMIN, Documented(responses=_json(operator_answers.Desired, 202), errors=(*OF_ONE, 409))
     ),
+    ("GET", "/v1/admin/orders"): Declared(ADMIN, Documented(responses=_json(Page[operator_answers.OrderInForce]))),
     ("GET", "/v1/admin/orders/{revision}"): Declared(ADMIN, Documented(responses=_json(operator_answers.Order))),
     ("POST", "/v1/admin/classes/{class_name}/{action}"): Declared(
         ADMIN, Documented(responses=_json(operator_answers.Desired, 202), errors=OF_ONE)

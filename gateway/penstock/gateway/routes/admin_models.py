@@ -70,6 +70,13 @@ async def remove_model(request: Request, model_id: str, pool: Pool = None) -> di
     return await service_of(request).model_orders.order(model_id, "remove", pool=pool, by=by)
 
 
+@router.get("/orders", summary="What people ordered of models and classes: by whom, and since when")
+async def list_orders(request: Request) -> dict[str, Any]:
+    """Only what is in force: that makes a model or a class other than the workers' files have it."""
+    operator_of(request)
+    return Page(await service_of(request).model_orders.in_force(), has_more=False, id_field="name").to_json()
+
+
 @router.get("/orders/{revision}", summary="Which live workers of the pool have observed an order")
 async def show_order(
     request: Request,

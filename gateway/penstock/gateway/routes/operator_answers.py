@@ -103,6 +103,14 @@ class Desired(Answer):
     created_by: str | None
 
 
+class OrderInForce(Desired):
+    """An order that makes a model or class other than it is configured."""
+
+    object: Literal["order_in_force"]
+    changes: Annotated[list[str], Field(description="In words: `paused`, `removed`, `kept loaded`, …")]
+    entry: Annotated[Json | None, Field(description="The `[[models]]` table of a model that was added.")]
+
+
 class AdminModel(Model):
     """A model as operators see it."""
 

@@ -11,6 +11,7 @@ from penstock.common.clock import now_ms
 from penstock.common.desired import Desired, read_desired
 from penstock.common.kafka_errors import missing_topic, unavailable
 from penstock.common.model_entry import ModelEntry, parse_entry
+from penstock.common.orders import in_force
 from penstock.common.outgoing import Outgoing, desired_record
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
@@ -21,6 +22,7 @@ from penstock.gateway.service.model_states import (
     desired_json,
     find_one,
     observing_topic,
+    order_in_force_json,
     order_json,
 )
 from penstock.gateway.service.submitting import SOURCE
@@ -70,6 +72,10 @@ class ModelOrders:
         if topic_id is None:
             raise unavailable(missing_topic(self._kafka.names.desired))
         return order_json(observing_topic(self._facts.live_workers(), topic_id), pool, revision)
+
+    async def in_force(self) -> list[Json]:
+        """The orders that make models and classes other than they are configured. Raises BrokerUnavailable."""
+        return [order_in_force_json(one) for one in in_force(await self._desired())]
 
     async def order(self, name: str, action: str, *, pool: str | None, by: str | None) -> Json:
         """Load, unload, pin, unpin, pause, resume or remove a model; its desired state after that.

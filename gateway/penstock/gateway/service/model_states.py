@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.common.desired import Desired
-from penstock.common.model_entry import ModelEntry, parse_entry
+from penstock.common.model_entry import ModelEntry
+from penstock.common.orders import changes, entry_of
 from penstock.gateway.view.liveness import ModelId
 from penstock.schemas.desired import MODEL, desired_key
 from penstock.schemas.errors import InvalidRequest, ModelNotFound
@@ -137,7 +138,7 @@ def admin_models(
     for ordered in orders.values():
         state = ordered.state
         if state.kind == MODEL and (state.name, state.pool) not in infos:
-            entry = _entry(state)
+            entry = entry_of(state)
             if entry is not None:
                 found = observation(workers, state.pool, ordered.revision)
                 infos[state.name, state.pool] = _added(entry, state, _unreported(found, ordered.revision))
@@ -165,7 +166,7 @@ def _admin_model(
     paused: bool | None,
 ) -> Json:
     state = None if ordered is None else ordered.state
-    entry = None if state is None else _entry(state)
+    entry = None if state is None else entry_of(state)
     found = observation(workers, info.pool, None if ordered is None else ordered.revision)
     return {
         **public_model(info, best, available=available),
@@ -215,14 +216,19 @@ def desired_json(state: DesiredState, revision: int) -> Json:
     }
 
 
-def _entry(state: DesiredState) -> ModelEntry | None:
-    """The entry that was ordered; None when there is none, or none that can be read."""
-    if state.entry is None:
-        return None
-    try:
-        return parse_entry({**json.loads(state.entry), "id": state.name, "pool": state.pool})
-    except (InvalidRequest, ValueError, TypeError):
-        return None
+def order_in_force_json(ordered: Desired) -> Json:
+    """One order that is in force, with what it changes in words, and the entry of a model that was added."""
+    entry = entry_of(ordered.state)
+    shown = None if entry is None else entry.model_dump(mode="json", exclude_defaults=True)
+    headers: Json | None = None if shown is None else shown.get("options", {}).get("headers")
+    if headers is not None:  # of a remote server: keys may stand there
+        shown["options"]["headers"] = dict.fromkeys(headers, "***")
+    return {
+        "object": "order_in_force",
+        **desired_json(ordered.state, ordered.revision),
+        "changes": changes(ordered.state),
+        "entry": shown,
+    }
 
 
 def _unreported(found: Observation, revision: int) -> str:

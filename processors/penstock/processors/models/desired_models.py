@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from penstock.common.desired import WITHDRAWN, DesiredRecord
-from penstock.common.model_entry import ModelEntry, check_names, parse_entry, served_by
+from penstock.common.model_entry import ModelEntry, served_by
+from penstock.common.orders import effective_entries
 from penstock.processors.models.catalog import ModelConfig
 from penstock.schemas.desired import CLASS, MODEL
-from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import DesiredState
 from penstock.schemas.topics import CLASSES
-
-logger = logging.getLogger(__name__)
 
 NO_UNLOAD = -1
 """The revision that goes with a model of which no unload is wanted."""
@@ -123,41 +119,3 @@ class DesiredModels:
 
 def _known(state: DesiredState) -> bool:
     return state.kind == MODEL or (state.kind == CLASS and state.name in CLASSES)
-
-
-def effective_entries(configured: Sequence[ModelEntry], states: Mapping[str, DesiredState]) -> list[ModelEntry]:
-    """Configured models with their changes, less those that were removed, then the added ones, oldest order first.
-
-    An entry that cannot be served, or whose names are taken, is left out with a log line: no record ends a worker.
-    """
-    of_models = {state.name: state for state in states.values() if state.kind == MODEL}
-    entries: list[ModelEntry] = []
-    for entry in configured:
-        state = of_models.pop(entry.id, None)
-        if state is None or not state.removed:
-            entries = _with(entries, (None if state is None else _entry(state)) or entry)
-    for state in sorted(of_models.values(), key=lambda one: (one.created_at, one.name)):
-        added = None if state.removed else _entry(state)
-        if added is not None:
-            entries = _with(entries, added)
-    return entries
-
-
-def _with(entries: list[ModelEntry], added: ModelEntry) -> list[ModelEntry]:
-    try:
-        check_names([*entries, added])
-    except ValueError as error:
-        logger.error("model.not_added model=%s reason=%s", added.id, error)
-        return entries
-    return [*entries, added]
-
-
-def _entry(state: DesiredState) -> ModelEntry | None:
-    if state.entry is None:
-        return None
-    try:
-        fields: Any = json.loads(state.entry)
-        return parse_entry({**fields, "id": state.name, "pool": state.pool})
-    except (InvalidRequest, ValueError, TypeError) as error:
-        logger.error("model.not_added model=%s reason=%s", state.name, error)
-        return None
