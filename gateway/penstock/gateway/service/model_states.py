@@ -219,10 +219,9 @@ def desired_json(state: DesiredState, revision: int) -> Json:
 def order_in_force_json(ordered: Desired) -> Json:
     """One order that is in force, with what it changes in words, and the entry of a model that was added."""
     entry = entry_of(ordered.state)
-    shown = None if entry is None else entry.model_dump(mode="json", exclude_defaults=True)
-    headers: Json | None = None if shown is None else shown.get("options", {}).get("headers")
-    if headers is not None:  # of a remote server: keys may stand there
-        shown["options"]["headers"] = dict.fromkeys(headers, "***")
+    shown: Json | None = None if entry is None else entry.model_dump(mode="json", exclude_defaults=True)
+    if shown is not None and "headers" in (options := shown.get("options", {})):
+        options["headers"] = dict.fromkeys(options["headers"], "***")  # keys of a remote server may stand there
     return {
         "object": "order_in_force",
         **desired_json(ordered.state, ordered.revision),
