@@ -95,13 +95,22 @@ def describe(error: ValidationError, path: str | None) -> str:
     """One line: the field, what is wrong with it, where it was set."""
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
-    variable = "PENSTOCK_" + "__".join(str(part).upper() for part in first["loc"])
-    where = f"the variable {variable}" if variable in os.environ else (path or "the environment (PENSTOCK_*)")
+    where = _variable_of([str(part) for part in first["loc"]]) or path or "the environment (PENSTOCK_*)"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     whole = isinstance(first["input"], Mapping)  # all of a table, secrets too, of which the message names a part
     shown = "" if whole or is_secret(field) or first["type"] == "missing" else f", not {first['input']!r}"
     wrong = first["msg"].removeprefix("Value error, ").rstrip(".")
     return f"configuration: {field}: {wrong}{shortened(shown, 80)}; mend it in {where}{more}"
+
+
+def _variable_of(loc: list[str]) -> str | None:
+    """The variable that set a field, or a table around it as JSON: variables go before the file, in any case."""
+    there = {name.upper(): name for name in os.environ}
+    for length in range(len(loc), 0, -1):
+        name = there.get("PENSTOCK_" + "__".join(part.upper() for part in loc[:length]))
+        if name is not None:
+            return f"the variable {name}"
+    return None
 
 
 def is_secret(name: str) -> bool:

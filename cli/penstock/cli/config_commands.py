@@ -53,7 +53,26 @@ def checked() -> dict[str, Any]:
                 f"{path}: [{unknown[0]}] is no section that Penstock knows; there are {', '.join(sorted(merged))}",
                 exit_code=ExitCode.USAGE,
             )
+    _check_together(merged)
     return merged
+
+
+def _check_together(merged: Mapping[str, Any]) -> None:
+    """Raises CliFailure for settings that are right one by one and cannot be so together."""
+    gateway, worker, auth = (merged.get(name, {}) for name in ("gateway", "worker", "auth"))
+    port = gateway.get("port")
+    same_host = {gateway.get("host"), worker.get("health_host")} & {"0.0.0.0", "::"} or (
+        gateway.get("host") == worker.get("health_host")
+    )
+    if port and port == worker.get("health_port") and same_host:
+        raise CliFailure(
+            f"configuration: gateway.port and worker.health_port are both {port}: give one of them another",
+            exit_code=ExitCode.USAGE,
+        )
+    keys_file = auth.get("keys_file")
+    if keys_file is not None and not Path(keys_file).is_file():
+        cure = f"`penstock keys create --file {keys_file}` makes it"
+        raise CliFailure(f"configuration: auth.keys_file: {keys_file} is not there; {cure}", exit_code=ExitCode.USAGE)
 
 
 @app.command()

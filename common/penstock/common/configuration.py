@@ -34,12 +34,12 @@ class Section(BaseModel):
 
 
 class SharedSection(BaseModel):
-    """A section that several processes read: keys that only the others know are theirs."""
+    """A section of which this process reads some keys: the others are for another process, which checks them."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class KafkaSection(SharedSection):
+class KafkaSection(Section):
     """How to reach Kafka."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
@@ -88,7 +88,7 @@ class StoreSection(Section):
     """As `artifacts.presigned_urls`."""
 
 
-class ArtifactsSection(SharedSection):
+class ArtifactsSection(Section):
     location: str = Field(default=".penstock/artifacts", min_length=1)
     """The folder, or the URL (`s3://bucket/prefix`, `gs://…`, `az://…`), of uploads, images and outputs over 256 KiB:
     one for all processes."""
@@ -111,7 +111,7 @@ class ArtifactsSection(SharedSection):
     a request chooses one for the bytes of its outputs."""
 
 
-class RegistrySection(SharedSection):
+class RegistrySection(Section):
     url: str | None = None
     """A Confluent-compatible registry: our schemas are registered there, and ids from it are read."""
     write: bool = False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.common.configuration import (
     ArtifactsSection,
@@ -21,12 +21,13 @@ from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.limits.settings import LimitsSection
 from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection, check_queues
+from penstock.schemas.topics import TopicNames
 
 
 class GatewaySection(Section):
     host: str = "127.0.0.1"
     """The address to listen on; beyond loopback only with `auth.keys_file`."""
-    port: int = 8000
+    port: int = Field(8000, ge=0, le=65_535)
     """The port to listen on."""
     view_path: Path = Path(".penstock/gateway.sqlite")
     """The SQLite file of this gateway's view; deleted, it is rebuilt from the topics."""
@@ -124,6 +125,15 @@ class GatewaySettings(ProcessSettings):
     def _queues_differ(cls, queues: list[QueueSection]) -> list[QueueSection]:
         check_queues(queues)
         return queues
+
+    @model_validator(mode="after")
+    def _queues_are_others(self) -> Self:
+        names = TopicNames(self.kafka.topic_prefix)
+        for queue in self.queues:
+            for topic in (queue.topic, queue.result_topic):
+                if topic is not None and names.is_own(topic):
+                    raise ValueError(f"queues: {topic} is a topic of Penstock's own: queues are those of other systems")
+        return self
 
     @property
     def artifacts_location(self) -> str:

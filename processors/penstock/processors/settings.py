@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.common.configuration import (
     ArtifactsSection,
@@ -38,7 +38,7 @@ class WorkerSection(Section):
     """Only when the worker sees the artifacts under another name than `artifacts.location`: a folder or a URL."""
     health_host: str = "127.0.0.1"
     """The address of /healthz, /readyz and /metrics."""
-    health_port: int = 8001
+    health_port: int = Field(default=8001, ge=0, le=65_535)
     """The port of /healthz, /readyz and /metrics; each worker of a machine needs its own."""
 
     intake_bytes: int = Field(default=256 << 20, ge=1 << 20)
@@ -79,6 +79,16 @@ class WorkerSection(Section):
     """Seconds without a heartbeat after which the broker gives this worker's partitions to others."""
     heartbeat_s: float = Field(default=2.0, gt=0)
     """Seconds between heartbeats to the group's coordinator."""
+
+    @model_validator(mode="after")
+    def _beats_often_enough(self) -> Self:
+        if self.heartbeat_s >= self.session_timeout_s:
+            raise ValueError(
+                f"heartbeat_s is {self.heartbeat_s:g}, and session_timeout_s {self.session_timeout_s:g}: between two"
+                " heartbeats the broker would give this worker's partitions to others"
+            )
+        return self
+
     commit_interval_s: float = Field(default=0.3, gt=0)
     """Seconds between commits of what is finished."""
     fetch_wait_ms: int = Field(default=100, ge=1)

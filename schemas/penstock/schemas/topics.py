@@ -130,6 +130,11 @@ class TopicNames:
             ("inference.request.", "inference.image.request", "inference.embedding.request")
         )
 
+    def is_own(self, topic: str) -> bool:
+        """Whether Penstock reads or writes this topic itself."""
+        own = topic.startswith(self.prefix) and topic.removeprefix(self.prefix).startswith("inference.")
+        return own or self.parse_conversation(topic) is not None
+
     def class_of_topic(self, topic: str) -> str | None:
         """high, medium or low for a text topic; None where the record's priority decides."""
         parts = topic.removeprefix(self.prefix).split(".")

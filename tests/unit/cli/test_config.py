@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.config import ClusterSettings, find_config, load, masked, to_toml
+from penstock.cli.config_commands import checked
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.processors.settings import WorkerSettings
 
@@ -111,3 +112,49 @@ def test_a_wrong_option_of_a_model_is_named_without_its_table(tmp_path: Path, mo
         "configuration: models.0: options.timeout_s takes a number above 0, not 'soon' (model m, engine remote);"
         f" mend it in {config}"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[kafka]\nbootstrap_server = "a:1"', "kafka.bootstrap_server: "),
+        ('[artifacts]\nlocaton = "/data"', "artifacts.locaton: "),
+        ("[topics]\npartition = 4", "topics.partition: "),
+        ("[conversations]\nmax_topic = 4", "conversations.max_topic: "),
+        ("[gateway]\nport = 99999", "gateway.port: .*65535"),
+        ("[gateway]\nport = 9000\n[worker]\nhealth_port = 9000", "gateway.port and worker.health_port are both 9000"),
+        ("[worker]\nheartbeat_s = 30", "heartbeat_s is 30, and session_timeout_s 10"),
+        ('[auth]\nkeys_file = "none.json"', "none.json is not there; `penstock keys create --file none.json`"),
+        ('[[queues]]\ntopic = "inference.request.low"', "inference.request.low is a topic of Penstock's own"),
+        ('[[queues]]\ntopic = "jobs"\nresult_topic = "conversation.c"', "conversation.c is a topic of Penstock's own"),
+        ('[[models]]\nid = "m"\nsource = "o/m"\nengine = "text"\noptions = {slotz = 3}', "options.slotz: there is no"),
+        ("[gatway]\nport = 1", r"\[gatway\] is no section"),
+        ("[gateway]\ntrusted_proxies = ['proxy.local']", "'proxy.local' is no address"),
+    ],
+)
+def test_what_cannot_be_right_is_named(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`config check` called all of these right: a typing slip meant the default broker, or the default folder."""
+    write(tmp_path, text, monkeypatch)
+    with pytest.raises(CliFailure, match=words) as caught:
+        checked()
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_what_is_right_together_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys.json").write_text("{}")
+    text = '[kafka]\ntopic_prefix = "p-"\n[auth]\nkeys_file = "keys.json"\n[[queues]]\ntopic = "inference.result"\n'
+    apart = '[gateway]\nhost = "127.0.0.1"\nport = 9000\n[worker]\nhealth_host = "10.0.0.1"\nhealth_port = 9000\n'
+    write(tmp_path, text + apart, monkeypatch)
+    assert checked()["queues"][0]["topic"] == "inference.result", "of somebody else: ours begin with p-"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("penstock_gateway__port", "many"), ("PENSTOCK_GATEWAY", '{"port": "many"}')]
+)
+def test_a_variable_that_is_wrong_is_not_looked_for_in_the_file(
+    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "[gateway]\nport = 9000\n", monkeypatch)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(CliFailure, match=f"gateway.port.*the variable {variable}"):
+        checked()

@@ -30,7 +30,7 @@ from penstock.gateway.threads import Threads
 from penstock.gateway.view.liveness import ModelId
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import CLASS, MODEL, desired_key, model_key, ordered
-from penstock.schemas.errors import Conflict, NotFound
+from penstock.schemas.errors import Conflict, InvalidRequest, NotFound
 from penstock.schemas.records import WorkerState
 from penstock.schemas.topics import CLASSES
 
@@ -97,9 +97,10 @@ class ModelOrders:
     async def add(self, body: Any, *, replace: bool, by: str | None) -> Json:
         """Serve one more model, or with `replace` change one. Its desired state after that.
 
-        Raises InvalidRequest for an entry that is wrong, Conflict when a name is taken, BrokerUnavailable.
+        Raises InvalidRequest for an entry that is wrong or of no pool, Conflict when a name is taken, BrokerUnavailable.
         """
         entry = parse_entry(body)
+        await self._check_pool(entry.pool)
         async with self._one_at_a_time:
             desired = await self._desired()
             _check_free(self._models(desired, self._facts.live_workers()), entry, replace=replace)
@@ -130,6 +131,15 @@ class ModelOrders:
         return removed
 
     # -- inside
+
+    async def _check_pool(self, pool: str | None) -> None:
+        """Raises InvalidRequest for a pool without topics: no worker reads it, and no request could name it."""
+        wanted = set(self._kafka.names.request_topics(pool))
+        missing = wanted - (await self._threads.metadata.run(admin.partition_counts, self._kafka)).keys()
+        if missing:
+            raise InvalidRequest(
+                f"there is no pool {pool}: `penstock topics create --pool {pool}` makes its topics", param="pool"
+            )
 
     async def _withdraw(self, name: str, pool: str | None) -> None:
         """Write that no worker reports the model."""
