@@ -15,7 +15,7 @@ from penstock.common.reader import read_to_end
 from penstock.gateway.edge.keys import create_key
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import DecodeError
-from penstock.schemas.records import ControlCommand, InferenceRequest
+from penstock.schemas.records import ControlCommand, ConversationMessage, InferenceRequest
 from support import wait_until
 
 
@@ -340,3 +340,28 @@ def test_no_more_than_may_be_on_their_way(own_place: Any) -> None:
     refused = gateway.http.post("/v1/requests", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
     assert refused.headers["retry-after"]
+
+
+def test_of_an_erased_message_the_replay_shows_its_place_alone(gateway: Any, scribe: Any) -> None:
+    """The log holds its text until it is compacted, and `replay` showed it as long."""
+    assert gateway.http.post("/v1/conversations", json={"id": "erasing"}).status_code == 200
+    topic = scribe.names.conversation("default", "erasing")
+    for number, content in enumerate(("hush", "public")):
+        message = ConversationMessage(
+            tenant="default",
+            conversation_id="erasing",
+            request_id=f"r{number}",
+            role="user",
+            direction="in",
+            content=content,
+            created_at=1,
+        )
+        scribe.put(topic, message, f"m{number}".encode())
+    scribe.put(topic, None, b"m0")
+    path = "/v1/conversations/erasing/replay"
+    whole = gateway.get(path).json()["data"]
+    told = [(one["offset"], one["key"], one["message"] and one["message"]["content"]) for one in whole]
+    assert told == [(0, "m0", None), (1, "m1", "public"), (2, "m0", None)]
+    page = gateway.get(path, params={"limit": 1}).json()
+    assert ([one["message"] for one in page["data"]], page["has_more"], page["next_offset"]) == ([None], True, 1)
+    assert gateway.get("/v1/conversations/erasing").json()["created_at"] is not None

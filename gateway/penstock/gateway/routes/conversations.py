@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -197,9 +198,16 @@ async def replay(
     from_offset: Annotated[int, Query(ge=0)] = 0,
     limit: Annotated[int, Query(ge=1, le=REPLAY_RECORDS)] = REPLAY_RECORDS,
 ) -> dict[str, Any]:
-    """Also what does not count (a later epoch's repeat): for audits. Go on with `from_offset` = `next_offset`."""
-    records = await _records(request, conversation_id, from_offset, most=limit + 1)
-    chosen = records[:limit]
+    """Also what does not count (a later epoch's repeat): for audits. Go on with `from_offset` = `next_offset`.
+
+    Of what was erased only the place is shown, also while the log still has it.
+    """
+    records = await _records(request, conversation_id, from_offset)
+    erased_at = {record.key: record.offset for record in records if record.message is None}
+    chosen = [
+        replace(record, message=None) if record.offset < erased_at.get(record.key, 0) else record
+        for record in records[:limit]
+    ]
     return {
         "object": "list",
         "data": [_record_json(record) for record in chosen],

@@ -97,7 +97,7 @@ class ModelOrders:
     async def add(self, body: Any, *, replace: bool, by: str | None) -> Json:
         """Serve one more model, or with `replace` change one. Its desired state after that.
 
-        Raises InvalidRequest for an entry that is wrong or of no pool, Conflict when a name is taken, BrokerUnavailable.
+        Raises InvalidRequest (wrong, or of no pool), Conflict when a name is taken, BrokerUnavailable.
         """
         entry = parse_entry(body)
         await self._check_pool(entry.pool)

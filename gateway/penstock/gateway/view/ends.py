@@ -16,6 +16,8 @@ from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.topics import TP
 
 BEHIND_S = 30.0
+SHORT_S = 30.0
+"""After so long a log that is shorter than what was read of it has lost its end."""
 LOOK_S = 2.0
 """So often it is asked whether a partition that does not move has anything to read at all."""
 
@@ -31,6 +33,8 @@ class Ends:
         self._waiters: list[tuple[Mapping[TP, int], asyncio.Future[None]]] = []
         self._stuck: dict[TP, tuple[int, float]] = {}
         """Partitions with lag: where the view stood there, and since when."""
+        self._short_since: float | None = None
+        """Since when the broker tells ends that the view has read beyond."""
 
     def wake(self) -> None:
         """Tell who waits for what the view has reached."""
@@ -62,11 +66,30 @@ class Ends:
 
     async def of_now(self, deadline_s: float) -> dict[TP, int]:
         """The ends that partitions with news of requests have now. Raises BrokerUnavailable."""
-        partitions = self.told_of_requests(self._view.offsets())
+        before = dict(self._view.offsets())
+        partitions = self.told_of_requests(before)
         try:
-            return await self._threads.ends.run(admin.end_offsets, self._settings, partitions, min(deadline_s, 10))
+            ends = await self._threads.ends.run(admin.end_offsets, self._settings, partitions, min(deadline_s, 10))
         except NotFound as error:
             raise unavailable(error) from error
+        self._check_ends(before, ends)
+        return ends
+
+    def _check_ends(self, before: Mapping[TP, int], ends: Mapping[TP, int]) -> None:
+        """Raises BrokerUnavailable for ends that this view has read beyond: what else stands there, nobody knows.
+
+        A broker that starts again may tell such ones for a moment; logs that were cut or made anew have them to stay.
+        """
+        short = next((tp for tp, end in ends.items() if end < before[tp]), None)
+        if short is None:
+            self._short_since = None
+            return
+        now = time.monotonic()
+        self._short_since = now if self._short_since is None else self._short_since
+        if now - self._short_since < SHORT_S:
+            raise BrokerUnavailable(
+                f"the broker tells an end of {short[0]} that this gateway has read beyond; try again", retry_after_s=1
+            )
 
     async def reach(self, ends: Mapping[TP, int], deadline_s: float) -> None:
         """Wait until the view stands at these ends. Raises BrokerUnavailable at the deadline."""
