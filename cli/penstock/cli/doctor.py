@@ -7,15 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
+from penstock.cli import live_checks
 from penstock.cli.assets import ASSETS, looks_whole
+from penstock.cli.checks import Check
 from penstock.cli.commands.common import auth_headers
 from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.config_commands import checked
@@ -28,6 +30,7 @@ from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import Readiness, ask
 from penstock.cli.state import Home
 from penstock.cli.topics import findings, running_bootstrap
+from penstock.common.artifacts.configured import ArtifactSettings
 from penstock.common.desired import Desired
 from penstock.common.orders import in_force, order_lines
 from penstock.common.settings import KafkaSettings
@@ -41,16 +44,6 @@ ROOMS = {"gateway": ("fastapi", "uvicorn"), "worker": ("faust-streaming", "aioka
 PINNED = {"faust-streaming": "0.15.3", "aiokafka": "0.14.0"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """One finding. `cure` says what to do when the state is not ok."""
-
-    name: str
-    state: Literal["ok", "warn", "fail"]
-    detail: str
-    cure: str | None = None
-
-
 def doctor(
     bootstrap_servers: Annotated[
         str | None, typer.Option("--bootstrap-servers", "-b", help="Kafka (default: [kafka], or what runs here).")
@@ -59,7 +52,9 @@ def doctor(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="penstock.toml.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check Python, Java, Kafka and its settings, topics, models, memory, disk, ports, GPU, gateway; say what to mend.
+    """Check all that an installation needs, from Python to the artifact store; say what to mend.
+
+    Python, Java, Kafka and its settings, topics, orders, queues, models, memory, disk, ports, GPU, gateway, artifacts.
 
     Ends with 1 when something must be mended.
 
@@ -102,15 +97,21 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
         yield readiness_check(url, found, home.logs / "worker.log" if running is not None else None)
     yield gpu_check()
     try:
-        checked()
+        merged = checked()
         settings = load(ClusterSettings)
     except CliFailure as failure:
         yield Check(name="configuration", state="fail", detail=str(failure), cure="mend that field")
         return
+    artifacts = load(ArtifactSettings).artifacts
+    if (where := live_checks.artifacts_location(artifacts, home.data_dir if running else None)) is not None:
+        yield from live_checks.within("artifacts", lambda: live_checks.artifact_checks(artifacts, where))
+    if url is not None:
+        headers = auth_headers(os.environ.get("PENSTOCK_API_KEY"))
+        yield from live_checks.within("orders", lambda: live_checks.following_checks(url, headers))
     yield Check(name="configuration", state="ok", detail=os.environ.get("PENSTOCK_CONFIG", "defaults and environment"))
     known = bootstrap_servers or running_bootstrap(settings, home)
     named = known is not None or "bootstrap_servers" in settings.kafka.model_fields_set
-    yield from kafka_checks(settings.kafka_settings(known), named=named)
+    yield from kafka_checks(settings.kafka_settings(known), named=named, queues=merged.get("queues", []))
 
 
 def python_check() -> Check:
@@ -250,7 +251,7 @@ def gpu_check() -> Check:
     return Check(name="gpu", state="ok", detail=", ".join(names) or "none: models run on the processor")
 
 
-def kafka_checks(settings: KafkaSettings, *, named: bool) -> Iterator[Check]:
+def kafka_checks(settings: KafkaSettings, *, named: bool, queues: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
     """The broker's own settings, then the topics. One that was `named` must answer."""
     from confluent_kafka import KafkaException
 
@@ -270,6 +271,7 @@ def kafka_checks(settings: KafkaSettings, *, named: bool) -> Iterator[Check]:
     yield from broker_setting_checks(config, brokers)
     yield from topic_checks(settings)
     yield from order_checks(read_orders(settings))
+    yield from live_checks.within("queues", lambda: live_checks.queue_checks(settings, queues))
 
 
 def describe_broker(settings: KafkaSettings) -> tuple[int, dict[str, str]]:

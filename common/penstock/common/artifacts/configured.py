@@ -12,7 +12,9 @@ from penstock.common.artifacts.store import ArtifactStore
 from penstock.common.configuration import ArtifactsSection, ProcessSettings
 
 
-class _Settings(ProcessSettings):
+class ArtifactSettings(ProcessSettings):
+    """What a process reads of artifacts alone."""
+
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
 
 
@@ -40,7 +42,7 @@ def configured_store() -> ArtifactStore:
     For `Client(artifacts=configured_store())`. Raises FileNotFoundError, pydantic's ValidationError, and as
     ArtifactStore.
     """
-    return open_store(_Settings().artifacts)
+    return open_store(ArtifactSettings().artifacts)
 
 
 def _texts(options: Mapping[str, SecretStr]) -> dict[str, str]:
