@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.gateway.edge.bodies import Body
 from penstock.gateway.edge.cors import RawHeaders
 from penstock.gateway.edge.errors import error_response
+from penstock.gateway.edge.event_stream import server_sent
 from penstock.schemas.errors import Unauthenticated, error_body
 
 
@@ -51,7 +52,7 @@ class Answer:
             return
         last = b""
         if self._streams_events:
-            last = b"event: error\ndata: " + json.dumps(error_body(error)).encode() + b"\n\n"
+            last = server_sent(json.dumps(error_body(error)), "error")
         await self({"type": "http.response.body", "body": last, "more_body": False})
 
 

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+from penstock.gateway.edge.event_stream import server_sent
 from penstock.gateway.openai.splice import CallSplice
 from penstock.schemas.errors import PenstockError, error_body
 
@@ -85,7 +86,7 @@ class ChunkWriter:
     outcome, in OpenAI's deltas.
     """
 
-    last = b"data: [DONE]\n\n"
+    last = server_sent("[DONE]")
 
     def __init__(
         self, request_id: str, created: int, model: str, *, chat: bool, includes_usage: bool, tier: str | None
@@ -105,11 +106,11 @@ class ChunkWriter:
 
     def encoded(self, events: list[Json], dumps: Callable[[Json], str] = compact_json) -> bytes:
         """Server-sent events."""
-        return b"".join([sse_data(event, dumps) for event in events])
+        return b"".join([server_sent(dumps(event)) for event in events])
 
     def failure(self, error: PenstockError) -> bytes:
         """What ends a stream that cannot be carried on."""
-        return sse_data(error_body(error, self._request_id))
+        return server_sent(compact_json(error_body(error, self._request_id)))
 
     def opening(self) -> list[Json]:
         """What comes before any text: the role, on chat."""
@@ -198,10 +199,6 @@ def text_usage(result: Json) -> Json:
     if usage.get("cached_tokens") is not None:
         counts["prompt_tokens_details"] = {"cached_tokens": int(usage["cached_tokens"])}
     return counts
-
-
-def sse_data(body: Json, dumps: Callable[[Json], str] = compact_json) -> bytes:
-    return b"data: " + dumps(body).encode() + b"\n\n"
 
 
 def _base64_floats(vector: Sequence[float]) -> str:

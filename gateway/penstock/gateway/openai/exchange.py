@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.gateway.edge.disconnects import ClientGone, unless_gone
 from penstock.gateway.edge.errors import FinalFailure, error_response, log_unexpected, outcome_error
+from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S
 from penstock.gateway.openai.chat_answers import Json
 from penstock.gateway.openai.chat_bodies import Words, in_openai_words
 from penstock.gateway.openai.large_answers import beside_the_loop
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 NO_WORDS: Words = MappingProxyType({})
-KEEPALIVE_S = 10.0
-KEEPALIVE = b": waiting\n\n"
 _background: set[asyncio.Task[None]] = set()
 
 

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S, server_sent
 from penstock.gateway.openai.chat_bodies import Words
-from penstock.gateway.openai.exchange import KEEPALIVE, KEEPALIVE_S, Pulse, completed, new_frames
+from penstock.gateway.openai.exchange import Pulse, completed, new_frames
 from penstock.gateway.openai.image_answers import Json, image_usage, size_of
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view.frames import PreviewFrame, RestartedFrame, ResultFrame
@@ -88,4 +89,4 @@ class ImageStream:
             **size_of(image),
             **more,
         }
-        return f"event: {event['type']}\ndata: {encode_json(event)}\n\n".encode()
+        return server_sent(encode_json(event), event["type"])

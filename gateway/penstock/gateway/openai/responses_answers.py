@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.gateway.edge.event_stream import server_sent
 from penstock.gateway.openai.chat_answers import compact_json, text_usage
 from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.schemas.errors import PenstockError
@@ -129,7 +130,7 @@ class ResponseWriter:
     def _encoded(self, event: Json, dumps: Callable[[Json], str]) -> bytes:
         numbered = {**event, "sequence_number": self._number}
         self._number += 1
-        return f"event: {event['type']}\ndata: {dumps(numbered)}\n\n".encode()
+        return server_sent(dumps(numbered), event["type"])
 
     def failure(self, error: PenstockError) -> bytes:
         """What ends a stream that cannot be carried on."""

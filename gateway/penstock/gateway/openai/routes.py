@@ -13,6 +13,7 @@ from starlette.responses import Response
 from penstock.common.clock import now_ms
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.errors import error_body
+from penstock.gateway.edge.event_stream import server_sent
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as shapes
@@ -196,7 +197,7 @@ class Exchange:
 
     def failure_event(self, error: PenstockError) -> bytes:
         """What ends a stream that cannot be carried on, where its protocol has no event for that."""
-        return answers.sse_data(error_body(error, self.request_id))
+        return server_sent(answers.compact_json(error_body(error, self.request_id)))
 
     def stream_of(
         self,

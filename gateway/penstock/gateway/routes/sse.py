@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S, server_sent
 from penstock.gateway.service.subscriptions import SlowConsumer, Stopping, Subscription
 from penstock.gateway.view.frames import Frame, ResultFrame
 
-KEEPALIVE_S = 10.0
-
 
 def encode_event(frame: Frame) -> bytes:
-    identity = f"id: {frame.cursor}\n" if frame.cursor else ""
-    return f"{identity}event: {frame.type}\ndata: {frame.encoded()}\n\n".encode()
+    return server_sent(frame.encoded(), frame.type, frame.cursor)
 
 
 async def events(subscription: Subscription, keepalive_s: float = KEEPALIVE_S) -> AsyncGenerator[bytes]:
@@ -23,7 +21,7 @@ async def events(subscription: Subscription, keepalive_s: float = KEEPALIVE_S) -
             try:
                 frame = await asyncio.wait_for(subscription.next_frame(), keepalive_s)
             except TimeoutError:
-                yield b": waiting\n\n"
+                yield KEEPALIVE
                 continue
             if frame is None:
                 return
