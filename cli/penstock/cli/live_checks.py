@@ -27,8 +27,9 @@ def within(name: str, probe: Callable[[], list[Check]], probe_s: float = PROBE_S
     def run() -> None:
         try:
             found.extend(probe())
-        except PenstockError as error:
-            found.append(Check(name=name, state="fail", detail=str(error), cure="see whether it is reached"))
+        except Exception as error:
+            detail = str(error) or type(error).__name__
+            found.append(Check(name=name, state="fail", detail=detail, cure="see whether it is reached"))
 
     thread = threading.Thread(target=run, name=f"doctor-{name}", daemon=True)
     thread.start()

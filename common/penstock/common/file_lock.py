@@ -30,6 +30,10 @@ def hold(path: Path) -> int | None:
                 return None
             raise
         logger.warning("file.not_locked path=%s: its file system has no locks", path)
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        os.close(file)
+        raise
     return file

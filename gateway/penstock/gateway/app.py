@@ -16,7 +16,7 @@ from penstock.gateway.context import GatewayContext, context_of_app, put_context
 from penstock.gateway.document import docs_page
 from penstock.gateway.document.described_routes import ROUTES, TABLE
 from penstock.gateway.document.openapi import polish_openapi
-from penstock.gateway.document.unknown_paths import install_unknown_paths
+from penstock.gateway.document.unknown_paths import not_found
 from penstock.gateway.edge.auth import AuthPolicy, UnsafeBind, check_bind
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.edge import EdgeParts, install_edge
@@ -80,7 +80,6 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     conf = settings.gateway
     context = GatewayContext(settings=settings, policy=policy, allowances=allowances_of(settings))
     put_context(app, context)
-    install_unknown_paths(app)
     polish_openapi(app)
     bodies = BodyLimits(
         max_bytes=conf.max_body_bytes,
@@ -91,6 +90,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         app,
         EdgeParts(
             routes=TABLE,
+            not_found=not_found,
             policy=policy,
             allowances=context.allowances,
             connections=context.connections,

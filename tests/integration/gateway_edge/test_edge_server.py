@@ -42,7 +42,7 @@ def test_a_body_without_a_length_stops_at_the_limit(server: Server) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "content", "status", "code", "words"),
     [
-        ("GET", "/v1/nothing", None, 404, "not_found", "Not Found"),
+        ("GET", "/v1/nothing", None, 404, "not_found", "there is no route /v1/nothing"),
         ("PUT", "/v1/models", None, 405, "method_not_allowed", "PUT is not allowed here; GET is"),
         ("POST", "/v1/chat/completions", b"{", 400, "invalid", "not valid JSON"),
         ("POST", "/v1/chat/completions", b"[]", 400, "invalid", "not a valid JSON object"),

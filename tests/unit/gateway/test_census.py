@@ -69,13 +69,17 @@ def test_it_counts_what_is_there(steps: list[tuple[int, str, int, int]]) -> None
         for tenant in tenants:
             own = {number: entry for number, entry in live.items() if entry.tenant == tenant}
             assert {e.request_id for e in census.of_tenant(tenant)} == {e.request_id for e in own.values()}
-            assert {name: census.waiting(name, tenant) for name in CLASSES} == counted(own)[0]
+            assert {name: census.live(name, tenant) for name in CLASSES} == by_class(own)
             for name in ("c0", "c1", "c2"):
                 expected = {e.request_id for e in own.values() if e.conversation_id == name}
                 assert {e.request_id for e in census.of_conversation(tenant, name)} == expected
-        assert {name: census.waiting(name) for name in CLASSES} == counted(live)[0]
+        assert {name: census.live(name) for name in CLASSES} == by_class(live)
         running = [e.model for e in live.values() if e.status_name == "running"]
         assert dict(census.running) == {model: running.count(model) for model in set(running)}
+
+
+def by_class(live: dict[int, Entry]) -> dict[str, int]:
+    return {name: sum(priority_class(e.priority) == name for e in live.values()) for name in CLASSES}
 
 
 def counted(live: dict[int, Entry]) -> tuple[dict[str, int], dict[str, float]]:
@@ -100,4 +104,4 @@ def test_what_waits_no_longer_is_let_go() -> None:
         census.count(entry)
         census.forget(entry)
     assert sum(map(len, census._oldest.values())) <= 1_001
-    assert (census._by_tenant, census._by_conversation, census._waiting_of) == ({}, {}, {})
+    assert (census._by_tenant, census._by_conversation, census._live_of) == ({}, {}, {})

@@ -6,13 +6,11 @@ import re
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from penstock.gateway.app import create_app
 from penstock.gateway.document.described_routes import DOCUMENTED
-from penstock.gateway.document.unknown_paths import install_unknown_paths, near_paths
-from penstock.gateway.edge.errors import install_error_handlers
+from penstock.gateway.document.unknown_paths import near_paths
 from penstock.gateway.routes.native import check_status
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import InvalidRequest
@@ -34,14 +32,6 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
         assert f"<code>{path}</code>" in answer.text
 
 
-@pytest.fixture(scope="module")
-def unknown() -> Any:
-    app = FastAPI()
-    install_error_handlers(app)
-    install_unknown_paths(app)
-    return TestClient(app)
-
-
 @pytest.mark.parametrize(
     ("path", "near"),
     [
@@ -53,17 +43,17 @@ def unknown() -> Any:
         ("/v1/model", "/v1/models"),
     ],
 )
-def test_an_unknown_path_is_told_what_is_near(unknown: TestClient, path: str, near: str) -> None:
+def test_an_unknown_path_is_told_what_is_near(client: TestClient, path: str, near: str) -> None:
     """Issue 8, defect 24: the 404 was bare and named no alternative."""
-    answer = unknown.get(path)
+    answer = client.get(path)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (404, "not_found")
     assert error["details"]["near"][0] == near
     assert near in error["message"]
 
 
-def test_what_is_near_nothing_is_told_where_the_routes_are(unknown: TestClient) -> None:
-    error = unknown.get("/v1/" + "%ff" * 500).json()["error"]
+def test_what_is_near_nothing_is_told_where_the_routes_are(client: TestClient) -> None:
+    error = client.get("/v1/" + "%ff" * 500).json()["error"]
     assert error["message"].endswith("GET /docs lists the routes")
     assert len(error["message"]) < 300
     assert near_paths("/v1", [path for _, path in DOCUMENTED]) == []

@@ -340,4 +340,4 @@ async def test_a_body_is_as_large_as_its_route_takes(path: str, headers: dict[st
         refused = await http.post(path, content=b"x" * (limit + 1))
         assert (refused.status_code, refused.json()["error"]["details"]) == (413, {"limit_bytes": limit})
         unsaid = await http.post(path, content=drip(limit + 20))
-        assert unsaid.status_code in (413, 404, 200), "what no route reads is not read"
+        assert unsaid.status_code in (413, 404, 405, 200), "what no route reads is not read"

@@ -150,7 +150,7 @@ async def test_a_socket_that_fails_is_closed_with_1011(before: list[str], expect
         sent.append(message)
 
     scope: Scope = {"type": "websocket", "path": "/v1/ws", "headers": [(b"host", b"localhost")]}
-    await Edge(app, edge_parts())(scope, receive, send)
+    await Edge(app, app, edge_parts())(scope, receive, send)
     assert [message["type"] for message in sent] == expected
     assert sent[-1]["code"] == 1011
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from pathlib import Path
 
+import httpx
 import pytest
 from fastapi import APIRouter, WebSocket
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Match
 
-from penstock.gateway.app import ROUTERS
+from penstock.gateway.app import ROUTERS, create_app
 from penstock.gateway.document.described_routes import ROUTES, TABLE
+from penstock.gateway.edge.keys import create_key
 from penstock.gateway.edge.rules import (
     UNKNOWN,
     WEBSOCKET,
@@ -23,6 +27,7 @@ from penstock.gateway.edge.rules import (
     Takes,
     check_declared,
 )
+from penstock.gateway.settings import AuthSection, GatewaySettings
 
 WORDS = st.text("abcdefgh-:. ", min_size=1, max_size=8)
 ROUTES_IN_ORDER = [route for router in ROUTERS for route in router.routes]
@@ -67,6 +72,39 @@ def test_the_rules_are_those_of_the_route_that_answers(data: st.DataObject) -> N
     assert TABLE.rules(method, asked) is ROUTES[method, answers.path].rules  # pyright: ignore[reportAttributeAccessIssue]
     if method == "GET":
         assert TABLE.rules("HEAD", asked) is TABLE.rules(method, asked)
+
+
+FILLS = ("x", "a/b", "", "..", "%2F", "a\n", "\n", "load", "x/load", "cancel", "a//b", "/", "x/")
+ENDS = ("", "/", "//", "\n", "/\n", "?", "/x", "/load", " ", "\r", "\x85", "\u2028")
+
+
+def test_no_path_reaches_a_route_by_other_rules_than_its_own() -> None:
+    """`/v1/models%0A` had no rules and was public, and the framework, whose `$` allows a line's end, served it."""
+    for pattern in {path for _, path in ROUTES}:
+        for fill, end in itertools.product(FILLS, ENDS):
+            path = re.sub(r"\{[^}]*\}", fill, pattern) + end
+            for method in ("GET", "HEAD", "POST", "DELETE", "PUT", "OPTIONS"):
+                rules = TABLE.rules(method, path)
+                scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
+                hit = next((one for one in ROUTES_IN_ORDER if one.matches(scope)[0] is Match.FULL), None)
+                if hit is None or rules is UNKNOWN:
+                    continue  # what is unknown never reaches the framework
+                own = ROUTES["GET" if method == "HEAD" else method, hit.path].rules  # pyright: ignore[reportAttributeAccessIssue]
+                assert (rules.access, rules.scope) == (own.access, own.scope), (method, path)
+
+
+@pytest.mark.parametrize("path", ["/v1/models%0A", "/v1/models/x%0A", "/v1/chat/completions%0A", "/v1/requests%0A"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_path_with_a_line_at_its_end_is_nobodys(method: str, path: str, tmp_path: Path) -> None:
+    create_key(tmp_path / "keys.json", tenant="acme")
+    app = create_app(GatewaySettings(auth=AuthSection(keys_file=tmp_path / "keys.json")))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        answer = await http.request(method, path, json={})
+        assert answer.status_code in (401, 404), answer.text
+        assert answer.json()["error"]["message"].startswith(("send a key", "there is no route"))
+        wrong = await http.request("PATCH", "/v1/requests")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, POST")
+        assert "PATCH is not allowed here; GET, POST is" in wrong.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

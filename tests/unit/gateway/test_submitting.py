@@ -42,6 +42,9 @@ def asked(prompt: str = "hi", **fields: Any) -> InferenceRequest:
     return parse_request(body, now_ms=1)
 
 
+LIVE = SimpleNamespace(erased=False, done=False, status_name="queued")
+
+
 class Gateway:
     """All that a submitter asks: a broker that may be away, and a model in the pool b."""
 
@@ -50,6 +53,7 @@ class Gateway:
         self.full: str | None = None
         self.written: list[str] = []
         self.known: set[str] = set()
+        self.ended: dict[str, Any] = {}
         self.live_count = 0
         self.waits: Counter[tuple[str, str]] = Counter()
         self.census = self
@@ -76,12 +80,12 @@ class Gateway:
         self.known.add(request.request_id)
 
     def find(self, key: tuple[str, str]) -> Any:
-        return SimpleNamespace() if key[1] in self.known else None
+        return self.ended.get(key[1], LIVE) if key[1] in self.known else None
 
     def cannot_keep(self) -> str | None:
         return self.full
 
-    def waiting(self, klass: str, tenant: str | None = None) -> int:
+    def live(self, klass: str, tenant: str | None = None) -> int:
         return sum(count for (one, of), count in self.waits.items() if one == klass and tenant in (None, of))
 
     def known_topic(self, topic: str) -> bool:
@@ -149,6 +153,62 @@ async def test_a_repeat_of_what_arrived_all_the_same_is_not_written_again() -> N
     assert len(gateway.written) == 1
 
 
+async def test_a_repeat_that_is_refused_can_be_sent_again() -> None:
+    """What was refused for want of room, as during an outage, lost the id: two requests once the broker was back."""
+    gateway = Gateway()
+    gateway.away = True
+    first = asked()
+    with pytest.raises(BrokerUnavailable):
+        await gateway.submit(first)
+    gateway.full = "the view cannot be written"
+    with pytest.raises(Overloaded):
+        await gateway.submit(asked())
+    gateway.full, gateway.away = None, False
+    assert (await gateway.submit(asked())).request_id == first.request_id
+
+
+@pytest.mark.parametrize(
+    ("ended", "taken"),
+    [
+        ({"done": True, "status_name": "completed"}, True),
+        ({"done": True, "status_name": "cancelled"}, False),
+        ({"done": True, "status_name": "expired"}, False),
+        ({"done": True, "status_name": "completed", "erased": True}, False),
+    ],
+)
+async def test_nobody_gets_an_end_that_was_not_meant_for_them(ended: dict[str, Any], taken: bool) -> None:
+    """The error names the request: its caller cancelled it, and the same prompt ten minutes later was cancelled too."""
+    gateway = Gateway()
+    gateway.away = True
+    first = asked()
+    with pytest.raises(BrokerUnavailable):
+        await gateway.submit(first)
+    gateway.away = False
+    gateway.known.add(first.request_id)
+    gateway.ended[first.request_id] = SimpleNamespace(**{"erased": False, **ended})
+    assert ((await gateway.submit(asked())).request_id == first.request_id) is taken
+
+
+async def test_the_id_is_told_before_the_record_is_sent() -> None:
+    gateway = Gateway()
+    told: list[tuple[str, int]] = []
+    gateway.away = True
+    first = asked()
+    with pytest.raises(BrokerUnavailable):
+        await gateway.submit(first, on_id=lambda one: told.append((one, len(gateway.written))))
+    gateway.away = False
+    await gateway.submit(asked(), on_id=lambda one: told.append((one, len(gateway.written))))
+    assert told == [(first.request_id, 0), (first.request_id, 1)]
+
+
+async def test_who_may_not_ask_learns_nothing_of_what_there_is() -> None:
+    gateway = Gateway()
+    narrow = Caller(limits=Limits(pools=("a",)), key_id="k")
+    for pool in ("b", "none"):
+        with pytest.raises(Forbidden):
+            await gateway.submitter.check(narrow, asked(pool=pool))
+
+
 async def test_nothing_begins_where_nothing_can_be_kept() -> None:
     """On a full disk a chat was accepted, and its stream hung; /readyz said 503 all the while."""
     gateway = Gateway()
@@ -197,28 +257,44 @@ async def test_only_the_same_request_of_the_same_tenant_is_a_repeat() -> None:
     assert (await gateway.submit(asked())).request_id == first.request_id
 
 
-@given(steps=st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.integers(0, 400)), max_size=40))
-def test_each_id_is_given_once_the_oldest_first(steps: list[tuple[str, bool, int]]) -> None:
+STEPS = st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.booleans(), st.integers(0, 400))
+
+
+@given(steps=st.lists(STEPS, max_size=60))
+def test_each_id_is_given_once_the_oldest_first(steps: list[tuple[str, str, bool, int]]) -> None:
     now = [0.0]
-    kept, model = Unconfirmed(lambda: now[0]), list[tuple[str, str, float]]()
-    for number, (content, adds, later_s) in enumerate(steps):
+    kept, model = Unconfirmed(lambda: now[0]), list[tuple[str, str, str, float]]()
+    for number, (caller, content, adds, later_s) in enumerate(steps):
         now[0] += later_s
-        model = [one for one in model if now[0] - one[2] <= unconfirmed.KEPT_S]
         if adds:
-            kept.add("t", content, str(number))
-            model.append((content, str(number), now[0]))
+            kept_s = (100.0, 5_000.0)[number % 2]
+            kept.add(caller, content, str(number), kept_s)
+            model.append((caller, content, str(number), now[0] + min(kept_s, unconfirmed.KEPT_S)))
             continue
-        found = next((one for one in model if one[0] == content), None)
-        assert kept.take("t", content) == (None if found is None else found[1])
+        found = next((one for one in model if one[:2] == (caller, content) and one[3] >= now[0]), None)
+        assert kept.take(caller, content) == (None if found is None else found[2])
         if found is not None:
             model.remove(found)
-        assert len(kept) == len(model)
+    now[0] += unconfirmed.KEPT_S + 1
+    assert not kept
+    assert len(kept) == 0
 
 
-def test_they_are_bounded() -> None:
+def test_they_are_bounded_by_caller() -> None:
+    """One caller that submits and leaves slowed every submission, and pushed out the ids of all others."""
     kept = Unconfirmed()
+    kept.add("other", "0", "mine")
     for number in range(unconfirmed.MOST + 1):
-        kept.add("t", str(number), str(number))
-    assert len(kept) == unconfirmed.MOST
-    assert kept.take("t", "0") is None
-    assert kept.take("t", "1") == "1"
+        kept.add("flood", str(number), str(number))
+    assert len(kept) == unconfirmed.MOST + 1
+    assert kept.take("flood", "0") is None
+    assert kept.take("flood", "1") == "1"
+    assert kept.take("other", "0") == "mine"
+
+
+def test_what_failed_again_is_kept_anew() -> None:
+    kept = Unconfirmed()
+    kept.add("c", "x", "1")
+    kept.add("c", "x", "2")
+    kept.add("c", "x", "1")
+    assert [kept.take("c", "x") for _ in range(3)] == ["2", "1", None]

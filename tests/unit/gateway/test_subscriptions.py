@@ -154,6 +154,35 @@ async def test_what_happens_to_a_turn_before_its_beginning_was_told_is_in_its_be
     assert {one for one, _ in read} == {*conversation.ids, "new"}
 
 
+async def test_a_conversation_that_is_followed_again_and_again_takes_nothing(conversation: Conversation) -> None:
+    """Each time wrapped the beginnings once more: 280,000 small frames of one client ended the gateway's process."""
+    subscription = conversation.subscriptions.open()
+    for _ in range(1_000):
+        conversation.subscriptions.follow_conversation(subscription, "default", "c")
+        conversation.subscriptions.follow_conversation(subscription, "default", "empty")
+    assert len(subscription._openings) == 1
+    for number in range(300_000):
+        subscription.push_as_read(iter(()) if number else iter([()]))
+    assert len(await conversation.read_all(subscription)) == conversation.TURNS
+
+
+async def test_what_is_followed_by_itself_is_told_though_the_conversation_is_left(conversation: Conversation) -> None:
+    """Its beginning was still to come, so its outcome was held back, and then never told."""
+    for follow in ("submitted", "known"):
+        subscription = conversation.subscriptions.open()
+        conversation.subscriptions.follow_conversation(subscription, "default", "c")
+        if follow == "submitted":
+            conversation.subscriptions.follow_new(subscription, "default", "r9")
+        else:
+            conversation.subscriptions.follow(subscription, "default", "r9")
+        conversation.subscriptions.unfollow_conversation(subscription, "default", "c")
+        conversation.event(RUNNING, "r9", NAMES.status)
+        read = await conversation.read_all(subscription)
+        assert {one for one, _ in read} == {"r9"}
+        assert len(read) in (1, 2)
+        subscription.close()
+
+
 async def test_who_stops_following_is_told_no_more_beginnings(conversation: Conversation) -> None:
     subscription = conversation.subscriptions.open()
     conversation.subscriptions.follow_conversation(subscription, "default", "c")

@@ -148,7 +148,7 @@ def _fields(entry: Json) -> Json:
         options = fields.get("options", {})
         return fields | ({"options": options | {"headers": sorted(options["headers"])}} if "headers" in options else {})
     except InvalidRequest as error:
-        raise CliFailure(f"the file's model {entry.get('id')}: {error}", exit_code=ExitCode.USAGE) from error
+        raise CliFailure(f"the model {entry.get('id')}: {error}", exit_code=ExitCode.USAGE) from error
 
 
 def _rows(model: Json) -> list[list[Any]]:

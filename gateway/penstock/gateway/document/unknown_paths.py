@@ -6,9 +6,6 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from fastapi import FastAPI
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from penstock.gateway.document.described_routes import ROUTES
 from penstock.gateway.edge.rules import shown_path
 from penstock.schemas.errors import NotFound
@@ -17,21 +14,10 @@ NEAR = 0.75
 SHOWN_CHARS = 200
 
 
-def install_unknown_paths(app: FastAPI) -> None:
-    """Answer in place of the framework's bare 404. Call it once."""
-    former: ASGIApp = app.router.default
-    paths = sorted({shown_path(path) for _, path in ROUTES} - {"/"})
-
-    async def unknown(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await former(scope, receive, send)
-            return
-        raise not_found(scope["path"], paths)
-
-    app.router.default = unknown
+PATHS = sorted({shown_path(path) for _, path in ROUTES} - {"/"})
 
 
-def not_found(path: str, paths: Iterable[str]) -> NotFound:
+def not_found(path: str, paths: Iterable[str] = PATHS) -> NotFound:
     """The error for an unknown path; it names up to three that are near."""
     near = near_paths(path, list(paths))
     shown = path[:SHOWN_CHARS].encode(errors="backslashreplace").decode()

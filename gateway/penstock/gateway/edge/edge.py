@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,11 +36,19 @@ from penstock.gateway.edge.errors import (
     refuse,
 )
 from penstock.gateway.edge.exchanges import Answer, empty_body, unless_set
-from penstock.gateway.edge.rules import WEBSOCKET, Access, Lasts, RouteTable, Rules, rules_of
+from penstock.gateway.edge.rules import UNKNOWN, WEBSOCKET, Access, Lasts, RouteTable, Rules, rules_of
 from penstock.gateway.edge.tickets import mask_access_logs
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
-from penstock.schemas.errors import Forbidden, InternalError, Overloaded, PenstockError, TenantLimit, Unauthenticated
+from penstock.schemas.errors import (
+    Forbidden,
+    InternalError,
+    NotFound,
+    Overloaded,
+    PenstockError,
+    TenantLimit,
+    Unauthenticated,
+)
 
 
 def _nothing_awaited(scope: str | None) -> PenstockError | None:
@@ -51,6 +60,7 @@ class EdgeParts:
     """What the edge asks. `awaited` names why a call of a scope cannot be served yet, or None."""
 
     routes: RouteTable
+    not_found: Callable[[str], NotFound] = lambda path: NotFound(f"there is no route {path[:200]}")
     policy: AuthPolicy
     allowances: Allowances
     connections: Connections
@@ -67,16 +77,29 @@ def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGI
         # The framework's own outer layers (errors, telemetry, body limits) are what the edge does itself.
         handlers = dict(app.exception_handlers)
         router: ASGIApp = AsyncExitStackMiddleware(app.router)
-        return Edge(ExceptionMiddleware(router if first is None else first(router), handlers=handlers), parts)
+        inner = ExceptionMiddleware(router if first is None else first(router), handlers=handlers)
+        return Edge(inner, ExceptionMiddleware(_refusing(parts), handlers=handlers), parts)
 
     app.build_middleware_stack = stack
+
+
+def _refusing(parts: EdgeParts) -> ASGIApp:
+    """What answers where no route does."""
+
+    async def refuse_unknown(scope: Scope, receive: Receive, send: Send) -> None:
+        if methods := parts.routes.methods(scope["path"]):
+            raise HTTPException(405, headers={"Allow": ", ".join(methods)})
+        raise parts.not_found(scope["path"])
+
+    return refuse_unknown
 
 
 class Edge:
     """Outermost: sees every HTTP exchange and every WebSocket."""
 
-    def __init__(self, app: ASGIApp, parts: EdgeParts) -> None:
+    def __init__(self, app: ASGIApp, unknown: ASGIApp, parts: EdgeParts) -> None:
         self._app = app
+        self._unknown = unknown
         self._parts = parts
         self._policy = parts.policy
         self._allowances = parts.allowances
@@ -145,7 +168,8 @@ class Edge:
             await self._app(scope, receive, answer)
             return
         with _slot(self._allowances.open_public(address)):
-            await self._app(scope, await self._body(rules, scope, receive, answer), answer)
+            app = self._unknown if rules is UNKNOWN else self._app
+            await app(scope, await self._body(rules, scope, receive, answer), answer)
 
     async def _serve_caller(
         self, rules: Rules, scope: Scope, headers: Headers, receive: Receive, answer: Answer
@@ -246,6 +270,9 @@ class Edge:
         self._policy.check_origin(headers.get("origin"), headers.get("host", ""))
         caller = self._allowances.with_priority(self._policy.authenticate(headers, ticket_of(scope)))
         scope["state"]["caller"] = caller
+        if rules is UNKNOWN:  # as the framework refuses it
+            await send({"type": "websocket.close", "code": 1000, "reason": ""})
+            return
         if rules.scope is not None:
             caller.require(rules.scope)
         self._allowances.call(caller)

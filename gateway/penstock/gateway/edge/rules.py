@@ -79,7 +79,10 @@ class Rules:
 
 
 UNKNOWN = Rules(access=Access.PUBLIC)
-"""A path that no route has, or a method that it has not: whoever asks hears so, with or without a key."""
+"""A path that no route has, or a method that it has not: whoever asks hears so, with or without a key.
+
+Such an exchange never reaches the framework, whose matching is laxer: `$` there also takes a line's end behind a path.
+"""
 
 
 def rules_of(scope: AsgiScope) -> Rules:
@@ -115,6 +118,11 @@ class RouteTable:
         pattern, rules = self._patterns.get(method, (None, ()))
         found = None if pattern is None else pattern.fullmatch(path)
         return UNKNOWN if found is None or found.lastgroup is None else rules[int(found.lastgroup[1:])]
+
+    def methods(self, path: str) -> list[str]:
+        """Those that a path has."""
+        methods = sorted({method for method, _ in self._declared} - {WEBSOCKET})
+        return [method for method in methods if self.rules(method, path) is not UNKNOWN]
 
 
 def _pattern(path: str) -> str:

@@ -202,12 +202,18 @@ class Session:
         key = frame.get("idempotency_key")
         if key is not None and not isinstance(key, str):
             raise InvalidRequest("idempotency_key must be text", param="idempotency_key")
-        request_id = asked.request_id if key is None else idempotent_request_id(self._caller.tenant, key)
-        self._news.hold(request_id)
+        held: list[str] = []
+
+        def hold(request_id: str) -> None:
+            held.append(request_id)
+            self._news.hold(request_id)
+
+        if key is not None:
+            hold(idempotent_request_id(self._caller.tenant, key))
         try:
             checked = await self._service.submitting.check(self._caller, asked)
             await keep_images(checked, images, self._allowances, self._service)
-            accepted = await self._service.submitting.submit(checked, idempotency_key=key)
+            accepted = await self._service.submitting.submit(checked, idempotency_key=key, on_id=hold)
             reply: dict[str, Any] = {"type": "accepted", "request_id": accepted.request_id}
             if accepted.replayed:
                 reply["replayed"] = True
@@ -215,7 +221,7 @@ class Session:
                 reply["id"] = frame["id"]
             self._reply(reply)
         finally:
-            self._subscription.push([Told(request_id=request_id, cursor=None)])
+            self._subscription.push([Told(request_id=one, cursor=None) for one in held])
         self._followed.add(accepted.request_id)
         self._service.subscriptions.follow_new(self._subscription, self._caller.tenant, accepted.request_id)
 

@@ -20,9 +20,17 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BrokerUnavailable, IdempotencyKeyReused, InvalidRequest, NotFound, Overloaded
+from penstock.schemas.errors import (
+    BrokerUnavailable,
+    IdempotencyKeyReused,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+)
 from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.ids import idempotent_request_id
+from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import InferenceRequest, ModelInfo, Origin
 from penstock.schemas.requests import content_hash
 from penstock.schemas.topics import TopicNames, priority_class
@@ -96,10 +104,17 @@ class Submitter:
         if request.output is not None:
             self._check_place(request.output.store, request.output.prefix)
         request = self._facts.routed(request)
-        await self._check_pool(request)
         models = self._facts.models()
-        model = find_model(models, request.task, request.model, request.pool)
-        self._allowances.check(caller, request, model)
+        model: str | None = None
+        missing: ModelNotFound | None = None
+        try:
+            model = find_model(models, request.task, request.model, request.pool)
+        except ModelNotFound as error:
+            missing = error
+        self._allowances.check(caller, request, model)  # first: who may not ask is told nothing of what there is
+        await self._check_pool(request)
+        if missing is not None:
+            raise missing
         check_abilities(models, request)
         return Checked(caller, request, model)
 
@@ -122,11 +137,12 @@ class Submitter:
         idempotency_key: str | None = None,
         traceparent: str | None = None,
         own_id: bool = False,
+        on_id: Callable[[str], None] = lambda _: None,
     ) -> Accepted:
         """Put a request on its topic and wait for the broker's word.
 
         `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace. `own_id`: the id of the
-        request means something, so it is no other's repeat.
+        request means something, so it is no other's repeat. `on_id` is told the id before the record is sent.
         Raises TenantLimit, Overloaded, BrokerUnavailable, TooLarge, IdempotencyKeyReused.
         """
         request = checked.request
@@ -136,38 +152,45 @@ class Submitter:
             if own_id:
                 await self._produce(request, traceparent)
                 return Accepted(request.request_id)
-            return await self._submit_new(request, traceparent)
+            return await self._submit_new(checked, traceparent, on_id)
 
-    async def _submit_new(self, request: InferenceRequest, traceparent: str | None) -> Accepted:
+    async def _submit_new(self, checked: Checked, traceparent: str | None, on_id: Callable[[str], None]) -> Accepted:
         """Under a new id, or under that of the same request whose record was not acknowledged."""
-        former = self._unconfirmed.take(request.tenant, content_hash(request)) if self._unconfirmed else None
+        request, by = checked.request, (checked.request.tenant, checked.caller.key_id)
+        former = self._unconfirmed.take(by, content_hash(request)) if self._unconfirmed else None
+        found = None if former is None else self._view.find((request.tenant, former))
+        if found is not None and (found.erased or (found.done and found.status_name != "completed")):
+            former = found = None  # it ended otherwise than whoever asks again wants
         if former is not None:
             request = dataclasses.replace(request, request_id=former)
-            if self._view.find((request.tenant, former)) is not None:
-                return Accepted(former, replayed=True)
+        on_id(request.request_id)
+        if found is not None:
+            return Accepted(request.request_id, replayed=True)
         try:
             await self._produce(request, traceparent)
-        except BrokerUnavailable as error:
-            self._unconfirmed.add(request.tenant, content_hash(request), request.request_id)
+        except BaseException as error:
+            sent = isinstance(error, BrokerUnavailable | asyncio.CancelledError)
+            if sent or former is not None:
+                kept_s = (request.ttl_ms or DEFAULT_LIMITS.default_ttl_ms) / 1000
+                self._unconfirmed.add(by, content_hash(request), request.request_id, kept_s)
+            if not isinstance(error, BrokerUnavailable):
+                raise
             raise BrokerUnavailable(
                 f"{error.message}; the request may be accepted all the same: sent again here, it stays one request",
                 retry_after_s=error.retry_after_s,
                 details={"request_id": request.request_id},
             ) from error
-        except asyncio.CancelledError:
-            self._unconfirmed.add(request.tenant, content_hash(request), request.request_id)
-            raise
         return Accepted(request.request_id, replayed=former is not None)
 
     def _outstanding(self, checked: Checked) -> AbstractContextManager[None]:
         return self._allowances.outstanding(checked.caller, in_kept_share=self._in_kept_share(checked.request))
 
     def _in_kept_share(self, request: InferenceRequest) -> bool:
-        """Whether the request's class, and its tenant in it, have so little waiting that room is kept for it."""
+        """Whether the request's class, and its tenant in it, have so little under way that room is kept for it."""
         klass, census, most = priority_class(request.priority), self._view.census, self._limits.max_live
         return (
-            census.waiting(klass) < most * KEPT_FOR_A_CLASS
-            and census.waiting(klass, request.tenant) < most * KEPT_FOR_A_TENANT
+            census.live(klass) < most * KEPT_FOR_A_CLASS
+            and census.live(klass, request.tenant) < most * KEPT_FOR_A_TENANT
         )
 
     def _check_room(self, request: InferenceRequest) -> None:

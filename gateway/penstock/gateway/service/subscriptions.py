@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any, cast
 
 from penstock.gateway.view.entries import Entry
@@ -41,7 +41,7 @@ class Subscription:
         self._connected = hub.connect(self._on_news)
         self._hub = hub
         self._single = single
-        self._openings: Iterator[Sequence[Frame]] = iter(())
+        self._openings: deque[Iterator[Sequence[Frame]]] = deque()
         """What is told of requests that were under way before this subscriber came, made as it is read."""
         self._on_news()
 
@@ -62,8 +62,15 @@ class Subscription:
 
     def push_as_read(self, openings: Iterable[Sequence[Frame]]) -> None:
         """Frames to be told whenever this subscriber has read all others: there may be more than its queue takes."""
-        self._openings = chain(self._openings, openings)
+        self._openings.append(iter(openings))
         self._ready.set()
+
+    def _next_opening(self) -> Sequence[Frame] | None:
+        while self._openings:
+            if (opening := next(self._openings[0], None)) is not None:
+                return opening
+            self._openings.popleft()
+        return None
 
     async def gone(self) -> Gone:
         """Wait until this subscriber was let go; why."""
@@ -96,7 +103,7 @@ class Subscription:
                 raise Stopping("the gateway restarts; follow on at any other", retry_after_s=1)
             if self._client.gone is not None:
                 return None
-            if (opening := next(self._openings, None)) is not None:
+            if (opening := self._next_opening()) is not None:
                 self.push(opening)
                 continue
             self._ready.clear()
@@ -181,10 +188,12 @@ class Subscriptions:
     def follow_new(self, subscription: Subscription, tenant: str, request_id: str) -> None:
         """Add a request that was just submitted. Who follows its conversation was told its beginning already."""
         entry = self._view.find((tenant, request_id))
-        if entry is None or ("conversation", tenant, entry.conversation_id) not in subscription.client.subjects:
+        client = subscription.client
+        told = entry is not None and ("conversation", tenant, entry.conversation_id) in client.subjects
+        if entry is None or not told or request_id in client.untold:
             self.follow(subscription, tenant, request_id)
         elif not entry.done:
-            self.hub.subscribe(subscription.client, ("request", tenant, request_id))
+            self.hub.subscribe(client, ("request", tenant, request_id))
 
     def unfollow(self, subscription: Subscription, tenant: str, request_id: str) -> None:
         self.hub.unsubscribe(subscription.client, ("request", tenant, request_id))
@@ -198,6 +207,8 @@ class Subscriptions:
             for entry in self._view.census.of_conversation(tenant, conversation_id)
             if ("request", *entry.key) not in client.subjects and entry.request_id not in client.untold
         ]
+        if not entries:
+            return
         client.untold.update(entry.request_id for entry in entries)
         subscription.push_as_read(self._openings(client, subject, entries))
 
@@ -206,7 +217,8 @@ class Subscriptions:
         for entry in entries:
             if entry.request_id in client.untold:
                 client.untold.remove(entry.request_id)
-                if subject in client.subjects and not entry.erased:
+                followed = subject in client.subjects or ("request", *entry.key) in client.subjects
+                if followed and not entry.erased:
                     yield self._opening(entry)
 
     def unfollow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:

@@ -13,6 +13,8 @@ from penstock.schemas.records import STATUS_RANKS
 from penstock.schemas.topics import CLASSES, priority_class
 
 K = TypeVar("K")
+Counted = tuple[str, str, int, str]
+"""How an entry is counted: (waiting, running or other; class or model; when it was accepted, if it waits; class)."""
 
 RUNNING = STATUS_RANKS["running"]
 
@@ -22,7 +24,8 @@ class Census:
 
     def __init__(self) -> None:
         self._waiting: dict[str, int] = dict.fromkeys(CLASSES, 0)
-        self._waiting_of: Counter[tuple[str, str]] = Counter()
+        self._live: Counter[str] = Counter()
+        self._live_of: Counter[tuple[str, str]] = Counter()
         self._running: Counter[str] = Counter()
         self._by_tenant: dict[str, dict[str, Entry]] = {}
         self._by_conversation: dict[tuple[str, str], dict[str, Entry]] = {}
@@ -35,9 +38,9 @@ class Census:
         """Requests that run, by model."""
         return self._running
 
-    def waiting(self, klass: str, tenant: str | None = None) -> int:
-        """Requests of a class that wait, of one tenant or of all."""
-        return self._waiting[klass] if tenant is None else self._waiting_of[tenant, klass]
+    def live(self, klass: str, tenant: str | None = None) -> int:
+        """Live requests of a class, of one tenant or of all."""
+        return self._live[klass] if tenant is None else self._live_of[tenant, klass]
 
     def of_tenant(self, tenant: str) -> list[Entry]:
         """The tenant's live requests."""
@@ -57,12 +60,13 @@ class Census:
             self._by_conversation.setdefault((entry.tenant, entry.conversation_id), {})[entry.request_id] = entry
             entry.listed = True
         status = entry.status
+        klass = priority_class(entry.priority)
         if status is None or status.rank < RUNNING:
-            now = ("waiting", priority_class(entry.priority), entry.accepted_ms)
+            now = ("waiting", klass, entry.accepted_ms, klass)
         elif status.status == "running" and entry.model is not None:
-            now = ("running", entry.model, 0)
+            now = ("running", entry.model, 0, klass)
         else:
-            now = ("other", "", 0)
+            now = ("other", "", 0, klass)
         before = entry.counted
         if now == before:
             return
@@ -84,38 +88,40 @@ class Census:
             _take_from(self._by_conversation, (entry.tenant, entry.conversation_id), entry.request_id)
             entry.listed = False
 
-    def _put_in(self, state: tuple[str, str, int], entry: Entry) -> None:
-        kind, name, accepted_ms = state
+    def _put_in(self, state: Counted, entry: Entry) -> None:
+        kind, name, accepted_ms, klass = state
+        self._live[klass] += 1
+        self._live_of[entry.tenant, klass] += 1
         if kind == "running":
             self._running[name] += 1
         elif kind == "waiting":
             self._waiting[name] += 1
-            self._waiting_of[entry.tenant, name] += 1
             if accepted_ms:
                 self._remember(name, accepted_ms, entry)
 
-    def _take_out(self, state: tuple[str, str, int], entry: Entry) -> None:
-        kind, name, _ = state
+    def _take_out(self, state: Counted, entry: Entry) -> None:
+        kind, name, _, klass = state
+        self._live[klass] -= 1
+        self._live_of[entry.tenant, klass] -= 1
+        if not self._live_of[entry.tenant, klass]:
+            del self._live_of[entry.tenant, klass]
         if kind == "running":
             self._running[name] -= 1
             if not self._running[name]:
                 del self._running[name]
         elif kind == "waiting":
             self._waiting[name] -= 1
-            self._waiting_of[entry.tenant, name] -= 1
-            if not self._waiting_of[entry.tenant, name]:
-                del self._waiting_of[entry.tenant, name]
 
     def _remember(self, klass: str, accepted_ms: int, entry: Entry) -> None:
         heap = self._oldest[klass]
         heapq.heappush(heap, (accepted_ms, next(self._number), entry))
         if len(heap) > 2 * self._waiting[klass] + 1_000:
-            heap[:] = [item for item in heap if item[2].counted == ("waiting", klass, item[0])]
+            heap[:] = [item for item in heap if item[2].counted == ("waiting", klass, item[0], klass)]
             heapq.heapify(heap)
 
     def _oldest_age_s(self, klass: str, now_ms: int) -> float:
         heap = self._oldest[klass]
-        while heap and heap[0][2].counted != ("waiting", klass, heap[0][0]):
+        while heap and heap[0][2].counted != ("waiting", klass, heap[0][0], klass):
             heapq.heappop(heap)
         return (now_ms - heap[0][0]) / 1000 if heap else 0.0
 

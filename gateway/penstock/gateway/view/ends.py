@@ -33,8 +33,8 @@ class Ends:
         self._waiters: list[tuple[Mapping[TP, int], asyncio.Future[None]]] = []
         self._stuck: dict[TP, tuple[int, float]] = {}
         """Partitions with lag: where the view stood there, and since when."""
-        self._short_since: float | None = None
-        """Since when the broker tells ends that the view has read beyond."""
+        self._short: tuple[TP, float, float] | None = None
+        """A partition of which the broker told an end that the view has read beyond: since when, and last."""
 
     def wake(self) -> None:
         """Tell who waits for what the view has reached."""
@@ -80,15 +80,18 @@ class Ends:
 
         A broker that starts again may tell such ones for a moment; logs that were cut or made anew have them to stay.
         """
-        short = next((tp for tp, end in ends.items() if end < before[tp]), None)
-        if short is None:
-            self._short_since = None
+        short = [tp for tp, end in ends.items() if end < before[tp]]
+        if not short:
+            self._short = None
             return
         now = time.monotonic()
-        self._short_since = now if self._short_since is None else self._short_since
-        if now - self._short_since < SHORT_S:
+        tp, since, last = self._short or (short[0], now, now)
+        if tp not in short or now - last > SHORT_S:  # another time
+            tp, since = short[0], now
+        self._short = tp, since, now
+        if now - since < SHORT_S:
             raise BrokerUnavailable(
-                f"the broker tells an end of {short[0]} that this gateway has read beyond; try again", retry_after_s=1
+                f"the broker tells an end of {tp[0]} that this gateway has read beyond; try again", retry_after_s=1
             )
 
     async def reach(self, ends: Mapping[TP, int], deadline_s: float) -> None:

@@ -69,7 +69,7 @@ class RequestState:
     """(epoch, attempt, characters) of the text that was copied for the file."""
     kept_bytes: int = ENTRY_BYTES
     """What it takes of the room for ended requests."""
-    counted: tuple[str, str, int] | None = None
+    counted: tuple[str, str, int, str] | None = None
     """As what the census counts it."""
     listed: bool = False
     """Whether the census has it under its conversation."""
