@@ -90,7 +90,8 @@ def named_colour(answer: str) -> bool:
 
 def asked(words: str, *artifact_ids: str) -> dict[str, Any]:
     parts = [{"type": "image", "image": {"artifact_id": one}} for one in artifact_ids]
-    return {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}]}
+    # Without a temperature its words are drawn by chance: now and then red is black.
+    return {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}], "temperature": 0}
 
 
 def test_draw_edit_and_talk_with_a_kill_between_and_an_erasure(system: System) -> None:
@@ -172,6 +173,7 @@ def over_http(system: System, gateway: Process) -> None:
     made = _edit(gateway, {**form, "penstock[inference_steps]": "2"})
     chat = client.chat.completions.create(
         model="eyes",
+        temperature=0,
         messages=[{"role": "user", "content": "What colour is it?"}],
         extra_body={"penstock": {"conversation_id": "trip"}},
     )
