@@ -44,6 +44,17 @@ def service_with(part: Any, artifacts: Any = None) -> GatewayService:
     )
 
 
+def edge_of(context: GatewayContext, routes: RouteTable = TABLE, bodies: BodyLimits | None = None) -> EdgeParts:
+    """The edge in front of an app with this context."""
+    return EdgeParts(
+        routes=routes,
+        policy=context.policy,
+        allowances=context.allowances,
+        connections=context.connections,
+        bodies=bodies or BodyLimits(),
+    )
+
+
 def artifact_app(
     store: ArtifactStore, allowances: Allowances | None = None, policy: AuthPolicy | None = None
 ) -> FastAPI:
@@ -54,12 +65,5 @@ def artifact_app(
     app = FastAPI()
     put_context(app, context)
     app.include_router(artifact_routes.router)
-    parts = EdgeParts(
-        routes=TABLE,
-        policy=context.policy,
-        allowances=allowances,
-        connections=context.connections,
-        bodies=BodyLimits(max_file_bytes=store.max_bytes),
-    )
-    install_edge(app, parts)
+    install_edge(app, edge_of(context, bodies=BodyLimits(max_file_bytes=store.max_bytes)))
     return app

@@ -26,7 +26,6 @@ from penstock.cli.ordered import read_orders
 from penstock.cli.paths import default_data_dir
 from penstock.cli.readiness import Readiness, ask
 from penstock.cli.state import Home, PartState, SystemState
-from penstock.common.desired import Desired
 from penstock.common.orders import in_force, order_lines
 
 DETACH_DEADLINE_S = 1800.0
@@ -217,7 +216,7 @@ def status(
     looked = [(part, readiness_of_part(part)) for part in state.parts]
     parts = [{**asdict(part), "ready": found.serves, "readiness": asdict(found)} for part, found in looked]
     ready = state.phase == "ready" and all(found.status == "ready" for _, found in looked)
-    orders = order_lines(orders_of(home, state))
+    orders = orders_of(home, state)
     if as_json:
         shown = {**asdict(state), "parts": parts, "ready": ready, "orders": orders, "data_dir": str(home.data_dir)}
         typer.echo(json.dumps(shown))
@@ -244,11 +243,12 @@ def models_of(state: SystemState) -> str:
     return where_models_are((url or "http://127.0.0.1:0").removesuffix("/readyz"), state.models)
 
 
-def orders_of(home: Home, state: SystemState) -> list[Desired]:
-    """The orders that are in force; none where the broker does not tell."""
+def orders_of(home: Home, state: SystemState) -> list[str]:
+    """A line for each order that is in force, or one that says why nobody knows them."""
     written = home.data_dir / "run.toml"
     use_config(written if written.exists() else None)
-    return in_force(read_orders(load(ClusterSettings).kafka_settings(state.bootstrap_servers)) or {})
+    found = read_orders(load(ClusterSettings).kafka_settings(state.bootstrap_servers))
+    return ["unknown: the broker does not answer"] if found is None else order_lines(in_force(found))
 
 
 def readiness_of_part(part: PartState) -> Readiness:

@@ -14,14 +14,13 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, WebSocket
 
-from gateway_parts import service_with
+from gateway_parts import edge_of, service_with
 from penstock.cli.paths import free_port
 from penstock.gateway.app import server_config
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
-from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
-from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller, caller_of
@@ -301,14 +300,8 @@ def make_app(service: FakeService, policy: AuthPolicy, **conf: Any) -> FastAPI:
         return request_id
 
     section = settings.gateway
-    parts = EdgeParts(
-        routes=TABLE,
-        policy=policy,
-        allowances=context.allowances,
-        connections=context.connections,
-        bodies=BodyLimits(max_bytes=section.max_body_bytes, timeout_s=section.body_timeout_s),
-    )
-    install_edge(app, parts, HotRoutes)
+    bodies = BodyLimits(max_bytes=section.max_body_bytes, timeout_s=section.body_timeout_s)
+    install_edge(app, edge_of(context, bodies=bodies), HotRoutes)
     return app
 
 

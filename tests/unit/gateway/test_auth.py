@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, WebSocket
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from gateway_parts import routes_with
+from gateway_parts import edge_of, routes_with
 from penstock.gateway.context import GatewayContext, put_context
 from penstock.gateway.edge.auth import (
     AuthPolicy,
@@ -19,8 +19,7 @@ from penstock.gateway.edge.auth import (
     caller_of,
     check_bind,
 )
-from penstock.gateway.edge.bodies import BodyLimits
-from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.edge.keys import create_key, list_keys, revoke_key
 from penstock.gateway.edge.rules import Rules, Scope
 from penstock.gateway.limits.callers import Caller
@@ -52,14 +51,8 @@ def make_app(policy: AuthPolicy) -> FastAPI:
         await socket.close()
 
     scopes: dict[str, Scope] = {"GET": "read", "POST": "submit", "DELETE": "cancel"}
-    parts = EdgeParts(
-        routes=routes_with({(method, "/v1/whoami"): Rules(scope=scope) for method, scope in scopes.items()}),
-        policy=policy,
-        allowances=context.allowances,
-        connections=context.connections,
-        bodies=BodyLimits(),
-    )
-    install_edge(app, parts)
+    routes = routes_with({(method, "/v1/whoami"): Rules(scope=scope) for method, scope in scopes.items()})
+    install_edge(app, edge_of(context, routes))
     return app
 
 

@@ -11,13 +11,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gateway_parts import service_with
+from gateway_parts import edge_of, service_with
 from penstock.common.clock import now_ms
 from penstock.gateway.context import GatewayContext, put_context
-from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge.auth import AuthPolicy
-from penstock.gateway.edge.bodies import BodyLimits
-from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.edge.keys import create_key
 from penstock.gateway.routes import health
 from penstock.gateway.service.facts import Facts
@@ -54,14 +52,7 @@ def app_of(facts: Facts, policy: AuthPolicy) -> FastAPI:
     app = FastAPI()
     put_context(app, context)
     app.include_router(health.router)
-    parts = EdgeParts(
-        routes=TABLE,
-        policy=policy,
-        allowances=context.allowances,
-        connections=context.connections,
-        bodies=BodyLimits(),
-    )
-    install_edge(app, parts)
+    install_edge(app, edge_of(context))
     return app
 
 

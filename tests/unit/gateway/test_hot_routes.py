@@ -8,11 +8,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from gateway_parts import edge_of
 from penstock.gateway.context import GatewayContext, put_context
 from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge.auth import AuthPolicy
-from penstock.gateway.edge.bodies import BodyLimits
-from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.hot_routes import HotRoutes, hot_endpoint
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import native
@@ -52,14 +52,7 @@ def make_app(*, hot: bool) -> FastAPI:
     put_context(app, context)
     for part in (native, openai_routes):
         app.include_router(part.router)
-    parts = EdgeParts(
-        routes=TABLE,
-        policy=policy,
-        allowances=context.allowances,
-        connections=context.connections,
-        bodies=BodyLimits(),
-    )
-    install_edge(app, parts, HotRoutes if hot else None)
+    install_edge(app, edge_of(context), HotRoutes if hot else None)
     return app
 
 

@@ -18,13 +18,12 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from gateway_parts import service_with
+from gateway_parts import edge_of, service_with
 from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.context import GatewayContext, put_context
-from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
-from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.limits import Limits
@@ -157,14 +156,7 @@ def make(
     put_context(app, context)
     for part in (native, openai_routes, image_routes):
         app.include_router(part.router)
-    edge = EdgeParts(
-        routes=TABLE,
-        policy=context.policy,
-        allowances=allowances,
-        connections=context.connections,
-        bodies=BodyLimits(max_file_bytes=50_000),
-    )
-    install_edge(app, edge)
+    install_edge(app, edge_of(context, bodies=BodyLimits(max_file_bytes=50_000)))
     transport = httpx.ASGITransport(app)
     http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
     client = openai.AsyncOpenAI(

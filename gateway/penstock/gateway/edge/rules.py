@@ -64,8 +64,10 @@ class Lasts(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """One route's. `scope` is what the caller's key needs; None: any key. `hot` answers plain calls in the framework's
-    place."""
+    """What the edge holds one route to.
+
+    `scope`: what the caller's key needs; None: any key. `hot`: called for plain calls, without the framework.
+    """
 
     access: Access = Access.CALLER
     scope: Scope | None = None

@@ -141,8 +141,8 @@ class Submitter:
     ) -> Accepted:
         """Put a request on its topic and wait for the broker's word.
 
-        `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace. `own_id`: the id of the
-        request means something, so it is no other's repeat. `on_id` is told the id before the record is sent.
+        `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace. `own_id`: the id was
+        chosen by the caller, and is never replaced. `on_id` is told the id before the record is sent.
         Raises TenantLimit, Overloaded, BrokerUnavailable, TooLarge, IdempotencyKeyReused.
         """
         request = checked.request
@@ -169,11 +169,11 @@ class Submitter:
         try:
             await self._produce(request, traceparent)
         except BaseException as error:
-            sent = isinstance(error, BrokerUnavailable | asyncio.CancelledError)
-            if sent or former is not None:
+            unanswered = isinstance(error, BrokerUnavailable) and not isinstance(error.__cause__, NotFound)
+            if unanswered or former is not None or isinstance(error, asyncio.CancelledError):
                 kept_s = (request.ttl_ms or DEFAULT_LIMITS.default_ttl_ms) / 1000
                 self._unconfirmed.add(by, content_hash(request), request.request_id, kept_s)
-            if not isinstance(error, BrokerUnavailable):
+            if not (unanswered and isinstance(error, BrokerUnavailable)):
                 raise
             raise BrokerUnavailable(
                 f"{error.message}; the request may be accepted all the same: sent again here, it stays one request",

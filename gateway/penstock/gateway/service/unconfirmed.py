@@ -24,9 +24,6 @@ class Unconfirmed:
         self._callers: OrderedDict[Hashable, _OfCaller] = OrderedDict()
         """Whoever added last is last."""
 
-    def __len__(self) -> int:
-        return sum(len(one.known) for one in self._callers.values())
-
     def __bool__(self) -> bool:
         self._forget_callers()
         return bool(self._callers)

@@ -76,7 +76,7 @@ class Ends:
         return ends
 
     def _check_ends(self, before: Mapping[TP, int], ends: Mapping[TP, int]) -> None:
-        """Raises BrokerUnavailable for ends that this view has read beyond: what else stands there, nobody knows.
+        """Raises BrokerUnavailable for ends that this view has read beyond: the broker may hide other records too.
 
         A broker that starts again may tell such ones for a moment; logs that were cut or made anew have them to stay.
         """
