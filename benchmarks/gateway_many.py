@@ -1,18 +1,24 @@
 """A gateway that knows half a million ended requests, a tenth of them embeddings: lists, look-ups, loop and memory.
 
     make bench BENCHMARKS=gateway_many ARGS="--requests 500000"
+    make bench BENCHMARKS=gateway_many ARGS="--requests 50000 --chunks 20"
 
-The requests and outcomes are written straight onto the topics. Then a new gateway reads them all, and a client asks for
-pages, filtered pages and single requests, while a watchdog on the gateway's own loop notes its longest pauses.
+The requests and outcomes are written straight onto the topics; with `--chunks` every request is a stream of so many
+pieces with two statuses. Then a new gateway reads them all, and a client asks for pages, filtered pages and single
+requests, while a watchdog on the gateway's own loop notes its longest pauses. The floor is a consumer that reads the
+same topics and does nothing with the records. At last the gateway is started again with the view that it has.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
+import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -23,21 +29,22 @@ from typing import Any
 import httpx
 import psutil
 from common import broker, percentile, system
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from penstock.schemas.codec import default_codec
 from penstock.schemas.ids import new_request_id
-from penstock.schemas.records import Origin, ResultEvent
+from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, ResultEvent, StatusEvent
 from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import partition_for
 from system import System, eventually, free_port
 
 FLOATS = [[0.001 * number for number in range(1_024)]] * 2
 WATCH_S = 0.005
+TOGETHER = 64
 
 
 def serve(port: int) -> None:
-    """A gateway as `penstock gateway` runs it, with a watchdog on its loop and a route that tells what it saw."""
+    """A gateway as `penstock gateway` runs it, with a watchdog on its loop: at SIGUSR1 what it saw goes to a file."""
     import uvicorn
     import uvloop
 
@@ -54,16 +61,18 @@ def serve(port: int) -> None:
             await asyncio.sleep(WATCH_S)
             pauses.append(loop.time() - began - WATCH_S)
 
-    async def told() -> dict[str, Any]:
+    def tell() -> None:
         worst = sorted(pauses)[-5:]
         pauses.clear()
-        return {"worst_ms": [round(1000 * pause, 1) for pause in worst]}
+        told = Path(os.environ["PENSTOCK_GATEWAY__VIEW_PATH"]).with_suffix(".loop")
+        told.with_suffix(".new").write_text(json.dumps({"worst_ms": [round(1000 * pause, 1) for pause in worst]}))
+        told.with_suffix(".new").rename(told)
 
-    app.router.add_api_route("/healthz/loop", told)
     server = uvicorn.Server(server_config(app, "127.0.0.1", port, drain_s=1))
 
     async def run() -> None:
         watching = asyncio.create_task(watch())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tell)
         await server.serve()
         watching.cancel()
 
@@ -71,14 +80,15 @@ def serve(port: int) -> None:
         runner.run(run())
 
 
-def records(count: int) -> Iterator[tuple[Any, Any, Any]]:
-    """(request, its outcome, its id as a key), every tenth an embedding of 2 × 1,024 floats."""
+def records(count: int, *, streams: bool) -> Iterator[tuple[Any, Any, Any]]:
+    """(request, its outcome, its id as a key), every tenth an embedding of 2 × 1,024 floats unless all are streams."""
     for number in range(count):
-        embedding = number % 10 == 0
+        embedding = number % 10 == 0 and not streams
         body: dict[str, Any] = {"task": "embedding", "payload": {"input": ["a", "b"]}}
         if not embedding:
             messages = [{"role": "user", "content": f"question {number}"}]
             body = {"task": "text_generation", "payload": {"messages": messages}, "priority": number % 10}
+            body["stream"] = streams
             if number % 7 == 0:
                 body["conversation_id"] = f"c{number % 500}"
         request = parse_request(body, request_id=new_request_id(), now_ms=time.time_ns() // 10**6)
@@ -87,35 +97,114 @@ def records(count: int) -> Iterator[tuple[Any, Any, Any]]:
         yield request, outcome, request.request_id.encode()
 
 
-def fill(whole: System, count: int) -> list[str]:
-    """Write the requests, then their outcomes; the ids."""
+def events_of(request: InferenceRequest, topic: str, number: int, outcome: Any, chunks: int) -> Iterator[Any]:
+    """What a worker says of a request, in its order."""
+    common: dict[str, Any] = {
+        "request_id": request.request_id,
+        "tenant": "default",
+        "origin": Origin(topic=topic, partition=0, offset=number, append_time_ms=request.created_at),
+        "attempt": 1,
+        "epoch": 1,
+        "created_at": request.created_at + 5,
+        "worker_id": "fill",
+    }
+    event = ResultEvent(kind="terminal", status="completed", task=request.task, model="m", **outcome, **common)
+    if chunks:
+        yield StatusEvent(status="running", done=False, rank=STATUS_RANKS["running"], model="m", **common)
+        whole = outcome["text_generation"]["text"]
+        size = max(1, len(whole) // chunks)
+        for at in range(chunks):
+            text = whole[at * size : (at + 1) * size if at < chunks - 1 else len(whole)]
+            yield dataclasses.replace(
+                event,
+                kind="chunk",
+                status=None,
+                model=None,
+                text_generation=None,
+                text=text,
+                text_offset=at * size,
+                token_ids=[at],
+                first_token_index=at,
+            )
+    yield event
+    if chunks:
+        yield StatusEvent(status="completed", done=True, rank=STATUS_RANKS["completed"], model="m", **common)
+
+
+def fill(whole: System, count: int, chunks: int = 0) -> list[str]:
+    """Write the requests, and beside them what a worker that runs `TOGETHER` at a time says of them; the ids."""
     codec, names = default_codec(), whole.names
     producer = Producer({"bootstrap.servers": whole.bootstrap, "linger.ms": 20, "compression.type": "lz4"})
     ids: list[str] = []
-    for number, (request, outcome, key) in enumerate(records(count)):
-        topic = names.request(request.task, request.priority)
-        producer.produce(topic, codec.encode(request), key=key)
-        event = ResultEvent(
-            request_id=request.request_id,
-            tenant="default",
-            kind="terminal",
-            status="completed",
-            origin=Origin(topic=topic, partition=0, offset=number, append_time_ms=request.created_at),
-            task=request.task,
-            attempt=1,
-            epoch=1,
-            created_at=request.created_at + 5,
-            worker_id="fill",
-            model="m",
-            **outcome,
-        )
-        producer.produce(names.result, codec.encode(event), key=key, partition=partition_for(key, 4))
-        ids.append(request.request_id)
-        while len(producer) > 50_000:
-            producer.poll(0.05)
+    found = enumerate(records(count, streams=chunks > 0))
+    while some := list(itertools.islice(found, TOGETHER)):
+        told: list[Iterator[Any]] = []
+        for number, (request, outcome, key) in some:
+            topic = names.request(request.task, request.priority)
+            producer.produce(topic, codec.encode(request), key=key)
+            told.append(events_of(request, topic, number, outcome, chunks))
+            ids.append(request.request_id)
+        for event in (one for turn in itertools.zip_longest(*told) for one in turn if one is not None):
+            topic = names.result if isinstance(event, ResultEvent) else names.status
+            key = event.request_id.encode()
+            headers = {"penstock-kind": event.kind} if isinstance(event, ResultEvent) else None
+            producer.produce(topic, codec.encode(event), key=key, partition=partition_for(key, 4), headers=headers)
+            while len(producer) > 50_000:
+                producer.poll(0.05)
         producer.poll(0)
     assert producer.flush(120) == 0
     return ids
+
+
+def bare(whole: System) -> tuple[int, float]:
+    """(records, seconds) of a consumer that reads the same topics and looks at nothing."""
+    names = whole.names
+    consumer = Consumer({"bootstrap.servers": whole.bootstrap, "group.id": "bare", "enable.auto.commit": False})
+    topics = [names.result, names.status, *names.request_topics()]
+    known = consumer.list_topics(timeout=10).topics
+    partitions = [TopicPartition(topic, number, 0) for topic in topics for number in known[topic].partitions]
+    left = sum(consumer.get_watermark_offsets(one, 10)[1] for one in partitions)
+    total, began = left, time.monotonic()
+    consumer.assign(partitions)
+    while left > 0:
+        left -= len(consumer.consume(500, 1.0))
+    took = time.monotonic() - began
+    consumer.close()
+    return total, took
+
+
+def start(whole: System, port: int) -> subprocess.Popen[bytes]:
+    """A gateway of its own process, with the view of this run."""
+    env = {"PENSTOCK_CONFIG": str(whole.config()), "PENSTOCK_GATEWAY__VIEW_PATH": str(whole.folder / "many.sqlite")}
+    with (whole.folder / "many.log").open("wb") as log:
+        command = [sys.executable, str(Path(__file__)), "--serve", str(port)]
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **env})
+
+
+def pauses(process: subprocess.Popen[bytes], whole: System) -> dict[str, Any]:
+    """The longest pauses of the gateway's loop since it was last asked."""
+    told = whole.folder / "many.loop"
+    told.unlink(missing_ok=True)
+    process.send_signal(signal.SIGUSR1)
+    eventually(told.exists, 10, lambda: "the gateway's watchdog says nothing")
+    return json.loads(told.read_text())
+
+
+def until_ready(http: httpx.Client, whole: System) -> float:
+    """Wait until the gateway is ready; the seconds since it began to read."""
+    answered: list[float] = []
+
+    def ready() -> bool:
+        try:
+            answer = http.get("/readyz")
+        except httpx.HTTPError:
+            return False
+        if answer.status_code == 200 or "catching up" in answer.text:
+            answered.append(time.monotonic())
+        return answer.status_code == 200
+
+    eventually(ready, 600, lambda: (whole.folder / "many.log").read_text()[-2_000:])
+    return answered[-1] - answered[0]
 
 
 def measure(http: httpx.Client, ids: list[str], rounds: int) -> dict[str, dict[str, float]]:
@@ -147,6 +236,7 @@ def measure(http: httpx.Client, ids: list[str], rounds: int) -> dict[str, dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=500_000)
+    parser.add_argument("--chunks", type=int, default=0, help="pieces of each request's text")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--quick", action="store_true", help="20,000 requests")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
@@ -157,41 +247,43 @@ def main() -> None:
     count = 20_000 if arguments.quick else arguments.requests
     with broker() as bootstrap, system(bootstrap) as whole:
         began = time.monotonic()
-        ids = fill(whole, count)
+        ids = fill(whole, count, arguments.chunks)
         filled_s = time.monotonic() - began
+        total, bare_s = bare(whole)
         port = free_port()
-        env = {"PENSTOCK_CONFIG": str(whole.config()), "PENSTOCK_GATEWAY__VIEW_PATH": str(whole.folder / "many.sqlite")}
-        began = time.monotonic()
-        with (whole.folder / "many.log").open("wb") as log:
-            command = [sys.executable, str(Path(__file__)), "--serve", str(port)]
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **env})
+        process = start(whole, port)
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
-
-                def ready() -> bool:
-                    try:
-                        return http.get("/readyz").status_code == 200
-                    except httpx.HTTPError:
-                        return False
-
-                eventually(ready, 600, lambda: (whole.folder / "many.log").read_text()[-2_000:])
-                read_s = time.monotonic() - began
+                read_s = until_ready(http, whole)
                 cpu = psutil.Process(process.pid).cpu_times()
-                reading = http.get("/healthz/loop").json()
+                reading = pauses(process, whole)
                 eventually(lambda: http.get(f"/v1/requests/{ids[-1]}").json()["done"], 60, lambda: "not written")
-                http.get("/healthz/loop")
+                pauses(process, whole)
                 figures = measure(http, ids, arguments.rounds)
-                asking = http.get("/healthz/loop").json()
+                asking = pauses(process, whole)
             mib = psutil.Process(process.pid).memory_full_info().uss // 2**20
+            process.terminate()
+            process.wait(30)
+            process = start(whole, port)
+            began = time.monotonic()
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+                until_ready(http, whole)
+                assert http.get(f"/v1/requests/{ids[0]}").json()["done"]
+                again_s = time.monotonic() - began
         finally:
             process.terminate()
             process.wait(30)
+        file_mib = sum(path.stat().st_size for path in whole.folder.glob("many.sqlite*")) // 2**20
     result = {
         "requests": count,
         "filled_s": round(filled_s, 1),
         "read_s": round(read_s, 1),
-        "records_per_s": round(2 * count / read_s),
-        "cpu_us_per_record": round(1e6 * (cpu.user + cpu.system) / (2 * count)),
+        "records_per_s": round(total / read_s),
+        "bare_records_per_s": round(total / bare_s),
+        "ratio": round(bare_s / read_s, 3),
+        "cpu_us_per_record": round(1e6 * (cpu.user + cpu.system) / total, 1),
+        "started_again_s": round(again_s, 1),
+        "file_mib": file_mib,
         "loop_while_reading": reading,
         "loop_while_asked": asking,
         "memory_mib": mib,
