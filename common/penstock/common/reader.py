@@ -61,6 +61,8 @@ class RawMessage:
 
 
 OnBatch = Callable[[Sequence[RawMessage]], None]
+Select = Callable[[Sequence[Message]], Sequence[RawMessage]]
+"""What `on_batch` is told of some messages of librdkafka, which are no errors."""
 
 
 def make_consumer(
@@ -114,8 +116,8 @@ class PartitionReader:
 
     `topics` may instead map (topic, partition) to the offset to begin at. `on_batch` runs on the reader's thread with
     up to `batch_size` records. When it raises, reading ends and `failure` says why. Without `tells_ends` it costs less,
-    and `wait_until_caught_up` takes longer when no record stands before a partition's end. Records of topics in
-    `without_headers` come without them, which costs less too. `on_idle` runs on the same thread when `poll_s` brought
+    and `wait_until_caught_up` takes longer when no record stands before a partition's end. `select` says what is told
+    of the records that came: all of each, unless it is given. `on_idle` runs on the same thread when `poll_s` brought
     nothing.
     """
 
@@ -131,11 +133,11 @@ class PartitionReader:
         fetch_wait_ms: int = 100,
         poll_s: float = 0.1,
         tells_ends: bool = True,
-        without_headers: Container[str] = (),
+        select: Select | None = None,
         on_idle: Callable[[], None] = lambda: None,
         name: str = "penstock-reader",
     ) -> None:
-        self._without_headers = without_headers
+        self._select: Select = select or raw_messages
         self._settings = settings
         self._topics = topics
         self._start: Start = start
@@ -291,21 +293,20 @@ class PartitionReader:
         if first is None:
             self._on_idle()
             return
-        batch: list[RawMessage] = []
+        messages: list[Message] = []
         reached: dict[TP, int] = {}
         for message in [first, *self._consumer.consume(self._batch_size - 1, 0)]:
             error = message.error()
             if error is None:
-                record = raw_message(message, self._without_headers)
-                batch.append(record)
-                reached[record.topic, record.partition] = record.offset + 1
+                messages.append(message)
+                reached[message.topic() or "", message.partition() or 0] = (message.offset() or 0) + 1
             elif error.code() == _PARTITION_EOF:
                 # Behind the last record there may be offsets that compaction emptied: the end is reached all the same.
                 tp = (message.topic() or "", message.partition() or 0)
                 reached[tp] = max(reached.get(tp, 0), message.offset() or 0)
             else:
                 logger.warning("reader.error topic=%s error=%s", message.topic(), error)
-        if batch:
+        if messages and (batch := self._select(messages)):
             self._on_batch(batch)
         with self._moved:
             for tp, offset in reached.items():
@@ -340,6 +341,11 @@ def raw_message(message: Message, without_headers: Container[str] = ()) -> RawMe
         headers,
         readable,
     )
+
+
+def raw_messages(messages: Sequence[Message]) -> list[RawMessage]:
+    """Records of librdkafka as values, whole."""
+    return [raw_message(message) for message in messages]
 
 
 class BatchQueue:
@@ -409,11 +415,17 @@ def read_to_end(
 
 
 def read_ranges(
-    settings: KafkaSettings, ranges: Mapping[TP, tuple[int, int]], give_up: float, most: int | None = None
+    settings: KafkaSettings,
+    ranges: Mapping[TP, tuple[int, int]],
+    give_up: float,
+    most: int | None = None,
+    *,
+    keys: Container[bytes | None] | None = None,
 ) -> list[RawMessage]:
     """The records of these ranges of offsets (from, to but not with), partition by partition; `most` of each at most.
 
-    They must lie between the offsets that the partition has. Raises BrokerUnavailable at `give_up` (monotonic).
+    They must lie between the offsets that the partition has. With `keys` only the records of these keys.
+    Raises BrokerUnavailable at `give_up` (monotonic).
     """
     ranges = {tp: (begin, end) for tp, (begin, end) in ranges.items() if begin < end}
     if not ranges:
@@ -421,7 +433,7 @@ def read_ranges(
     consumer = make_consumer(settings)
     try:
         consumer.assign([TopicPartition(*tp, begin) for tp, (begin, _) in ranges.items()])
-        return _read_up_to(consumer, {tp: end for tp, (_, end) in ranges.items()}, give_up, most)
+        return _read_up_to(consumer, {tp: end for tp, (_, end) in ranges.items()}, give_up, most, keys)
     except KafkaException as error:
         topic = next(iter(ranges))[0]
         raise from_kafka(error, f"read {topic}", topic) from error
@@ -454,7 +466,13 @@ def empty_ranges(
     return empty
 
 
-def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float, most: int | None) -> list[RawMessage]:
+def _read_up_to(
+    consumer: Consumer,
+    left: dict[TP, int],
+    give_up: float,
+    most: int | None,
+    keys: Container[bytes | None] | None,
+) -> list[RawMessage]:
     found: dict[TP, list[RawMessage]] = {tp: [] for tp in left}
     while left:
         if (remaining := give_up - time.monotonic()) <= 0:
@@ -466,7 +484,7 @@ def _read_up_to(consumer: Consumer, left: dict[TP, int], give_up: float, most: i
         tp, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
         error = message.error()
         if error is None:
-            if offset < left.get(tp, -1):
+            if offset < left.get(tp, -1) and (keys is None or message.key() in keys):
                 found[tp].append(raw_message(message))
             reached = offset + 1
         elif error.code() == _PARTITION_EOF:

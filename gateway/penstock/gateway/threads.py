@@ -97,9 +97,11 @@ class Threads:
         """Calls of the artifact store."""
         self.ends = Pool("ends", 2)
         """Ends of partitions, for whoever must know that the view has seen all."""
+        self.pieces = Pool("pieces", 2)
+        """Streams that are read again, for whoever comes to one that nobody followed."""
         self.metadata = Pool("metadata", 2)
         """Which topics and partitions there are."""
 
     def close(self) -> None:
-        for pool in (self.lists, self.conversations, self.artifacts, self.ends, self.metadata):
+        for pool in (self.lists, self.conversations, self.artifacts, self.ends, self.pieces, self.metadata):
             pool.close()

@@ -100,7 +100,10 @@ class Codec:
         return self._reading(record_type, lambda text: make_decoder(text, current, record_type, without))
 
     def head(self, record_type: type[Record], *names: str) -> Callable[[bytes], tuple[Any, ...]]:
-        """What reads only these fields of a record. It raises as `decode`, but looks at nothing behind the last."""
+        """What reads only these fields of a record. It raises as `decode`, but looks at nothing behind the last.
+
+        The last item of the tuple is a number of bytes: two messages that begin with the same ones agree in the fields.
+        """
         current = schema_text(record_type.__name__)
         return self._reading(record_type, lambda text: make_head(text, current, record_type, names))
 

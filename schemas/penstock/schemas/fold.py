@@ -72,6 +72,7 @@ class ResultFold:
         "_parts",
         "attempt",
         "epoch",
+        "gap",
         "offset",
         "origin",
         "request_id",
@@ -94,9 +95,16 @@ class ResultFold:
         self.token_count = 0
         self.restarts = 0
         self.terminal: ResultEvent | None = None
+        self.gap = False
+        """Whether text, or a piece of a call, of the current (epoch, attempt) is missing before a later one."""
         self._parts: list[str] = []
         self._length = 0
         self._calls: list[int] | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The current (epoch, attempt): the highest that was seen."""
+        return self.epoch, self.attempt
 
     @property
     def text(self) -> str:
@@ -112,27 +120,55 @@ class ResultFold:
         """Set the state that another fold of the same request had (a gateway's view after its restart)."""
         self.origin, self.epoch, self.attempt = origin, epoch, attempt
         self._parts, self._length, self.token_count = ([text] if text else []), len(text), token_count
-        self._calls = self.worker_id = None
+        self._calls, self.worker_id, self.gap = None, None, False
+
+    def hold_text_of(self, other: ResultFold) -> None:
+        """Take the text that another fold of the same request made of the current (epoch, attempt)."""
+        if other.place == self.place:
+            self._parts, self._length, self.token_count = [other.text], other.text_length, other.token_count
+            self._calls, self.gap = other._calls, other.gap
 
     def apply(self, event: ResultEvent, offset: int | None = None) -> FoldStep:
         """Take the next event of the log. Events of other requests are ignored."""
-        if self.terminal is not None or (event.request_id, event.tenant) != (self.request_id, self.tenant):
+        newer = self._follows(event)
+        if newer is None:
             return IGNORED
-        if self.origin is not None and not same_origin(self.origin, event.origin):
-            return IGNORED
-        place = (event.epoch, event.attempt)
-        current = (self.epoch, self.attempt)
-        if place < current or (place == current and self.worker_id not in (None, event.worker_id)):
-            return IGNORED
-        self.origin, self.worker_id = event.origin, event.worker_id
-        newer = place > current
         if event.kind == "terminal":
-            self.epoch, self.attempt = place
+            self.epoch, self.attempt = event.epoch, event.attempt
             self.terminal, self.offset = event, offset
             return Terminal(event)
         if event.kind == "preview" and event.preview is not None:
             return self._preview(event, newer, offset)
         return self._chunk(event, newer, offset)
+
+    def pass_over(self, event: ResultEvent) -> bool:
+        """Take no more of the next event than what it decides about later ones; whether that was anything.
+
+        Of the events of one (epoch, attempt) only the first decides anything, but for the terminal one, which is for
+        `apply`.
+        """
+        newer = self._follows(event)
+        if newer:
+            self._begin(event)
+        return bool(newer)
+
+    def _follows(self, event: ResultEvent) -> bool | None:
+        """Whether the event begins a newer (epoch, attempt); None if it is not to be heard."""
+        if self.terminal is not None or (event.request_id, event.tenant) != (self.request_id, self.tenant):
+            return None
+        if self.origin is not None and not same_origin(self.origin, event.origin):
+            return None
+        place = (event.epoch, event.attempt)
+        current = (self.epoch, self.attempt)
+        if place < current or (place == current and self.worker_id not in (None, event.worker_id)):
+            return None
+        self.origin, self.worker_id = event.origin, event.worker_id
+        return place > current
+
+    def _begin(self, event: ResultEvent) -> None:
+        """What is held is void: the event's (epoch, attempt) begins."""
+        self.epoch, self.attempt = event.epoch, event.attempt
+        self._parts, self._length, self.token_count, self._calls, self.gap = [], 0, 0, None, False
 
     def _preview(self, event: ResultEvent, newer: bool, offset: int | None) -> FoldStep:
         voided = self._chunk(event, newer, offset)  # of a newer place it voids the older text as any event does
@@ -145,13 +181,13 @@ class ResultFold:
         text, at = (event.text or "", event.text_offset or 0) if event.kind == "chunk" else ("", 0)
         restarted = newer and (self._length > 0 or bool(self._calls))
         if newer:
-            self.epoch, self.attempt = event.epoch, event.attempt
-            self._parts, self._length, self.token_count, self._calls = [], 0, 0, None
+            self._begin(event)
         if restarted:
             self.restarts += 1
         # A repeat brings nothing new, an overlap only its tail. A gap cannot be shown without breaking the sequence:
         # its text comes with the terminal event, which carries the whole.
         if at > self._length:
+            self.gap = True
             return (
                 Chunk(text="", text_offset=0, attempt=self.attempt, epoch=self.epoch, restarted=True)
                 if restarted
@@ -184,6 +220,8 @@ class ResultFold:
                 rest = arguments[known[index] - at :]
                 new.append({"index": index, "id": None, "name": None, "arguments": rest, "offset": known[index]})
                 known[index] += len(rest)
+            elif index >= len(known) or at > known[index]:
+                self.gap = True
         return new
 
 

@@ -67,16 +67,18 @@ def new_entry(*, stream: bool = True) -> Entry:
 
 
 def after_restart(entry: Entry) -> Entry:
-    """As the store brings it back."""
-    return restored(
+    """As the store brings it back, and as it is once its pieces were read again."""
+    again = restored(
         "default",
         "r",
         facts_text(snapshot(entry)),
-        text="" if entry.done else entry.fold.text,
         terminal=entry.terminal,
         accepted_ms=entry.accepted_ms,
         erased=False,
     )
+    if not entry.done:
+        again.hold_text_of(entry.fold)
+    return again
 
 
 class Reader:

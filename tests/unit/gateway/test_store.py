@@ -127,6 +127,9 @@ def test_an_entry_comes_back_as_it_was(store: Store) -> None:
         found = store.get(entry.key)
         assert found is not None
         assert found.to_json() == entry.to_json()
+        assert found.passed_over == (not found.done), "its text is in the log"
+        if not found.done:
+            found.hold_text_of(entry.fold)
         assert [frame.to_json() for frame in found.opening(None)] == [f.to_json() for f in entry.opening(None)]
         assert (found.done, found.origin, found.accepted_ms) == (entry.done, entry.origin, entry.accepted_ms)
     assert ids(store.live()) == ["live"]

@@ -19,6 +19,8 @@ from penstock.gateway.service import unconfirmed
 from penstock.gateway.service.submitting import Submitter
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.streams import Streams
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, Forbidden, ModelNotFound, NotFound, Overloaded, TenantLimit
 from penstock.schemas.records import InferenceRequest, ModelInfo
@@ -57,6 +59,9 @@ class Gateway:
         self.live_count = 0
         self.waits: Counter[tuple[str, str]] = Counter()
         self.census = self
+        self.streams = Streams(Hub())
+        self.expected: list[bool] = []
+        """Of each record that was sent: whether its pieces would have been told."""
         this: Any = self
         self.submitter = Submitter(
             GatewaySettings(),
@@ -74,6 +79,7 @@ class Gateway:
         if self.missing:
             raise NotFound(f"the topic {topic} does not exist")
         self.written.append(request.request_id)
+        self.expected.append(request.request_id.encode() in self.streams.followed)
         if self.away:
             raise BrokerUnavailable("no acknowledgement came")
         return Delivery(topic=topic, partition=0, offset=len(self.written), timestamp_ms=5)
@@ -149,6 +155,18 @@ async def test_a_repeat_of_what_was_not_acknowledged_is_the_same_request() -> No
     assert (accepted.request_id, accepted.replayed) == (first.request_id, True)
     assert set(gateway.written) == {first.request_id}
     assert (await gateway.submit(asked())).request_id != first.request_id, "that one is another"
+
+
+async def test_pieces_of_a_stream_are_told_from_the_first_one_on() -> None:
+    gateway = Gateway()
+    accepted = await gateway.submit(asked(stream=True))
+    await gateway.submit(asked())
+    assert gateway.expected == [True, False]
+    assert gateway.streams.followed == {accepted.request_id.encode()}
+    gateway.away = True
+    with pytest.raises(BrokerUnavailable):
+        await gateway.submit(asked(stream=True))
+    assert gateway.streams.followed == {accepted.request_id.encode()}, "nothing comes of the other"
 
 
 async def test_a_repeat_of_what_arrived_all_the_same_is_not_written_again() -> None:

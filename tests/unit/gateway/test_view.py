@@ -359,7 +359,7 @@ def test_statuses_of_ended_requests_are_not_decoded(gateway: Gateway, monkeypatc
 
 def test_frames_are_made_only_for_who_listens(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    monkeypatch.setattr(Entry, "frames_of", lambda entry, step: made.append(entry.request_id) or [])
+    monkeypatch.setattr(Entry, "frames_of", lambda entry, step, told: made.append(entry.request_id) or [])
     gateway.read(RESULTS, CHUNK, TERMINAL)
     assert made == []
     gateway.listen(("request", "default", "s"))
@@ -459,32 +459,6 @@ def test_memory_of_unwritten_outcomes_is_bounded(gateway: Gateway, monkeypatch: 
     assert gateway.view.known.unwritten.is_full
     gateway.flush()
     assert not gateway.view.known.unwritten.is_full
-
-
-def test_text_is_written_once(gateway: Gateway) -> None:
-    """The file gets what is new of a stream, not all of it again; a newer attempt's text replaces it."""
-    pieces = "SELECT at, text FROM texts ORDER BY at"
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(RESULTS, CHUNK)
-    gateway.flush()
-    gateway.read(RESULTS, replace(CHUNK, text="r", text_offset=3), replace(CHUNK, text="et", text_offset=4))
-    gateway.read(STATUSES, RUNNING)
-    gateway.flush()
-    gateway.read(STATUSES, replace(RUNNING, position=2))
-    gateway.flush()
-    assert gateway.execute(pieces) == [(0, "sec"), (3, "ret")]
-    gateway.read(RESULTS, replace(CHUNK, attempt=2, text="ab"))
-    gateway.flush()
-    assert gateway.execute(pieces) == [(0, "ab")]
-    gateway.restart()
-    gateway.read(RESULTS, replace(CHUNK, attempt=2, text="c", text_offset=2))
-    gateway.flush()
-    assert gateway.execute(pieces) == [(0, "ab"), (2, "c")]
-    gateway.read(RESULTS, replace(TERMINAL, attempt=2))
-    gateway.flush()
-    assert gateway.execute(pieces) == []
-    gateway.restart()
-    assert gateway.found().terminal == replace(TERMINAL, attempt=2)
 
 
 def test_events_on_another_partition_than_expected(gateway: Gateway) -> None:
@@ -659,7 +633,7 @@ def test_what_was_flushed_outlives_the_process(gateway: Gateway) -> None:
     gateway.read(RESULTS, replace(CHUNK, text="ret", text_offset=3), TERMINAL)
     gateway.restart()
     assert [gateway.found(key).to_json() for key in (KEY, ("default", "s"))] == before
-    assert gateway.found().fold.text == "sec"
+    assert gateway.found().passed_over
     assert gateway.view.live_count == 1
     assert gateway.store.offsets() == {REQUESTS: 2, STATUSES: 1, RESULTS: 2}
     gateway.next[RESULTS] = 2
@@ -739,10 +713,9 @@ def test_prune_forgets_what_is_silent(gateway: Gateway, monkeypatch: pytest.Monk
     gateway.view.known.prune(20_000)
     assert gateway.view.find(("default", "silent")) is None
     assert [entry.key for entry in gateway.view.known.live()] == [KEY]
-    assert gateway.found().fold.text == "sec"
     gateway.restart()
     assert gateway.view.find(("default", "silent")) is None
-    assert gateway.found().fold.text == "sec"
+    assert [entry.key for entry in gateway.view.known.live()] == [KEY]
 
 
 def test_a_gateway_that_was_away_for_long_keeps_what_is_live(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -755,10 +728,7 @@ def test_a_gateway_that_was_away_for_long_keeps_what_is_live(gateway: Gateway, m
     gateway.restart()
     assert gateway.store.prune(9_000_000) == 0
     gateway.view.known.prune(9_000_000)
-    gateway.read(RESULTS, replace(CHUNK, text="ret", text_offset=3))
-    gateway.flush()
-    gateway.restart()
-    assert gateway.found().fold.text == "secret"
+    assert gateway.found().status_name == "accepted"
 
 
 # -- erasing
@@ -767,10 +737,7 @@ def test_a_gateway_that_was_away_for_long_keeps_what_is_live(gateway: Gateway, m
 def secrets(gateway: Gateway) -> list[str]:
     """The rows that still hold what the caller said or was told."""
     gateway.flush()
-    rows = gateway.execute(
-        "SELECT facts, text, record FROM requests LEFT JOIN texts USING (tenant, request_id)"
-        " LEFT JOIN outcomes USING (tenant, request_id)"
-    )
+    rows = gateway.execute("SELECT facts, record FROM requests LEFT JOIN outcomes USING (tenant, request_id)")
     return [str(row) for row in rows if "sec" in str(row)]
 
 

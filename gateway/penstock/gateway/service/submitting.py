@@ -254,10 +254,15 @@ class Submitter:
             request, self._names, self._codec, source=SOURCE, traceparent=valid_traceparent(traceparent)
         )
         self._pending += 1
+        if request.stream:  # before its first piece can come: whoever sent it here comes here for it, as a rule
+            self._view.streams.expect(request.request_id)
         try:
             delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
-        except NotFound as error:
-            raise unavailable(error) from error
+        except BaseException as error:
+            self._view.streams.forget(request.request_id)
+            if isinstance(error, NotFound):
+                raise unavailable(error) from error
+            raise
         finally:
             self._pending -= 1
         self._view.accepted(request, _origin_of(delivery))

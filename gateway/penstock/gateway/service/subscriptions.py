@@ -11,7 +11,7 @@ from typing import Any, cast
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.frames import Frame, ResultFrame, StatusFrame
-from penstock.gateway.view.hub import Client, Gone, Hub, Subject
+from penstock.gateway.view.hub import Client, Gone, Hub
 from penstock.gateway.view.view import View
 from penstock.schemas.cursor import Cursor
 from penstock.schemas.errors import Gone as GoneError
@@ -117,6 +117,8 @@ class Subscription:
     def take_nowait(self) -> list[Frame]:
         """All frames that are queued now, up to one that is to be waited for: `next_frame` gives that."""
         frames, queued = list[Frame](), self._client.frames
+        if not queued and self._client.gone is None and (opening := self._next_opening()) is not None:
+            self.push(opening)
         while queued and not _is_unready(queued[0]):
             frames.append(queued.popleft())
         return frames
@@ -157,9 +159,14 @@ class Subscriptions:
         """Add a known request to a subscription. Raises NotFound, Gone."""
         entry = self._known(tenant, request_id)
         entry.check_cursor(after)
-        subscription.client.untold.discard(request_id)
-        self.hub.subscribe(subscription.client, ("request", tenant, request_id))
-        subscription.push(self._opening(entry, after))
+        client = subscription.client
+        client.untold.pop(request_id, None)
+        self.hub.subscribe(client, ("request", tenant, request_id))
+        if self._view.streams.follow(entry):
+            subscription.push(self._opening(entry, after))
+        else:
+            client.untold[request_id] = after
+            self._tell_when_whole(subscription, entry)
 
     def await_outcome(self, tenant: str, request_id: str) -> Subscription:
         """Only the outcome of a request that the view knows: no other frame is made for it. Raises NotFound, Gone."""
@@ -209,17 +216,28 @@ class Subscriptions:
         ]
         if not entries:
             return
-        client.untold.update(entry.request_id for entry in entries)
-        subscription.push_as_read(self._openings(client, subject, entries))
+        client.untold.update((entry.request_id, None) for entry in entries)
+        subscription.push_as_read(self._openings(subscription, entries))
 
-    def _openings(self, client: Client, subject: Subject, entries: Sequence[Entry]) -> Iterator[list[Frame]]:
+    def _openings(self, subscription: Subscription, entries: Sequence[Entry]) -> Iterator[list[Frame]]:
         """The beginning of each request, as it is by the time that it is told; nothing of what was told meanwhile."""
+        untold, subjects = subscription.client.untold, subscription.client.subjects
         for entry in entries:
-            if entry.request_id in client.untold:
-                client.untold.remove(entry.request_id)
-                followed = subject in client.subjects or ("request", *entry.key) in client.subjects
-                if followed and not entry.erased:
-                    yield self._opening(entry)
+            if entry.request_id not in untold:
+                continue
+            erased = entry.erased or ((known := self._view.find(entry.key)) is not None and known.erased)
+            if erased or subjects.isdisjoint(entry.subjects):
+                del untold[entry.request_id]
+            elif self._view.streams.follow(entry):
+                yield self._opening(entry, cast("Cursor | None", untold.pop(entry.request_id)))
+            else:
+                self._tell_when_whole(subscription, entry)
+
+    def _tell_when_whole(self, subscription: Subscription, entry: Entry) -> None:
+        """Its beginning, when its text was read."""
+        self._view.streams.when_whole(
+            entry, lambda whole: subscription.push_as_read(self._openings(subscription, [whole]))
+        )
 
     def unfollow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
         self.hub.unsubscribe(subscription.client, ("conversation", tenant, conversation_id))

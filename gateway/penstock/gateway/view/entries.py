@@ -61,8 +61,8 @@ class Entry(RequestState):
         moved = before is None or not same or (before.step, before.steps) != (event.step, event.steps)
         return [*([] if same else [self.status_frame()]), *(self._progress() if moved else [])]
 
-    def frames_of(self, step: FoldStep) -> list[Frame]:
-        """The frames that follow from what `on_result` has just said."""
+    def frames_of(self, step: FoldStep, told: Cursor | None = None) -> list[Frame]:
+        """The frames that follow from what `on_result` has just said; `told`: what readers know, if not all before."""
         if step is IGNORED:
             return []
         if isinstance(step, Chunk):
@@ -74,7 +74,7 @@ class Entry(RequestState):
             return frames
         if isinstance(step, Previewed):
             return [*([self.restarted_frame()] if step.restarted else []), *self._preview()]
-        return [*self._rest(), self.result_frame()]
+        return [*(self._rest() if told is None else self._ending_after(told)), self.result_frame()]
 
     def opening(self, after: Cursor | None) -> list[Frame]:
         """What a new subscriber is told first: from the beginning, or from behind its cursor."""
@@ -86,13 +86,17 @@ class Entry(RequestState):
             self.status_frame(cursor),
             *self._progress(),
             *self._preview(),
-            *self._text_after(after, self.fold.text),
+            *([] if self.passed_over else self._text_after(after, self.fold.text)),
         ]
+
+    def text_after(self, told: Cursor) -> list[Frame]:
+        """The text that readers are owed who were told so much of it."""
+        return self._text_after(told, self.fold.text)
 
     def _ending_after(self, after: Cursor | None) -> list[Frame]:
         event = self.fold.terminal
         text = event.output_text if event is not None else None
-        if event is not None and event.output_artifact is not None:
+        if event is not None and event.output_artifact is not None and not self.passed_over:
             text = self.fold.text  # the outcome only refers to it
         if text is None or not self.stream:
             return []

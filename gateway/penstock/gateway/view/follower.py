@@ -17,7 +17,9 @@ from penstock.common.settings import KafkaSettings
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.ordered_reading import OrderedReading
+from penstock.gateway.view.piece_reader import PieceReader
 from penstock.gateway.view.pieces import folds
+from penstock.gateway.view.selecting import Selection
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.topic_watch import TopicWatch
 from penstock.gateway.view.topics_read import MissingTopics, always_read, where_to_begin
@@ -76,6 +78,7 @@ class Follower:
         self._queue = BatchQueue(self._loop)
         self._reading: OrderedReading | None = None
         self._reader: PartitionReader | None = None
+        self._pieces: PieceReader | None = None
         self._watch = TopicWatch(settings, view, self._threads)
         self._ends = Ends(settings, view, self._threads)
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,10 +108,16 @@ class Follower:
             ends,
             self._queue.put,
             is_crowded=lambda: self._view.live_count >= CROWDED,
-            without_headers=frozenset(always_read(self._settings.names)),
+            select=Selection(
+                self._settings.names,
+                frozenset(always_read(self._settings.names)),
+                self._view.codec,
+                self._view.streams.followed,
+            ),
             name="gateway-follower",
         )
         self._reader = self._reading.reader
+        self._pieces = PieceReader(self._settings, self._view.codec, self._view.streams, self._reader, self._threads)
         await asyncio.to_thread(self._reader.start)
         self._view.known.catching_up = True
         self._watch.begin(topics, self._reader)
@@ -216,6 +225,8 @@ class Follower:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._pieces is not None:
+            await self._pieces.stop()
         if self._reader is not None:
             await asyncio.to_thread(self._reader.stop)
         give_up = time.monotonic() + 5

@@ -34,8 +34,8 @@ class Client:
         self.frames: deque[Frame] = deque()
         self.subjects: set[Subject] = set()
         self.gone: Gone | None = None
-        self.untold: set[str] = set()
-        """Requests whose beginning this client is still to be told: until then nothing else of them is."""
+        self.untold: dict[str, object] = {}
+        """Requests whose beginning this client is still to be told, and from where: until then nothing else of them."""
 
     def push(self, frame: Frame) -> bool:
         """Queue a frame; False (and gone) when the queue is full."""

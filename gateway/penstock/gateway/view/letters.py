@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.common import admin
 from penstock.common.labels import BoundedLabel
-from penstock.common.reader import PartitionReader, RawMessage
+from penstock.common.reader import PartitionReader, RawMessage, raw_message
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import PenstockError
@@ -88,7 +88,7 @@ class LetterReader:
             self._on_batch,
             poll_s=0.5,
             tells_ends=False,
-            without_headers={topic},
+            select=lambda messages: [raw_message(message, {topic}) for message in messages],
             on_idle=self._on_idle,
             name="penstock-letters",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.common.reader import PartitionReader, RawMessage
+from penstock.common.reader import PartitionReader, RawMessage, Select
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.view.time_order import TimeOrder
 from penstock.schemas.topics import TP
@@ -27,7 +27,7 @@ class OrderedReading:
         deliver: Callable[[Sequence[RawMessage]], None],
         *,
         is_crowded: Callable[[], bool],
-        without_headers: frozenset[str],
+        select: Select,
         name: str,
     ) -> None:
         self._order: TimeOrder | None = TimeOrder(begin, ends, settings.names.result, time.monotonic())
@@ -39,7 +39,7 @@ class OrderedReading:
             "beginning",
             self._on_batch,
             tells_ends=False,
-            without_headers=without_headers,
+            select=select,
             on_idle=self._on_idle,
             name=name,
         )

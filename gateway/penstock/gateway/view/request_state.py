@@ -65,8 +65,12 @@ class RequestState:
     """The output, when it is left out of the terminal event."""
     record: bytes | None = None
     """The outcome's record until it was copied for the file."""
-    written: tuple[int, int, int] = (-1, 0, 0)
-    """(epoch, attempt, characters) of the text that was copied for the file."""
+    pieces_from: int = -1
+    """The offset of its first piece of text; -1 until there was one."""
+    passed_over: bool = False
+    """Whether the fold lacks text of its (epoch, attempt) that can be read again from `pieces_from` on."""
+    filled: tuple[int, int] | None = None
+    """The (epoch, attempt) whose text was read again: what it still lacks is not in the log."""
     kept_bytes: int = ENTRY_BYTES
     """What it takes of the room for ended requests."""
     counted: tuple[str, str, int, str] | None = None
@@ -105,6 +109,13 @@ class RequestState:
     @property
     def done(self) -> bool:
         return self.fold.terminal is not None
+
+    @property
+    def lacks_text(self) -> bool:
+        """Whether it has ended with an outcome that only refers to its text, which can be read again."""
+        event = self.fold.terminal
+        refers = event is not None and event.output_artifact is not None
+        return refers and self.stream and self.passed_over and self.pieces_from >= 0
 
     @property
     def blanked(self) -> bool:
@@ -151,6 +162,7 @@ class RequestState:
     def on_result(self, event: ResultEvent, offset: int, large: LargeOutput | None = None) -> FoldStep:
         """Take an event of the result topic; `large` is its output, if that is left out of it."""
         step = self.fold.apply(event, offset)
+        self._note_piece(event, offset)
         if self.fold.terminal is event:
             self.terminal_offset, self.large = offset, large
             self.task = self.task or event.task
@@ -161,6 +173,21 @@ class RequestState:
             self.preview = event
         return step
 
+    def pass_over(self, event: ResultEvent, offset: int) -> None:
+        """Take what decides about later events of a piece whose text nobody wants here."""
+        self.passed_over = True
+        self.fold.pass_over(event)
+        self._note_piece(event, offset)
+
+    def _note_piece(self, event: ResultEvent, offset: int) -> None:
+        if self.pieces_from < 0 and event.kind == "chunk":
+            self.pieces_from = offset
+
+    def hold_text_of(self, fold: ResultFold) -> None:
+        """Its events were read again, up to now: this is what they make."""
+        self.fold.hold_text_of(fold)
+        self.passed_over, self.filled = False, self.fold.place
+
     def on_partition(self, partition: int) -> None:
         """Its events stand on this partition of the result topic."""
         if partition == self.partition:
@@ -170,27 +197,13 @@ class RequestState:
         self.partition = partition
 
     def forget_text(self) -> None:
-        """The outcome is told and holds the text: the pieces are not needed any more."""
+        """The outcome is told and holds the text, or refers to it: the pieces are not needed any more."""
         fold = self.fold
-        if fold.text_length and fold.terminal is not None and fold.terminal.output_artifact is None:
+        if fold.text_length:
+            self.passed_over = True
             fold.restore(
                 origin=fold.origin, epoch=fold.epoch, attempt=fold.attempt, text="", token_count=fold.token_count
             )
-
-    def text_to_write(self) -> tuple[int, str | None]:
-        """(the character from which on the file's text is replaced, by what); None: the file holds it as it is.
-
-        Text is kept until the outcome, unless that only refers to its output.
-        """
-        fold = self.fold
-        epoch, attempt, length = self.written
-        if fold.terminal is not None and fold.terminal.output_artifact is None:
-            self.written = (fold.epoch, fold.attempt, 0)
-            return 0, "" if length else None
-        self.written = (fold.epoch, fold.attempt, fold.text_length)
-        if (epoch, attempt) != (fold.epoch, fold.attempt):
-            return 0, fold.text if length or fold.text_length else None
-        return length, fold.text[length:] if fold.text_length > length else None
 
 
 def metadata_bytes(metadata: Mapping[str, str]) -> int:

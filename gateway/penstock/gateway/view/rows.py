@@ -30,10 +30,7 @@ _FACTS = (
 
 
 class Snapshot(NamedTuple):
-    """What an entry held at one moment, and what of its text and outcome the file does not hold yet.
-
-    `text` replaces all text from the character `text_at` on; None leaves it as it is. `record` is the outcome's.
-    """
+    """What an entry held at one moment, without its text. `record` is the outcome's, if the file lacks it."""
 
     tenant: str
     request_id: str
@@ -50,20 +47,18 @@ class Snapshot(NamedTuple):
     results_origin: Origin | None
     fold: tuple[int, int, int | None, int]
     terminal_offset: int
-    text_at: int
-    text: str | None
+    pieces_from: int
     record: bytes | None
 
     @property
     def size_bytes(self) -> int:
         """About the memory that waits with it, beside the entry."""
-        return 1_000 + len(self.text or "") + len(self.record or b"")
+        return 1_000 + len(self.record or b"")
 
 
 def snapshot(entry: Entry) -> Snapshot:
-    """Copy the entry. What it gives of text and outcome counts as written from now on."""
+    """Copy the entry. The outcome's record counts as written from now on."""
     fold = entry.fold
-    text_at, text = entry.text_to_write()
     record, entry.record = entry.record, None
     return Snapshot(
         entry.tenant,
@@ -92,14 +87,13 @@ def snapshot(entry: Entry) -> Snapshot:
         fold.origin,
         (fold.epoch, fold.attempt, fold.offset, fold.token_count),
         entry.terminal_offset,
-        text_at,
-        text,
+        entry.pieces_from,
         record,
     )
 
 
 def facts_text(copy: Snapshot) -> str:
-    """What the file holds beside text and outcome, as a JSON list; `restored` reads it."""
+    """What the file holds beside the outcome, as a JSON list; `restored` reads it."""
     return _dumps(
         [
             copy.partition,
@@ -111,6 +105,7 @@ def facts_text(copy: Snapshot) -> str:
             _status_values(copy.status),
             None if copy.status is None else _values(copy.status.origin, _ORIGIN),
             _values(copy.moved_to, _PLACE),
+            copy.pieces_from,
         ]
     )
 
@@ -144,7 +139,6 @@ def restored(
     request_id: str,
     facts: str,
     *,
-    text: str,
     terminal: ResultEvent | None,
     large: LargeOutput | None = None,
     record_bytes: int = 0,
@@ -153,7 +147,9 @@ def restored(
 ) -> Entry:
     """The entry again, as it was copied. `record_bytes` is the size of its outcome's record."""
     values = json.loads(facts)
-    partition, terminal_offset, fold, plain, origin, results_origin, status, status_origin, moved_to = values
+    partition, terminal_offset, fold, plain, origin, results_origin, status, status_origin, moved_to, pieces_from = (
+        values
+    )
     entry = Entry(tenant, request_id, partition)
     for name, value in zip(_FACTS, plain, strict=True):
         setattr(entry, name, value)
@@ -167,9 +163,10 @@ def restored(
         entry.status = _status(status, event_origin)
         entry.statuses.apply(entry.status)
     epoch, attempt, offset, tokens = fold
-    entry.fold.restore(origin=_origin(results_origin), epoch=epoch, attempt=attempt, text=text, token_count=tokens)
+    entry.fold.restore(origin=_origin(results_origin), epoch=epoch, attempt=attempt, text="", token_count=tokens)
     entry.fold.offset = offset
-    entry.written = (epoch, attempt, len(text))
+    entry.pieces_from = pieces_from
+    entry.passed_over = pieces_from >= 0
     if terminal is not None:
         entry.fold.terminal, entry.large = terminal, large
         entry.kept_bytes += held_bytes(terminal, large, record_bytes)

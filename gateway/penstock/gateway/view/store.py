@@ -117,15 +117,10 @@ class Store:
         rows = batch.rows
         connection.execute("BEGIN IMMEDIATE")
         _put(connection, "requests", [_row(row) for row in rows])
-        # Text grows at its end: what the file holds of it is not written again.
-        anew = [(row.tenant, row.request_id) for row in rows if row.text is not None and row.text_at == 0]
-        connection.executemany("DELETE FROM texts WHERE tenant = ? AND request_id = ?", anew)
-        _put(connection, "texts", [(row.tenant, row.request_id, row.text_at, row.text) for row in rows if row.text])
         ended = [(row.tenant, row.request_id, self._with_our_id(row.record)) for row in rows if row.record is not None]
         _put(connection, "outcomes", ended)
         blank = [(row.tenant, row.request_id) for row in rows if row.erased and row.closed]
-        for table in ("texts", "outcomes"):
-            connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND request_id = ?", blank)
+        connection.executemany("DELETE FROM outcomes WHERE tenant = ? AND request_id = ?", blank)
         _put(connection, "offsets", [(*tp, offset) for tp, offset in batch.offsets.items()])
         connection.execute("COMMIT")
         for row in rows:  # here rather than on the event loop: until `written` nobody needs to ask the file
@@ -146,8 +141,7 @@ class Store:
             while True:
                 connection.execute("BEGIN IMMEDIATE")
                 keys = connection.execute(query, (before_ms,)).fetchall()
-                for table in ("texts", "outcomes"):
-                    connection.executemany(f"DELETE FROM {table} WHERE tenant = ? AND request_id = ?", keys)
+                connection.executemany("DELETE FROM outcomes WHERE tenant = ? AND request_id = ?", keys)
                 connection.execute("COMMIT")
                 total += len(keys)
                 if len(keys) < 1000 or self._closing.is_set():
@@ -172,13 +166,8 @@ class Store:
         """The entries that are not done. With a time they count as touched then: `prune` goes by it."""
         if touched_ms is not None:
             self._reader.execute("UPDATE requests SET updated_ms = ? WHERE done = 0", (touched_ms,))
-        rows = self._reader.execute(f"SELECT {_COLUMNS} FROM requests r WHERE done = 0").fetchall()
-        texts: dict[Key, list[str]] = {}
-        for tenant, request_id, text in self._reader.execute(
-            "SELECT tenant, request_id, text FROM texts ORDER BY tenant, request_id, at"
-        ):
-            texts.setdefault((tenant, request_id), []).append(text)
-        return [self._entry(row, "".join(texts.get((row[0], row[1]), ()))) for row in rows]
+        rows = self._reader.execute(f"SELECT {_COLUMNS} FROM requests r WHERE done = 0")
+        return [self._entry(row) for row in rows]
 
     def get(self, key: Key) -> Entry | None:
         """What was handed over at some time before, if it is written by now."""
@@ -186,11 +175,7 @@ class Store:
             return None
         query = f"SELECT {_COLUMNS} FROM requests r WHERE r.tenant = ? AND r.request_id = ?"
         row = self._reader.execute(query, key).fetchone()
-        return None if row is None else self._entry(row, self._text(*key))
-
-    def _text(self, tenant: str, request_id: str) -> str:
-        query = "SELECT text FROM texts WHERE tenant = ? AND request_id = ? ORDER BY at"
-        return "".join(text for (text,) in self._reader.execute(query, (tenant, request_id)))
+        return None if row is None else self._entry(row)
 
     def page(
         self,
@@ -202,7 +187,7 @@ class Store:
         status: str | None = None,
         conversation_id: str | None = None,
     ) -> list[Entry] | None:
-        """One page of a tenant's requests in the order of acceptance, behind the request `after`. Without their texts.
+        """One page of a tenant's requests in the order of acceptance, behind the request `after`.
 
         None if that is unknown, which it is when it is older than two horizons. Blocks; any number of threads may ask.
         """
@@ -227,7 +212,7 @@ class Store:
             f"SELECT {_COLUMNS} FROM requests r WHERE {' AND '.join(where)}"
             f" ORDER BY accepted_ms {order}, r.request_id {order} LIMIT ?"
         )
-        return [self._entry(row, "") for row in connection.execute(query, [*values, limit]).fetchall()]
+        return [self._entry(row) for row in connection.execute(query, [*values, limit]).fetchall()]
 
     def _page_connection(self) -> sqlite3.Connection:
         """This thread's own."""
@@ -237,14 +222,13 @@ class Store:
             self._page_readers.append(connection)
         return connection
 
-    def _entry(self, row: Row, text: str) -> Entry:
+    def _entry(self, row: Row) -> Entry:
         tenant, request_id, accepted_ms, facts, erased, record = row
         terminal, large = (None, None) if record is None else self._read_outcome(record)
         return restored(
             tenant,
             request_id,
             facts,
-            text=text,
             terminal=terminal,
             large=large,
             record_bytes=len(record or b""),

@@ -24,6 +24,7 @@ from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
 from penstock.gateway.view.store import TP, Store
+from penstock.gateway.view.streams import Streams
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.fold import IGNORED
@@ -63,15 +64,16 @@ class View:
         self.tenants = tenants or Tenants()
         self.tenants.clear()
         self._hub = hub
+        self.streams = Streams(hub)
         self._names = names
         self._partitions = result_partitions
         self._on_outcome = on_outcome
         self._tell_request = on_request
         self._on_status = on_status
-        self._codec = codec or default_codec()
-        self.fleet = Fleet(self._codec)
-        self._read_outcome = OutcomeReader(self._codec)
-        self._status_head = self._codec.head(StatusEvent, "request_id", "tenant", "done")
+        self.codec = codec or default_codec()
+        self.fleet = Fleet(self.codec)
+        self._read_outcome = OutcomeReader(self.codec)
+        self._status_head = self.codec.head(StatusEvent, "request_id", "tenant", "done")
         self._handlers: dict[str, Callable[[RawMessage], None]] = {
             names.result: self._result,
             names.status: self._status,
@@ -164,7 +166,7 @@ class View:
             positions.passed(tp, message.offset)
 
     def _request(self, message: RawMessage) -> None:
-        request = read_request(message, self._codec)
+        request = read_request(message, self.codec)
         if request is None:
             return
         key: Key = (request.tenant, request.request_id)
@@ -194,10 +196,13 @@ class View:
             # Results may be read before the request that says whose they are.
             conversation = ("conversation", entry.tenant, entry.conversation_id)
             if self._hub.listens(conversation):
+                self.streams.follow(entry)
                 self._hub.publish_except(conversation, ("request", *entry.key), entry.opening(None))
 
     def _result(self, message: RawMessage) -> None:
-        record = message.value or b""
+        record = message.value
+        if record is None:
+            return  # pieces that nobody follows here
         event, large = self._read_outcome(record)
         entry = self.entry((event.tenant, event.request_id), message.partition)
         if entry.done or (entry.erased and not self.known.is_live(entry.key)):
@@ -205,8 +210,12 @@ class View:
         entry.on_partition(message.partition)
         fold = entry.fold
         before = (fold.epoch, fold.attempt)
-        step = entry.on_result(event, message.offset, large)
+        if event.kind == "chunk":
+            step = self.streams.on_piece(entry, event, message.offset)
+        else:
+            step = entry.on_result(event, message.offset, large)
         done = entry.done
+        told = self.streams.on_end(entry) if done else None
         if done:
             entry.record = record
             entry.kept_bytes += held_bytes(event, large, len(record))
@@ -224,7 +233,7 @@ class View:
         if self._hub.has_readers:
             subjects = entry.subjects
             if self._hub.listened(subjects):
-                self._hub.publish_once(subjects, entry.frames_of(step))
+                self._hub.publish_once(subjects, entry.frames_of(step, told))
             if done and self._hub.listens(outcome := ("outcome", *entry.key)):
                 self._hub.publish(outcome, entry.result_frame())
         if done:
@@ -233,15 +242,17 @@ class View:
                 self._blank(entry)
 
     def _status(self, message: RawMessage) -> None:
-        value = message.value or b""
-        request_id, tenant, done = self._status_head(value)
+        value = message.value
+        if value is None:
+            return  # statuses of requests that have ended
+        request_id, tenant, done, _ = self._status_head(value)
         if done:
-            return
+            return  # the end is told by the result topic alone
         key: Key = (tenant, request_id)
         entry = self.in_memory(key)
         if entry is not None and (entry.done or entry.erased):
             return  # it tells nothing new: the outcome was heard first
-        event = self._codec.decode(value, StatusEvent)
+        event = self.codec.decode(value, StatusEvent)
         entry = entry or self.entry(key)
         if entry.erased:
             return
@@ -259,7 +270,7 @@ class View:
     def _control(self, message: RawMessage) -> None:
         if message.value is None:
             return
-        command = self._codec.decode(message.value, ControlCommand)
+        command = self.codec.decode(message.value, ControlCommand)
         if command.kind in ("cancel", "end_lost"):
             self._end_asked(command, message.timestamp_ms)
         elif command.kind == "erase":

@@ -47,7 +47,10 @@ def make_decoder(writer: str, reader: str, kind: type[Record], without: Collecti
 
 
 def make_head(writer: str, reader: str, kind: type[Record], names: Sequence[str]) -> Callable[[bytes], tuple[Any, ...]]:
-    """What reads only these fields of a message, as a tuple, and nothing behind them. Raises as `make_decoder`."""
+    """What reads only these fields of a message, as a tuple, and nothing behind them. Raises as `make_decoder`.
+
+    The last item is the number of bytes up to the end of the last field: the whole message where fastavro reads it.
+    """
     written, wanted = schema_tree(writer), schema_tree(reader)
     try:
         return compile_head(written, wanted, names)
@@ -56,6 +59,6 @@ def make_head(writer: str, reader: str, kind: type[Record], names: Sequence[str]
 
         def head(data: bytes) -> tuple[Any, ...]:
             record = whole(data)
-            return tuple(getattr(record, name) for name in names)
+            return (*(getattr(record, name) for name in names), len(data))
 
         return head

@@ -65,7 +65,8 @@ def compile_decoder(
 
 
 def compile_head(writer: Any, reader: Any, names: Sequence[str]) -> Callable[[bytes], tuple[Any, ...]]:
-    """What reads some fields of a record and stops behind the last of them: a tuple in the order of `names`.
+    """What reads some fields of a record and stops behind the last of them: a tuple in the order of `names`, and where
+    it stopped.
 
     It costs least for fields that stand first. What follows them in the message is not looked at. Raises Unsupported.
     """
@@ -85,7 +86,7 @@ def compile_head(writer: Any, reader: Any, names: Sequence[str]) -> Callable[[by
     for name in left:
         source.line(f"{places[name]} = {_default(wanted[name])}")
     source.line("if p > len(d): refuse('the record ends within its first fields')")
-    source.line(f"return ({', '.join(places[name] for name in names)},)")
+    source.line(f"return ({', '.join(places[name] for name in names)}, p)")
     return source.compiled("head", f"head of {reader['name']}")
 
 

@@ -1,0 +1,312 @@
+"""Streams that nobody follows are passed over, and read again from the log when a client comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.common.reader import RawMessage
+from penstock.gateway.service.subscriptions import Subscription, Subscriptions
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.selecting import Selection, StreamPieces
+from penstock.gateway.view.store import Store
+from penstock.gateway.view.streams import Wanted
+from penstock.gateway.view.view import View
+from penstock.schemas.codec import Codec, default_codec
+from penstock.schemas.errors import RegistryUnavailable
+from penstock.schemas.records import ArtifactRef, InferenceRequest, Origin, ResultEvent, StatusEvent
+from penstock.schemas.topics import TopicNames
+
+NAMES = TopicNames()
+KEY = ("default", "r")
+ORIGIN = Origin(topic="inference.request.medium", partition=0, offset=0, append_time_ms=1_000)
+REQUEST = InferenceRequest(
+    request_id="r",
+    tenant="default",
+    task="text_generation",
+    text_generation={"prompt": "p"},
+    conversation_id="c",
+    stream=True,
+    created_at=900,
+)
+PIECE = ResultEvent(
+    request_id="r",
+    tenant="default",
+    kind="chunk",
+    origin=ORIGIN,
+    attempt=1,
+    epoch=1,
+    task="text_generation",
+    created_at=2_000,
+    worker_id="w",
+    text="a",
+    text_offset=0,
+)
+DONE = StatusEvent(
+    request_id="r",
+    tenant="default",
+    status="completed",
+    done=True,
+    rank=100,
+    attempt=1,
+    epoch=1,
+    origin=ORIGIN,
+    worker_id="w",
+    created_at=2_000,
+)
+
+
+def piece(text: str, at: int, **fields: Any) -> ResultEvent:
+    return replace(PIECE, text=text, text_offset=at, **fields)
+
+
+def outcome(text: str, **fields: Any) -> ResultEvent:
+    event = replace(PIECE, kind="terminal", text=None, text_offset=None, status="completed")
+    return replace(event, **({"text_generation": {"text": text}} | fields))
+
+
+class Message:
+    """One of librdkafka's, as far as it is looked at."""
+
+    def __init__(self, topic: str, offset: int, value: bytes, key: bytes = b"r", partition: int = 0) -> None:
+        self._fields = {"topic": topic, "partition": partition, "offset": offset, "key": key, "value": value}
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self._fields[name]
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 5_000 + self._fields["offset"]
+
+    def headers(self) -> None:
+        return None
+
+
+class Gateway:
+    """A view, fed through the selection as by the reader's thread; the log is kept to be read again."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = Store(path, "cluster")
+        self.hub = Hub()
+        self.view = View(self.store, self.hub, NAMES, 1, codec=default_codec())
+        self.wanted: list[Wanted] = []
+        self.view.streams.read = self.wanted.append
+        self.select = Selection(NAMES, (), default_codec(), self.view.streams.followed)
+        self.subscriptions = Subscriptions(self.view, Any, self.hub, NAMES)  # pyright: ignore[reportArgumentType]
+        self.log: list[ResultEvent] = []
+
+    def request(self) -> None:
+        value = default_codec().encode(REQUEST)
+        self.view.apply([RawMessage(ORIGIN.topic, 0, 0, 1_000, b"r", value)])
+
+    def read(self, *events: ResultEvent) -> list[RawMessage]:
+        """What of these was told to the view."""
+        messages: list[Any] = []
+        for event in events:
+            messages.append(Message(NAMES.result, len(self.log), default_codec().encode(event)))
+            self.log.append(event)
+        told = self.select(messages)
+        self.view.apply(told)
+        return told
+
+    def fill(self) -> None:
+        wanted, self.wanted[:] = list(self.wanted), []
+        for one in wanted:
+            end = len(self.log) if one.end is None else one.end
+            pieces = [(self.log[at], at) for at in range(one.begin, end) if self.log[at].kind == "chunk"]
+            self.view.streams.filled(one.key, pieces)
+
+    def entry(self) -> Entry:
+        found = self.view.find(KEY)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    found = Gateway(tmp_path / "view.sqlite")
+    yield found
+    found.store.close()
+
+
+def heard(subscription: Subscription) -> list[Any]:
+    """The texts and kinds of all frames that are there."""
+    told: list[Any] = []
+    while frames := subscription.take_nowait():
+        told += [frame.to_json().get("text", frame.type) for frame in frames]
+    return told
+
+
+# -- what is passed over
+
+
+def test_of_a_stream_that_nobody_follows_the_first_piece_is_told(gateway: Gateway) -> None:
+    gateway.request()
+    told = gateway.read(piece("a", 0), piece("b", 1), piece("c", 2))
+    assert [(one.offset, one.value is None) for one in told] == [(0, False), (2, True)]
+    assert [(one.key, one.timestamp_ms) for one in told[1:]] == [(None, 5_002)]
+    assert gateway.view.offsets()[NAMES.result, 0] == 3
+    told = gateway.read(piece("d", 3), piece("x", 0, attempt=2), piece("y", 1, attempt=2), outcome("xy", attempt=2))
+    assert [one.offset for one in told if one.value is not None] == [4, 6]
+    assert gateway.entry().status_name == "completed"
+
+
+def test_a_zombie_s_outcome_is_not_heard_where_pieces_are_passed_over(gateway: Gateway) -> None:
+    gateway.request()
+    gateway.read(piece("a", 0), piece("x", 0, epoch=2), piece("y", 1, epoch=2))
+    gateway.read(piece("b", 1), outcome("ab"))
+    assert not gateway.entry().done
+    gateway.read(outcome("xyz", epoch=2))
+    assert gateway.entry().done
+
+
+def test_requests_of_two_tenants_with_one_id_are_two(gateway: Gateway) -> None:
+    told = gateway.read(piece("a", 0), piece("a", 0, tenant="other"), piece("b", 1), piece("b", 1, tenant="other"))
+    assert all(one.value is not None for one in told), "they are told more than needed, and nothing is mixed up"
+    assert gateway.view.live_count == 2
+
+
+def test_the_end_of_a_status_is_told_by_the_outcome_alone(gateway: Gateway) -> None:
+    running = replace(DONE, status="running", done=False, rank=40)
+    values = [default_codec().encode(event) for event in (running, DONE)]
+    messages: list[Any] = [Message(NAMES.status, at, value) for at, value in enumerate(values)]
+    assert [one.value for one in gateway.select(messages)] == [values[0], None]
+    junk: list[Any] = [Message(NAMES.status, 2, b"junk")]
+    assert [one.value for one in gateway.select(junk)] == [b"junk"], "that is for the view to judge"
+
+
+def test_a_schema_that_is_still_asked_for_is_told() -> None:
+    def away(schema_id: int) -> str:
+        raise RegistryUnavailable("nobody answers")
+
+    pieces = StreamPieces(Codec(away), set())
+    foreign = b"\0\0\0\0\x07" + default_codec().encode(PIECE)[5:]
+    assert not any(pieces.passes_over(b"r", foreign) for _ in range(3))
+
+
+def test_streams_that_are_remembered_are_bounded() -> None:
+    pieces = StreamPieces(default_codec(), set(), most=2)
+    values = {key: default_codec().encode(replace(PIECE, request_id=key)) for key in "abc"}
+    assert not any(pieces.passes_over(key.encode(), value) for key, value in values.items())
+    assert [pieces.passes_over(key.encode(), value) for key, value in reversed(values.items())] == [True, True, False]
+
+
+# -- who comes later
+
+
+def test_who_comes_in_the_middle_is_told_all(gateway: Gateway) -> None:
+    gateway.request()
+    gateway.read(piece("a", 0), piece("b", 1))
+    client = gateway.subscriptions.subscribe(*KEY)
+    assert heard(client) == []
+    gateway.read(piece("c", 2))
+    late = gateway.subscriptions.subscribe(*KEY)
+    gateway.fill()
+    assert (heard(client), heard(late)) == (["status", "abc"], ["status", "abc"])
+    gateway.read(piece("d", 3), outcome("abcde"))
+    assert heard(client) == heard(late) == ["d", "e", "result"]
+
+
+def test_a_cursor_of_another_gateway_is_gone_on_from(gateway: Gateway, tmp_path: Path) -> None:
+    other = Gateway(tmp_path / "other.sqlite")
+    for one in (gateway, other):
+        one.request()
+    first = gateway.subscriptions.subscribe(*KEY)
+    for one in (gateway, other):
+        one.read(piece("a", 0), piece("b", 1))
+    frames = first.take_nowait()
+    for one in (gateway, other):
+        one.read(piece("c", 2))
+    from penstock.schemas.cursor import decode_cursor
+
+    assert frames[-1].cursor is not None
+    client = other.subscriptions.subscribe(*KEY, decode_cursor(frames[-1].cursor))
+    other.fill()
+    assert heard(client) == ["status", "c"]
+    other.store.close()
+
+
+def test_a_stream_that_ends_while_it_is_read_again_is_told_by_its_outcome(gateway: Gateway) -> None:
+    gateway.request()
+    gateway.read(piece("a", 0), piece("b", 1))
+    client = gateway.subscriptions.subscribe(*KEY)
+    gateway.read(piece("c", 2), outcome("abc"))
+    assert heard(client) == ["abc", "result"]
+    gateway.fill()
+    assert heard(client) == []
+    assert gateway.view.streams.followed == set()
+
+
+def test_who_follows_the_conversation_hears_of_a_stream_that_had_begun(gateway: Gateway) -> None:
+    """Its pieces may be read before the request that says whose they are."""
+    client = gateway.subscriptions.open()
+    gateway.subscriptions.follow_conversation(client, "default", "c")
+    gateway.read(piece("a", 0), piece("b", 1))
+    gateway.request()
+    assert heard(client) == ["status"]
+    gateway.read(piece("c", 2))
+    gateway.fill()
+    assert heard(client) == ["abc"]
+    gateway.read(piece("d", 3))
+    assert heard(client) == ["d"]
+
+
+def test_what_was_passed_over_before_anybody_came_is_read_once(gateway: Gateway) -> None:
+    """The reader's thread had passed a piece over when the view had not yet seen the first: a gap."""
+    gateway.request()
+    client = gateway.subscriptions.subscribe(*KEY)
+    gateway.view.streams.followed.clear()
+    messages: list[Any] = []
+    for event in (piece("a", 0), piece("b", 1), piece("c", 2)):
+        messages.append(Message(NAMES.result, len(gateway.log), default_codec().encode(event)))
+        gateway.log.append(event)
+    told = gateway.select(messages[:2])
+    gateway.view.streams.expect("r")
+    gateway.view.apply(told + gateway.select(messages[2:]))
+    assert heard(client) == ["status", "a"]
+    gateway.fill()
+    assert heard(client) == ["bc"]
+    gateway.read(piece("z", 9))
+    gateway.fill()
+    assert heard(client) == [], "that is not in the log"
+    gateway.read(piece("d", 3), piece("y", 8))
+    assert gateway.wanted == [], "and is not looked for again and again"
+    assert heard(client) == ["d"]
+
+
+def test_an_older_attempt_s_text_is_void_when_a_newer_one_was_read_again(gateway: Gateway) -> None:
+    gateway.request()
+    client = gateway.subscriptions.subscribe(*KEY)
+    gateway.read(piece("a", 0), piece("c", 2))
+    gateway.read(piece("x", 0, attempt=2), piece("y", 1, attempt=2))
+    gateway.fill()
+    assert heard(client) == ["status", "a", "restarted", "xy"]
+
+
+def test_an_outcome_that_refers_to_its_text_is_told_with_it(gateway: Gateway) -> None:
+    reference = ArtifactRef(artifact_id="f", uri="file:f", media_type="text/plain", size_bytes=2, sha256="0")
+    gateway.request()
+    gateway.read(piece("a", 0), piece("b", 1), outcome("", text_generation=None, output_artifact=reference))
+    client = gateway.subscriptions.subscribe(*KEY)
+    assert heard(client) == []
+    gateway.fill()
+    assert heard(client) == ["ab", "result"]
+    assert gateway.view.streams.followed == set()
+
+
+def test_who_left_while_it_was_read_again_is_told_nothing(gateway: Gateway) -> None:
+    gateway.request()
+    gateway.read(piece("a", 0), piece("b", 1))
+    client = gateway.subscriptions.open()
+    gateway.subscriptions.follow(client, *KEY)
+    gateway.subscriptions.unfollow(client, *KEY)
+    gone = gateway.subscriptions.subscribe(*KEY)
+    gone.close()
+    gateway.fill()
+    assert (heard(client), heard(gone)) == ([], [])
+    gateway.subscriptions.follow(client, *KEY)
+    assert heard(client) == ["status", "ab"]
