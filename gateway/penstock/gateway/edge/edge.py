@@ -1,6 +1,6 @@
 """The edge: one ASGI class in front of the app. It asks who calls, what they may do now and how large their bodies are.
 
-Its order: Host and Origin, preflights, public routes, the key and its scope, rates, the broker, slots, the body.
+Its order: Host and Origin, public routes, the key and its scope, rates, the broker, slots, the body.
 Whatever goes wrong behind it leaves in the one JSON shape.
 """
 
@@ -78,7 +78,9 @@ def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGI
         handlers = dict(app.exception_handlers)
         router: ASGIApp = AsyncExitStackMiddleware(app.router)
         inner = ExceptionMiddleware(router if first is None else first(router), handlers=handlers)
-        return Edge(inner, ExceptionMiddleware(_refusing(parts), handlers=handlers), parts)
+        edge = Edge(inner, ExceptionMiddleware(_refusing(parts), handlers=handlers), parts)
+        origins = parts.policy.allowed_origins
+        return Cors(edge, origins) if origins else edge
 
     app.build_middleware_stack = stack
 
@@ -95,7 +97,7 @@ def _refusing(parts: EdgeParts) -> ASGIApp:
 
 
 class Edge:
-    """Outermost: sees every HTTP exchange and every WebSocket."""
+    """Sees every HTTP exchange and every WebSocket, but for the preflights of listed pages."""
 
     def __init__(self, app: ASGIApp, unknown: ASGIApp, parts: EdgeParts) -> None:
         self._app = app
@@ -103,7 +105,6 @@ class Edge:
         self._parts = parts
         self._policy = parts.policy
         self._allowances = parts.allowances
-        self._cors = Cors(parts.policy.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -117,7 +118,7 @@ class Edge:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        answer = Answer(send, self._cors.headers(headers))
+        answer = Answer(send)
         try:
             await self._serve(scope, headers, receive, answer)
         except (ClientGone, ClientDisconnect):
@@ -147,10 +148,7 @@ class Edge:
             return
         self._policy.check_host(headers.get("host", ""))
         self._policy.check_origin(headers.get("origin"), headers.get("host", ""))
-        preflight = self._cors.preflight(scope["method"], headers)
-        if preflight is not None:
-            await preflight(scope, receive, answer)
-        elif rules.access is Access.CALLER:
+        if rules.access is Access.CALLER:
             await self._serve_caller(rules, scope, headers, receive, answer)
         else:
             await self._serve_public(rules, scope, receive, answer)
