@@ -35,7 +35,7 @@ from penstock.gateway.service.brought_images import BroughtImage, keep_images
 from penstock.gateway.service.model_states import find_one
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import Stopping, Subscription
-from penstock.gateway.view.outputs import encode_json, on_output_thread
+from penstock.gateway.view.outputs import json_bytes, on_output_thread
 from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.records import InferenceRequest
 
@@ -167,7 +167,7 @@ class Exchange:
         headers = {"x-request-id": self.request_id}
         if not is_large(result):
             return Response(to_json(shape(result)), media_type="application/json", headers=headers)
-        content = await on_output_thread(lambda: encode_json(shape(result)).encode())
+        content = await on_output_thread(lambda: json_bytes(shape(result)))
         return Response(content, media_type="application/json", headers=headers)
 
     async def result(self) -> answers.Json:
