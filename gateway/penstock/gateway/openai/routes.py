@@ -79,13 +79,11 @@ async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Res
 
 @router.get("/models", summary="The models that workers offer")
 async def list_models(request: Request) -> dict[str, Any]:
-    caller_of(request).require("read")
     return Page(service_of(request).facts.public_models(), has_more=False).to_json()
 
 
 @router.get("/models/{model_id:path}", summary="One model, by its id or an alias")
 async def retrieve_model(model_id: str, request: Request, pool: str | None = None) -> dict[str, Any]:
-    caller_of(request).require("read")
     return find_one(service_of(request).facts.public_models(), model_id, pool)
 
 
