@@ -30,7 +30,7 @@ from penstock.gateway.openai.exchange import (
 from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
 from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, response_images, responses_request
-from penstock.gateway.routes.paging import Page
+from penstock.gateway.routes.paging import page
 from penstock.gateway.service.brought_images import BroughtImage, keep_images
 from penstock.gateway.service.model_states import find_one
 from penstock.gateway.service.service import GatewayService
@@ -79,7 +79,7 @@ async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Res
 
 @router.get("/models", summary="The models that workers offer")
 async def list_models(request: Request) -> dict[str, Any]:
-    return Page(service_of(request).facts.public_models(), has_more=False).to_json()
+    return page(service_of(request).facts.public_models())
 
 
 @router.get("/models/{model_id:path}", summary="One model, by its id or an alias")

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
-from penstock.gateway.routes.paging import Page
+from penstock.gateway.routes.paging import page
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 
@@ -27,7 +27,7 @@ async def admin_stats(request: Request) -> dict[str, Any]:
 
 @router.get("/admin/devices", summary="The devices of all workers and what holds their memory")
 async def admin_devices(request: Request) -> dict[str, Any]:
-    return Page(service_of(request).facts.devices(), has_more=False).to_json()
+    return page(service_of(request).facts.devices())
 
 
 @router.post(

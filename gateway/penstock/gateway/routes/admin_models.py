@@ -13,7 +13,7 @@ from fastapi import APIRouter, Path, Query, Request
 from penstock.gateway.context import service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.multipart import read_json
-from penstock.gateway.routes.paging import Page
+from penstock.gateway.routes.paging import page
 
 router = APIRouter(prefix="/v1/admin", tags=["operations"])
 
@@ -32,7 +32,7 @@ def _operator(request: Request) -> str:
 
 @router.get("/models", summary="All models: state, engines, memory, queues, and what was ordered")
 async def list_models(request: Request) -> dict[str, Any]:
-    return Page(await service_of(request).model_orders.models(), has_more=False).to_json()
+    return page(await service_of(request).model_orders.models())
 
 
 @router.post("/models", status_code=202, summary="Serve one more model")
@@ -66,7 +66,7 @@ async def remove_model(request: Request, model_id: str, pool: Pool = None) -> di
 @router.get("/orders", summary="What people ordered of models and classes: by whom, and since when")
 async def list_orders(request: Request) -> dict[str, Any]:
     """Only what is in force: that makes a model or a class other than the workers' files have it."""
-    return Page(await service_of(request).model_orders.in_force(), has_more=False, id_field="name").to_json()
+    return page(await service_of(request).model_orders.in_force(), id_field="name")
 
 
 @router.get("/orders/{revision}", summary="Which live workers of the pool have observed an order")

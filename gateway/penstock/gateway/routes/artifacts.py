@@ -16,7 +16,7 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes import artifact_content
 from penstock.gateway.routes.artifact_uploads import Upload, check_room
 from penstock.gateway.routes.native import read_json
-from penstock.gateway.routes.paging import After, Limit, Order, Page
+from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.schemas.errors import InvalidRequest, TenantLimit, UnsupportedParameter
 from penstock.schemas.times import rfc3339
 
@@ -91,7 +91,7 @@ async def list_artifacts(
         request,
         lambda store, tenant: store.list(tenant, after=after, limit=limit, newest_first=order == "desc"),
     )
-    return Page([artifact_json(one) for one in found.artifacts], found.has_more).to_json()
+    return page([artifact_json(one) for one in found.artifacts], has_more=found.has_more)
 
 
 @router.head("/{artifact_id}", include_in_schema=False)

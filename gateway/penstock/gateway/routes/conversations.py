@@ -16,7 +16,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.multipart import read_json
-from penstock.gateway.routes.paging import After, Limit, Order, page_of
+from penstock.gateway.routes.paging import After, Limit, Order, first_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import (
     BrokerUnavailable,
@@ -88,7 +88,7 @@ async def list_conversations(
     ids = sorted((found[1] for found in parsed if found and found[0] == caller.tenant), reverse=order == "desc")
     if after is not None:  # by comparison: the one that it names may have been deleted meanwhile
         ids = [one for one in ids if (one < after if order == "desc" else one > after)]
-    return page_of([conversation_json(one) for one in ids], limit=limit).to_json()
+    return first_page([conversation_json(one) for one in ids], limit=limit)
 
 
 @router.get("/{conversation_id}", summary="One conversation")
@@ -146,7 +146,7 @@ async def items(
         turns = turns[::-1]
     if behind is not None:
         turns = [turn for turn in turns if (turn.offset < behind if order == "desc" else turn.offset > behind)]
-    return page_of([item_json(turn) for turn in turns], limit=limit).to_json()
+    return first_page([item_json(turn) for turn in turns], limit=limit)
 
 
 def _offset_of(item_id: str) -> int:

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json, submitted_body
-from penstock.gateway.routes.paging import After, Limit, Order, Page
+from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import keep_images, take_images
 from penstock.gateway.view.outputs import on_output_thread
@@ -103,7 +103,7 @@ async def list_requests(
         conversation_id=conversation_id,
     )
     data = service_of(request).facts.requests(found[:limit])
-    return Page(data, len(found) > limit, "request_id").to_json()
+    return page(data, has_more=len(found) > limit, id_field="request_id")
 
 
 @router.get("/requests/{request_id}", summary="One request; with `wait` until it is done")
