@@ -101,13 +101,10 @@ def _run(documented: Documented, takes: Takes = Takes.JSON, hot: Endpoint | None
     return Declared(_rules("submit", takes, Lasts.OUTCOME, hot), documented)
 
 
-def _registry(
-    model: Any, *, body: Any = None, errors: tuple[int, ...] = (404,), takes: Takes = Takes.NOTHING
-) -> Declared:
+def _registry(model: Any, *, errors: tuple[int, ...] = (404,), takes: Takes = Takes.NOTHING) -> Declared:
     """Public: the schemas are in the package for everyone, and a stock deserializer has no key of ours to send."""
     documented = Documented(
         responses={200: {MEDIA_TYPE: model}},
-        body=body,
         errors=errors,
         error_model=registry_answers.RegistryErrorBody,
         error_type=MEDIA_TYPE,
