@@ -117,7 +117,6 @@ PAGE, PROBE, SCRAPER = Rules(access=Access.PUBLIC), Rules(access=Access.PROBE), 
 
 _TEXT = {"type": "string"}
 _REQUEST = [request_type(task) for task in BUILT_TASKS]
-_STREAMED = "The answer, or with `stream: true` its events."
 
 ROUTES: dict[RouteKey, Declared] = {
     ("POST", "/v1/requests"): Declared(

@@ -33,7 +33,7 @@ from penstock.gateway.edge.errors import (
     error_response,
     install_error_handlers,
     log_unexpected,
-    refuse,
+    refuse_socket,
 )
 from penstock.gateway.edge.exchanges import Answer, empty_body, unless_set
 from penstock.gateway.edge.rules import UNKNOWN, WEBSOCKET, Access, Lasts, RouteTable, Rules, rules_of
@@ -51,10 +51,6 @@ from penstock.schemas.errors import (
 )
 
 
-def _nothing_awaited(scope: str | None) -> PenstockError | None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeParts:
     """What the edge asks. `awaited` names why a call of a scope cannot be served yet, or None."""
@@ -65,7 +61,7 @@ class EdgeParts:
     allowances: Allowances
     connections: Connections
     bodies: BodyLimits
-    awaited: Callable[[str | None], PenstockError | None] = _nothing_awaited
+    awaited: Callable[[str | None], PenstockError | None] = lambda _: None
 
 
 def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGIApp] | None = None) -> None:
@@ -252,12 +248,12 @@ class Edge:
         except PenstockError as error:
             if isinstance(error, TenantLimit):
                 await self._hold_back(scope)
-            await refuse(error, scope, receive, watched_send, close_code=_close_code(error))
+            await refuse_socket(error, scope, receive, watched_send, close_code=_close_code(error))
         except Exception as error:
             incident = log_unexpected(error, scope["path"])
             failure = InternalError("internal error", details={"incident": incident})
             if "websocket.accept" not in sent and "websocket.close" not in sent:
-                await refuse(failure, scope, receive, watched_send, close_code=CLOSE_INTERNAL)
+                await refuse_socket(failure, scope, receive, watched_send, close_code=CLOSE_INTERNAL)
             elif "websocket.close" not in sent:
                 await send({"type": "websocket.close", "code": CLOSE_INTERNAL, "reason": "internal error"})
 
