@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -120,29 +121,17 @@ class _GaugeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         gauges = self._read()
-        depth = GaugeMetricFamily("penstock_queue_depth", "Requests accepted and not running.", labels=["class"])
-        for name, value in gauges.queue_depth.items():
-            depth.add_metric([name], value)
-        age = GaugeMetricFamily("penstock_oldest_age_seconds", "Age of the oldest of them.", labels=["class"])
-        for name, age_s in gauges.oldest_age_s.items():
-            age.add_metric([name], age_s)
-        yield depth
-        yield age
-        memory = GaugeMetricFamily(
-            "penstock_device_memory_bytes", "Memory of all workers' devices.", labels=["device", "kind"]
-        )
-        for (device, kind), size in gauges.device_memory.items():
-            memory.add_metric([device, kind], size)
-        yield memory
-        batch = GaugeMetricFamily("penstock_batch_size", "Requests running, by model.", labels=["model"])
-        for model, count in gauges.running.items():
-            batch.add_metric([model], count)
-        yield batch
-        letters = GaugeMetricFamily(
-            "penstock_dlq_letters", "Dead letters that lie on their topic, by reason.", labels=["reason"]
-        )
-        for reason, count in self._read_letters().items():
-            letters.add_metric([reason], count)
-        yield letters
+        families: list[tuple[str, str, list[str], Mapping[Any, int | float]]] = [
+            ("queue_depth", "Requests accepted and not running.", ["class"], gauges.queue_depth),
+            ("oldest_age_seconds", "Age of the oldest of them.", ["class"], gauges.oldest_age_s),
+            ("device_memory_bytes", "Memory of all workers' devices.", ["device", "kind"], gauges.device_memory),
+            ("batch_size", "Requests running, by model.", ["model"], gauges.running),
+            ("dlq_letters", "Dead letters that lie on their topic, by reason.", ["reason"], self._read_letters()),
+        ]
+        for name, text, labels, values in families:
+            family = GaugeMetricFamily(f"penstock_{name}", text, labels=labels)
+            for key, value in values.items():
+                family.add_metric([key] if isinstance(key, str) else key, value)
+            yield family
         yield GaugeMetricFamily("penstock_inflight", "Requests accepted and not done.", value=gauges.inflight)
         yield GaugeMetricFamily("penstock_ws_clients", "Open WebSockets.", value=gauges.ws_clients)

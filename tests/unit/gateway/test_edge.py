@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -33,6 +33,7 @@ def make_app(
     allowances: Allowances | None = None,
     awaited: Callable[[str | None], PenstockError | None] = lambda _: None,
     body_timeout_s: float = 30.0,
+    origins: Sequence[str] = (PAGE,),
 ) -> FastAPI:
     app = FastAPI()
     release = app.state.release = asyncio.Event()
@@ -55,7 +56,7 @@ def make_app(
     async def _healthz() -> str:  # pyright: ignore[reportUnusedFunction]
         return "ok"
 
-    policy = AuthPolicy.build(allowed_origins=[PAGE])
+    policy = AuthPolicy.build(allowed_origins=origins)
     install_edge(
         app,
         EdgeParts(
@@ -120,8 +121,13 @@ async def test_waiting_exchanges_have_slots_of_their_own_and_others_go_on() -> N
 
 def open_streams(app: FastAPI) -> int:
     """Counted by the edge of this app."""
-    edge: Any = app.middleware_stack
-    return edge._allowances.streams.open
+    return edge_of(app)._allowances.streams.open
+
+
+def edge_of(app: FastAPI) -> Any:
+    """It stands behind the answers for pages."""
+    cors: Any = app.middleware_stack
+    return cors.app
 
 
 async def test_beyond_the_limit_newcomers_are_shed_and_probes_are_not() -> None:
@@ -172,6 +178,39 @@ async def test_the_preflight_of_a_stock_client_passes() -> None:
         foreign = await http.options("/v1/chat/completions", headers={**asked, "origin": "https://evil.example"})
         assert foreign.status_code == 403
         assert "access-control-allow-origin" not in foreign.headers
+        assert foreign.json()["error"]["code"] == "forbidden"
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed"),
+    [
+        (PAGE, True),
+        ("HTTPS://App.Example/", True),
+        ("https://app.example.evil", False),
+        ("https://appxexample", False),
+        ("http://127.0.0.1", False),
+        (None, False),
+    ],
+)
+async def test_only_listed_pages_may_read_answers(origin: str | None, allowed: bool) -> None:
+    headers = {} if origin is None else {"origin": origin}
+    async with client(make_app(), **headers) as http:
+        asked = await http.options("/v1/requests", headers={"access-control-request-method": "POST"})
+        assert asked.is_success == allowed
+        for answer in (asked, await http.get("/v1/requests"), await http.get("/healthz")):
+            assert answer.headers.get("access-control-allow-origin") == (origin if allowed else None)
+            assert "Origin" in answer.headers["vary"]
+        if allowed:
+            assert asked.headers["access-control-allow-methods"] == "GET, HEAD, POST, DELETE"
+            assert asked.headers["access-control-max-age"] == "600"
+            assert "access-control-allow-headers" not in asked.headers
+
+
+async def test_without_listed_pages_answers_say_nothing_of_origins() -> None:
+    async with client(make_app(origins=())) as http:
+        answer = await http.get("/v1/requests")
+        assert answer.is_success
+        assert "vary" not in answer.headers
 
 
 @pytest.mark.parametrize(
@@ -289,7 +328,7 @@ async def test_a_chat_whose_key_is_taken_back_is_401(monkeypatch: pytest.MonkeyP
         exchange(app, "POST", "/v1/completions", b"", [(b"content-length", b"0")], nothing_comes)
     )
     await wait_until_async(lambda: app.middleware_stack is not None and open_streams(app) == 1)
-    edge: Any = app.middleware_stack
+    edge = edge_of(app)
     monkeypatch.setattr(edge._parts.connections, "_still_good", lambda caller: False)
     assert edge._parts.connections.look() == 1
     assert status(await task) == 401

@@ -18,7 +18,7 @@ from penstock.gateway.edge.errors import (
     FinalFailure,
     error_headers,
     outcome_error,
-    refuse,
+    refuse_socket,
 )
 from penstock.gateway.limits.allowances import Allowances
 from penstock.schemas.errors import (
@@ -165,6 +165,6 @@ async def test_a_refused_socket_confirms_the_subprotocol_so_that_browsers_see_th
         sent.append(message)
 
     scope: Scope = {"type": "websocket", "path": "/", "headers": [], "subprotocols": ["penstock.v1"]}
-    await refuse(Unauthenticated("no"), scope, receive, send, close_code=4401)
+    await refuse_socket(Unauthenticated("no"), scope, receive, send, close_code=4401)
     assert sent[0]["subprotocol"] == "penstock.v1"
     assert sent[1]["code"] == 4401

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import sys
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,19 +36,35 @@ VECTORS = [[0.5] * 1_024] * 4
 
 
 @given(VALUES, st.sampled_from([None, 1]), st.sampled_from([None, (",", ":"), (" , ", "\t:\r\n")]))
-def test_decoding_in_steps_gives_what_json_gives(value: Any, indent: int | None, separators: Any) -> None:
+def test_decoding_gives_what_json_gives(value: Any, indent: int | None, separators: Any) -> None:
     assert decode_json(json.dumps(value, indent=indent, separators=separators)) == value
 
 
-@given(st.text(alphabet='{}[]:,"a1 \n', max_size=12))
-def test_what_is_no_json_is_refused_as_json_refuses_it(text: str) -> None:
+@pytest.mark.parametrize("output", [{"embeddings": [[0.5] * 1_000] * 500}, {"logprobs": LOGPROBS * 20}])
+def test_other_threads_have_their_turns_while_one_decodes(output: Json) -> None:
+    text = json.dumps(output)
+    turns, done, interval = 0, False, sys.getswitchinterval()
+
+    def count() -> None:
+        nonlocal turns
+        while not done:
+            turns += 1
+            time.sleep(0)
+
+    sys.setswitchinterval(0.0001)
+    gc.disable()  # collections, of which Hypothesis is told, give turns too
+    thread = threading.Thread(target=count)
+    thread.start()
     try:
-        expected = json.loads(text)
-    except ValueError:
-        with pytest.raises(ValueError):
-            decode_json(text)
-    else:
-        assert decode_json(text) == expected
+        before = turns
+        decode_json(text)
+        had = turns - before
+    finally:
+        sys.setswitchinterval(interval)
+        gc.enable()
+        done = True
+        thread.join()
+    assert had > 20
 
 
 @pytest.mark.parametrize(

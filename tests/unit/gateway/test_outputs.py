@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import tracemalloc
 from dataclasses import replace
@@ -18,7 +19,7 @@ from penstock.gateway.view import frames as frames_module
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Hub
-from penstock.gateway.view.outputs import LARGE_BYTES, OutcomeReader, encode_json, held_bytes, result_json
+from penstock.gateway.view.outputs import LARGE_BYTES, LONG_LIST, OutcomeReader, encode_json, held_bytes, result_json
 from penstock.gateway.view.request_state import ENTRY_BYTES
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import Origin, ResultEvent
@@ -156,11 +157,16 @@ async def test_a_reader_that_gives_up_takes_the_frame_from_nobody() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
 
 
 @given(JSON)
 def test_json_in_steps_is_json(value: Any) -> None:
-    assert json.loads(encode_json(value)) == json.loads(json.dumps(value))
+    for some in (value, [value] * (LONG_LIST + 1)):
+        assert json.loads(encode_json(some)) == json.loads(json.dumps(some))
+
+
+def test_what_json_has_no_number_for_is_null() -> None:
+    assert encode_json({"embeddings": [[math.nan, math.inf, 0.5]]}) == '{"embeddings":[[null,null,0.5]]}'

@@ -101,13 +101,10 @@ def _run(documented: Documented, takes: Takes = Takes.JSON, hot: Endpoint | None
     return Declared(_rules("submit", takes, Lasts.OUTCOME, hot), documented)
 
 
-def _registry(
-    model: Any, *, body: Any = None, errors: tuple[int, ...] = (404,), takes: Takes = Takes.NOTHING
-) -> Declared:
+def _registry(model: Any, *, errors: tuple[int, ...] = (404,), takes: Takes = Takes.NOTHING) -> Declared:
     """Public: the schemas are in the package for everyone, and a stock deserializer has no key of ours to send."""
     documented = Documented(
         responses={200: {MEDIA_TYPE: model}},
-        body=body,
         errors=errors,
         error_model=registry_answers.RegistryErrorBody,
         error_type=MEDIA_TYPE,
@@ -120,7 +117,6 @@ PAGE, PROBE, SCRAPER = Rules(access=Access.PUBLIC), Rules(access=Access.PROBE), 
 
 _TEXT = {"type": "string"}
 _REQUEST = [request_type(task) for task in BUILT_TASKS]
-_STREAMED = "The answer, or with `stream: true` its events."
 
 ROUTES: dict[RouteKey, Declared] = {
     ("POST", "/v1/requests"): Declared(

@@ -50,7 +50,7 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
             operation["operationId"] = _operation_id(method, document_path)
             operation["responses"] = _responses(route, schemas)
             if route.body is not None:
-                content = {route.body_type: {"schema": schemas[_key(route.body)]}}
+                content = {route.body_type: {"schema": schemas[repr(route.body)]}}
                 operation["requestBody"] = {"required": route.body_required, "content": content}
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "path":  # one that is optional elsewhere is there in this path
@@ -76,19 +76,15 @@ def _responses(route: Documented, schemas: dict[str, Any]) -> dict[str, Any]:
     for status, content in route.responses.items():
         answer: dict[str, Any] = {"description": HTTPStatus(status).phrase}
         if content:
-            answer["content"] = {kind: {"schema": schemas[_key(model)]} for kind, model in content.items()}
+            answer["content"] = {kind: {"schema": schemas[repr(model)]} for kind, model in content.items()}
         responses[str(status)] = answer
-    error = {route.error_type: {"schema": schemas[_key(route.error_model)]}}
+    error = {route.error_type: {"schema": schemas[repr(route.error_model)]}}
     for status in sorted(set(route.errors) - route.responses.keys()):
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": error}
     # What goes wrong before a route is reached has our own shape on all of them.
-    ours = {JSON: {"schema": schemas[_key(Error)]}}
+    ours = {JSON: {"schema": schemas[repr(Error)]}}
     responses["default"] = {"description": "An error", "content": {**error, **ours}}
     return responses
-
-
-def _key(model: Any) -> str:
-    return repr(model)
 
 
 def _schemas(routes: Iterable[Documented]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -101,8 +97,8 @@ def _schemas(routes: Iterable[Documented]) -> tuple[dict[str, Any], dict[str, An
             *(m for answer in route.responses.values() for m in answer.values()),
         ):
             for one in cast("list[Any]", model) if isinstance(model, list) else [model]:
-                models[_key(one)] = one
-            models[_key(model)] = model
+                models[repr(one)] = one
+            models[repr(model)] = model
     found: dict[str, Any] = {}
     typed = {key: model for key, model in models.items() if not isinstance(model, dict | list) and model is not None}
     by_key, definitions = TypeAdapter.json_schemas(
@@ -114,5 +110,5 @@ def _schemas(routes: Iterable[Documented]) -> tuple[dict[str, Any], dict[str, An
         if isinstance(model, dict):
             found[key] = model
         elif isinstance(model, list):
-            found[key] = {"anyOf": [found[_key(one)] for one in cast("list[Any]", model)]}
+            found[key] = {"anyOf": [found[repr(one)] for one in cast("list[Any]", model)]}
     return found, definitions.get("$defs", {})

@@ -1,6 +1,6 @@
 """The edge: one ASGI class in front of the app. It asks who calls, what they may do now and how large their bodies are.
 
-Its order: Host and Origin, preflights, public routes, the key and its scope, rates, the broker, slots, the body.
+Its order: Host and Origin, public routes, the key and its scope, rates, the broker, slots, the body.
 Whatever goes wrong behind it leaves in the one JSON shape.
 """
 
@@ -33,7 +33,7 @@ from penstock.gateway.edge.errors import (
     error_response,
     install_error_handlers,
     log_unexpected,
-    refuse,
+    refuse_socket,
 )
 from penstock.gateway.edge.exchanges import Answer, empty_body, unless_set
 from penstock.gateway.edge.rules import UNKNOWN, WEBSOCKET, Access, Lasts, RouteTable, Rules, rules_of
@@ -51,10 +51,6 @@ from penstock.schemas.errors import (
 )
 
 
-def _nothing_awaited(scope: str | None) -> PenstockError | None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeParts:
     """What the edge asks. `awaited` names why a call of a scope cannot be served yet, or None."""
@@ -65,7 +61,7 @@ class EdgeParts:
     allowances: Allowances
     connections: Connections
     bodies: BodyLimits
-    awaited: Callable[[str | None], PenstockError | None] = _nothing_awaited
+    awaited: Callable[[str | None], PenstockError | None] = lambda _: None
 
 
 def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGIApp] | None = None) -> None:
@@ -78,7 +74,9 @@ def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGI
         handlers = dict(app.exception_handlers)
         router: ASGIApp = AsyncExitStackMiddleware(app.router)
         inner = ExceptionMiddleware(router if first is None else first(router), handlers=handlers)
-        return Edge(inner, ExceptionMiddleware(_refusing(parts), handlers=handlers), parts)
+        edge = Edge(inner, ExceptionMiddleware(_refusing(parts), handlers=handlers), parts)
+        origins = parts.policy.allowed_origins
+        return Cors(edge, origins) if origins else edge
 
     app.build_middleware_stack = stack
 
@@ -95,7 +93,7 @@ def _refusing(parts: EdgeParts) -> ASGIApp:
 
 
 class Edge:
-    """Outermost: sees every HTTP exchange and every WebSocket."""
+    """Sees every HTTP exchange and every WebSocket, but for the preflights of listed pages."""
 
     def __init__(self, app: ASGIApp, unknown: ASGIApp, parts: EdgeParts) -> None:
         self._app = app
@@ -103,7 +101,6 @@ class Edge:
         self._parts = parts
         self._policy = parts.policy
         self._allowances = parts.allowances
-        self._cors = Cors(parts.policy.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -117,7 +114,7 @@ class Edge:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        answer = Answer(send, self._cors.headers(headers))
+        answer = Answer(send)
         try:
             await self._serve(scope, headers, receive, answer)
         except (ClientGone, ClientDisconnect):
@@ -147,10 +144,7 @@ class Edge:
             return
         self._policy.check_host(headers.get("host", ""))
         self._policy.check_origin(headers.get("origin"), headers.get("host", ""))
-        preflight = self._cors.preflight(scope["method"], headers)
-        if preflight is not None:
-            await preflight(scope, receive, answer)
-        elif rules.access is Access.CALLER:
+        if rules.access is Access.CALLER:
             await self._serve_caller(rules, scope, headers, receive, answer)
         else:
             await self._serve_public(rules, scope, receive, answer)
@@ -254,12 +248,12 @@ class Edge:
         except PenstockError as error:
             if isinstance(error, TenantLimit):
                 await self._hold_back(scope)
-            await refuse(error, scope, receive, watched_send, close_code=_close_code(error))
+            await refuse_socket(error, scope, receive, watched_send, close_code=_close_code(error))
         except Exception as error:
             incident = log_unexpected(error, scope["path"])
             failure = InternalError("internal error", details={"incident": incident})
             if "websocket.accept" not in sent and "websocket.close" not in sent:
-                await refuse(failure, scope, receive, watched_send, close_code=CLOSE_INTERNAL)
+                await refuse_socket(failure, scope, receive, watched_send, close_code=CLOSE_INTERNAL)
             elif "websocket.close" not in sent:
                 await send({"type": "websocket.close", "code": CLOSE_INTERNAL, "reason": "internal error"})
 

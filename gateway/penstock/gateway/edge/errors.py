@@ -145,11 +145,8 @@ def log_unexpected(error: BaseException, path: str) -> str:
     return incident
 
 
-async def refuse(error: PenstockError, scope: Scope, receive: Receive, send: Send, *, close_code: int) -> None:
-    """Answer instead of the application: the error over HTTP, the close code over a WebSocket."""
-    if scope["type"] == "http":
-        await error_response(error)(scope, receive, send)
-        return
+async def refuse_socket(error: PenstockError, scope: Scope, receive: Receive, send: Send, *, close_code: int) -> None:
+    """Close a WebSocket instead of the application."""
     # A close before the accept reaches browsers as a bare failure: only an accepted socket can say 4401.
     await receive()
     offered = scope.get("subprotocols") or []

@@ -9,18 +9,18 @@ from collections.abc import Callable
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.gateway.edge.bodies import Body
-from penstock.gateway.edge.cors import RawHeaders
 from penstock.gateway.edge.errors import error_response
 from penstock.gateway.edge.event_stream import server_sent
 from penstock.schemas.errors import Unauthenticated, error_body
+
+RawHeaders = list[tuple[bytes, bytes]]
 
 
 class Answer:
     """The `send` of one exchange: adds the headers of the edge, and knows how far the answer has come."""
 
-    def __init__(self, send: Send, headers: RawHeaders) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._headers = headers
         self._more: Callable[[], RawHeaders] | None = None
         self._streams_events = False
         self.started = self.ended = False
@@ -33,7 +33,7 @@ class Answer:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            headers: RawHeaders = [*message.get("headers", ()), *self._headers]
+            headers: RawHeaders = list(message.get("headers", ()))
             self._streams_events = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
             if self._more is not None:
                 headers += self._more()

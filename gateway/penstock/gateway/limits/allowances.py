@@ -140,11 +140,7 @@ class Allowances:
         for holder, rate, bucket in asked:
             wait_s = bucket.wait_s(now)
             if wait_s:
-                raise TenantLimit(
-                    f"{holder} may make {rate:g} {what} per second",
-                    retry_after_s=wait_s,
-                    details={"limit": name, "value": rate},
-                )
+                raise _over(name, rate, f"{holder} may make {rate:g} {what} per second", wait_s)
         for _, _, bucket in asked:
             bucket.take(now)
 
@@ -212,11 +208,8 @@ class Allowances:
         bucket = self.tenants.tokens(tenant, now_s)
         wait_s = 0.0 if bucket is None else bucket.wait_s(now_s, min(1.0, bucket.burst))
         if bucket is not None and wait_s:
-            raise TenantLimit(
-                f"the tenant {tenant} may use {bucket.burst:g} tokens per minute",
-                retry_after_s=wait_s,
-                details={"limit": "tokens_per_minute", "value": int(bucket.burst)},
-            )
+            text = f"the tenant {tenant} may use {bucket.burst:g} tokens per minute"
+            raise _over("tokens_per_minute", int(bucket.burst), text, wait_s)
 
     def check_conversation(self, caller: Caller, conversation_id: str) -> None:
         """Raises TenantLimit where this would be one conversation too many."""
@@ -224,12 +217,8 @@ class Allowances:
         for holder, limits in self._holders(caller):
             limit = limits.conversations
             if limit is not None and not self.tenants.may_begin_conversation(tenant, conversation_id, limit):
-                raise TenantLimit(
-                    f"{holder} may have {limit} conversations: delete some",
-                    param="conversation_id",
-                    retry_after_s=60,
-                    details={"limit": "conversations", "value": limit},
-                )
+                text = f"{holder} may have {limit} conversations: delete some"
+                raise _over("conversations", limit, text, 60, param="conversation_id")
 
     @contextmanager
     def outstanding(self, caller: Caller, *, in_kept_share: bool = False) -> Generator[None]:
@@ -240,11 +229,8 @@ class Allowances:
         tenant = caller.tenant
         limit = self._most_outstanding(caller, has_share=not in_kept_share)
         if not self.tenants.reserve(tenant, limit):
-            raise TenantLimit(
-                f"{limit} requests of the tenant {tenant} are accepted and not done, as many as may be",
-                retry_after_s=1,
-                details={"limit": "outstanding", "value": limit},
-            )
+            text = f"{limit} requests of the tenant {tenant} are accepted and not done, as many as may be"
+            raise _over("outstanding", limit, text, 1)
         try:
             share = share_of(self.totals.max_pending_submits, self.totals.reserve)
             if self.totals.reserve and self.tenants.of(tenant).reserved > share:
@@ -268,11 +254,8 @@ class Allowances:
         for holder, limits in self._holders(caller):
             limit = limits.artifact_bytes
             if limit is not None and used_bytes + more_bytes > limit:
-                raise TenantLimit(
-                    f"{holder} may keep {limit} bytes of artifacts; {used_bytes} are kept",
-                    retry_after_s=60,
-                    details={"limit": "artifact_bytes", "value": limit, "used": used_bytes},
-                )
+                text = f"{holder} may keep {limit} bytes of artifacts; {used_bytes} are kept"
+                raise _over("artifact_bytes", limit, text, 60, used=used_bytes)
 
     # -- told to the caller
 
@@ -291,6 +274,13 @@ class Allowances:
         if tokens is not None:
             told += _headers("tokens", tokens, now_s)
         return told
+
+
+def _over(
+    limit: str, value: float | None, text: str, retry_after_s: float, param: str | None = None, **more: int
+) -> TenantLimit:
+    details = {"limit": limit, "value": value, **more}
+    return TenantLimit(text, param=param, retry_after_s=retry_after_s, details=details)
 
 
 def _headers(what: str, bucket: TokenBucket, now: float) -> list[tuple[bytes, bytes]]:

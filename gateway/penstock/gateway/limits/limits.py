@@ -7,17 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-_COUNTS = (
-    "max_priority",
-    "outstanding",
-    "tokens_per_minute",
-    "sockets",
-    "streams",
-    "conversations",
-    "artifact_bytes",
-    "max_vram_bytes",
-    "max_cpu_memory_bytes",
-)
 _RATES = ("requests_per_s", "calls_per_s", "cancels_per_s")
 _NAMES = ("models", "pools")
 
@@ -68,19 +57,19 @@ class Limits:
     def from_dict(cls, values: Mapping[str, Any]) -> Limits:
         """Raises ValueError naming the limit that is unknown or impossible."""
         known: dict[str, Any] = {}
+        names = [item.name for item in fields(cls)]
         for name, value in values.items():
             if value is None:
                 continue
-            if name in _COUNTS:
-                good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            elif name in _RATES:
+            if name not in names:
+                raise ValueError(f"there is no limit {name!r}; limits are {', '.join(names)}")
+            if name in _RATES:
                 good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
             elif name in _NAMES:
                 good = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
                 value = tuple(value) if good else value
-            else:
-                known_names = ", ".join(item.name for item in fields(cls))
-                raise ValueError(f"there is no limit {name!r}; limits are {known_names}")
+            else:  # a count
+                good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
             if not good:
                 raise ValueError(f"the limit {name} cannot be {value!r}")
             known[name] = value

@@ -44,23 +44,14 @@ class LimitsSection(TenantLimits):
     """What each tenant may have. A gateway without keys has one tenant only: there those hold that are set."""
 
     requests_per_s: float | None = Field(default=100, gt=0)
-    """Submissions of a tenant each second, at each gateway; a second's worth may come at once."""
     calls_per_s: float | None = Field(default=300, gt=0)
-    """Calls of any route, and frames of sockets, of a tenant each second, at each gateway."""
     cancels_per_s: float | None = Field(default=50, gt=0)
-    """Requests of a tenant whose end is asked for each second, at each gateway."""
     tokens_per_minute: int | None = Field(default=10_000_000, ge=1)
-    """Tokens of a tenant's prompts and answers, counted from the log when a request ends."""
     outstanding: int | None = Field(default=20_000, ge=0)
-    """Requests of a tenant accepted and not done, counted from the log."""
     sockets: int | None = Field(default=1_000, ge=0)
-    """Open WebSockets of a tenant, at each gateway."""
     streams: int | None = Field(default=1_000, ge=0)
-    """Exchanges of a tenant that wait for an outcome (event streams, OpenAI calls, long polls), at each gateway."""
     conversations: int | None = Field(default=2_000, ge=0)
-    """Conversations that a tenant may have."""
     artifact_bytes: int | None = Field(default=10 * 2**30, ge=0)
-    """Bytes of all artifacts that a tenant may keep."""
     reserve: float = Field(default=0.25, ge=0, lt=1)
     """The part of `max_http`, `max_sockets`, `max_live` and `max_pending_submits` that no single tenant can take."""
     tenants: dict[str, TenantLimits] = Field(default_factory=dict[str, TenantLimits])

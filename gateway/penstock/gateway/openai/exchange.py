@@ -19,6 +19,7 @@ from penstock.gateway.openai.chat_answers import Json
 from penstock.gateway.openai.chat_bodies import Words, in_openai_words
 from penstock.gateway.openai.large_answers import beside_the_loop
 from penstock.gateway.openai.splice import CallSplice, StreamSplice
+from penstock.gateway.service.control import Control
 from penstock.gateway.service.subscriptions import SlowConsumer, Subscription
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
 from penstock.gateway.view.outputs import encode_json
@@ -49,11 +50,7 @@ class EventWriter(Protocol):
         ...
 
 
-class Canceller(Protocol):
-    async def abandon(self, tenant: str, request_id: str) -> None: ...
-
-
-def cancel_abandoned(control: Canceller, tenant: str, request_id: str) -> None:
+def cancel_abandoned(control: Control, tenant: str, request_id: str) -> None:
     """Cancel a request that nobody waits for any more, without holding up the connection's end."""
 
     async def cancel() -> None:

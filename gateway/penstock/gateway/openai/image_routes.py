@@ -56,7 +56,6 @@ async def edit_image(request: Request) -> Response:
 @router.post("/variations", summary="Variations of an image: not supported", include_in_schema=False)
 async def create_variation(request: Request) -> Response:
     """No engine here makes variations without a prompt."""
-    caller_of(request).require("submit")
     await discard_body(request.scope, request.receive)
     raise UnsupportedTask(
         "variations are not supported: edit the image with a prompt at /v1/images/edits, with penstock[strength]"

@@ -1,12 +1,11 @@
-"""Large answers: those whose decoding and encoding would hold up the event loop are made on a thread, step by step.
+"""Large answers: those whose decoding and encoding would hold up the event loop are made on a thread.
 
-A thread alone is not enough: json decodes and encodes a text in one step, in which no other thread has its turn.
+A thread alone is not enough: json decodes a text in one step, in which no other thread has its turn.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,11 +17,6 @@ T = TypeVar("T")
 
 LARGE_VALUES = 2_000
 """Numbers of vectors, or candidates of log probabilities: one millisecond or so to shape and to encode."""
-_STEP_DEPTH = 4
-"""Values nested deeper are decoded in one step; an output's choices have their lists above that."""
-
-_raw_decode = json.JSONDecoder().raw_decode
-_skip_blanks = re.compile(r"[ \t\n\r]*").match
 
 
 async def beside_the_loop(result: Json, make: Callable[[], T]) -> T:
@@ -52,60 +46,5 @@ def is_large(result: Json) -> bool:
 
 
 def decode_json(text: str) -> Any:
-    """As json.loads, step by step. Raises ValueError."""
-    try:
-        value, end = _value(text, _blanks_end(text, 0), 0)
-    except IndexError:
-        raise ValueError("the JSON text ends early") from None
-    if _blanks_end(text, end) != len(text):
-        raise ValueError(f"there is more after the JSON text, at {end}")
-    return value
-
-
-def _blanks_end(text: str, at: int) -> int:
-    blanks = _skip_blanks(text, at)
-    return at if blanks is None else blanks.end()
-
-
-def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """(value, where it ends) of what begins there."""
-    if depth < _STEP_DEPTH and text[at] in "{[":
-        inside = _blanks_end(text, at + 1)
-        if text[at] == "{" and text[inside] != "}":
-            return _object(text, inside, depth + 1)
-        if text[at] == "[" and text[inside] in "{[":
-            return _list(text, inside, depth + 1)
-    return _raw_decode(text, at)
-
-
-def _object(text: str, at: int, depth: int) -> tuple[Json, int]:
-    values: Json = {}
-    while True:
-        name, at = _raw_decode(text, at)
-        at = _blanks_end(text, at)
-        if not isinstance(name, str) or text[at] != ":":
-            raise ValueError(f"a name and a colon were expected, at {at}")
-        values[name], at = _value(text, _blanks_end(text, at + 1), depth)
-        at, more = _after_value(text, at, "}")
-        if not more:
-            return values, at
-
-
-def _list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
-    values: list[Any] = []
-    while True:
-        value, at = _value(text, at, depth)
-        values.append(value)
-        at, more = _after_value(text, at, "]")
-        if not more:
-            return values, at
-
-
-def _after_value(text: str, at: int, closing: str) -> tuple[int, bool]:
-    """Where the next value begins or the list has ended, and which of the two."""
-    at = _blanks_end(text, at)
-    if text[at] == closing:
-        return at + 1, False
-    if text[at] != ",":
-        raise ValueError(f"a comma or {closing} was expected, at {at}")
-    return _blanks_end(text, at + 1), True
+    """As json.loads, but other threads have their turn: whenever it calls Python, for an object or a float."""
+    return json.loads(text, object_hook=lambda values: values, parse_float=lambda number: float(number))

@@ -30,12 +30,12 @@ from penstock.gateway.openai.exchange import (
 from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
 from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, response_images, responses_request
-from penstock.gateway.routes.paging import Page
+from penstock.gateway.routes.paging import page
 from penstock.gateway.service.brought_images import BroughtImage, keep_images
 from penstock.gateway.service.model_states import find_one
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import Stopping, Subscription
-from penstock.gateway.view.outputs import encode_json, on_output_thread
+from penstock.gateway.view.outputs import json_bytes, on_output_thread
 from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.records import InferenceRequest
 
@@ -79,13 +79,11 @@ async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Res
 
 @router.get("/models", summary="The models that workers offer")
 async def list_models(request: Request) -> dict[str, Any]:
-    caller_of(request).require("read")
-    return Page(service_of(request).facts.public_models(), has_more=False).to_json()
+    return page(service_of(request).facts.public_models())
 
 
 @router.get("/models/{model_id:path}", summary="One model, by its id or an alias")
 async def retrieve_model(model_id: str, request: Request, pool: str | None = None) -> dict[str, Any]:
-    caller_of(request).require("read")
     return find_one(service_of(request).facts.public_models(), model_id, pool)
 
 
@@ -167,7 +165,7 @@ class Exchange:
         headers = {"x-request-id": self.request_id}
         if not is_large(result):
             return Response(to_json(shape(result)), media_type="application/json", headers=headers)
-        content = await on_output_thread(lambda: encode_json(shape(result)).encode())
+        content = await on_output_thread(lambda: json_bytes(shape(result)))
         return Response(content, media_type="application/json", headers=headers)
 
     async def result(self) -> answers.Json:

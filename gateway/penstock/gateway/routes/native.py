@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json, submitted_body
-from penstock.gateway.routes.paging import After, Limit, Order, Page
+from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import keep_images, take_images
 from penstock.gateway.view.outputs import on_output_thread
@@ -63,7 +63,6 @@ async def submit(
 ) -> Response:
     """202 once the request stands on its topic, acknowledged by all in-sync replicas. A dry run answers 200."""
     caller = caller_of(request)
-    caller.require("submit")
     service = service_of(request)
     async with submitted_body(request) as (body, files):
         if files is None:
@@ -94,11 +93,9 @@ async def list_requests(
     limit: Limit = 20,
     order: Order = "desc",
 ) -> dict[str, Any]:
-    caller = caller_of(request)
-    caller.require("read")
     check_status(status)
     found = await service_of(request).lookups.page(
-        caller.tenant,
+        caller_of(request).tenant,
         limit=limit + 1,
         after=after,
         newest_first=order == "desc",
@@ -106,7 +103,7 @@ async def list_requests(
         conversation_id=conversation_id,
     )
     data = service_of(request).facts.requests(found[:limit])
-    return Page(data, len(found) > limit, "request_id").to_json()
+    return page(data, has_more=len(found) > limit, id_field="request_id")
 
 
 @router.get("/requests/{request_id}", summary="One request; with `wait` until it is done")
@@ -115,10 +112,8 @@ async def get_request(
     request_id: str,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the outcome.")] = 0,
 ) -> Response:
-    caller = caller_of(request)
-    caller.require("read")
     service = service_of(request)
-    entry = await service.lookups.wait(caller.tenant, request_id, wait)
+    entry = await service.lookups.wait(caller_of(request).tenant, request_id, wait)
     body = await service.lookups.public(entry, service.facts.waits_for_worker(entry))
     return Response(body, media_type="application/json", headers={"x-request-id": request_id})
 
@@ -132,7 +127,6 @@ async def stream_events(
 ) -> Response:
     """The event id is the cursor, good at every gateway. Behind the last event: 204, so that a browser stops."""
     caller = caller_of(request)
-    caller.require("read")
     service = service_of(request)
     text = last_event_id or after
     cursor = decode_cursor(text) if text else None
@@ -150,9 +144,7 @@ async def stream_events(
 @router.post("/requests/{request_id}/cancel", summary="Cancel a request")
 async def cancel(request: Request, request_id: str) -> Response:
     """202: its end was asked for. 200 with the request when it has ended already."""
-    caller = caller_of(request)
-    caller.require("cancel")
-    entry, asked = await service_of(request).control.cancel(caller, request_id)
+    entry, asked = await service_of(request).control.cancel(caller_of(request), request_id)
     return JSONResponse(entry.to_json(), 202 if asked else 200, {"x-request-id": request_id})
 
 
@@ -160,7 +152,6 @@ async def cancel(request: Request, request_id: str) -> Response:
 async def cancel_many(request: Request) -> dict[str, Any]:
     """Body: {"ids": […]} or {"status": …, "conversation_id": …}. Answers how many were asked to end, and the first."""
     caller = caller_of(request)
-    caller.require("cancel")
     body = await read_json(request)
     fields: dict[str, Any] = (
         {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else {}
@@ -192,7 +183,5 @@ def check_status(value: Any) -> str | None:
 @router.delete("/requests/{request_id}", summary="Erase an ended request")
 async def erase(request: Request, request_id: str) -> dict[str, Any]:
     """Every gateway answers 410 from then on; copies in the log go with retention. 409 while it runs."""
-    caller = caller_of(request)
-    caller.require("cancel")
-    await service_of(request).control.erase(caller.tenant, request_id)
+    await service_of(request).control.erase(caller_of(request).tenant, request_id)
     return {"object": "request.deleted", "request_id": request_id, "deleted": True}

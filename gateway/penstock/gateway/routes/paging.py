@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
@@ -13,25 +12,18 @@ After = Annotated[str | None, Query(description="The `last_id` of the page befor
 Order = Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+def page(items: Sequence[dict[str, Any]], *, has_more: bool = False, id_field: str = "id") -> dict[str, Any]:
     """One page; `has_more` when others follow."""
-
-    items: Sequence[dict[str, Any]]
-    has_more: bool
-    id_field: str = "id"
-
-    def to_json(self) -> dict[str, Any]:
-        ids = [item.get(self.id_field) for item in self.items]
-        return {
-            "object": "list",
-            "data": list(self.items),
-            "has_more": self.has_more,
-            "first_id": ids[0] if ids else None,
-            "last_id": ids[-1] if ids else None,
-        }
+    ids = [item.get(id_field) for item in items]
+    return {
+        "object": "list",
+        "data": list(items),
+        "has_more": has_more,
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
+    }
 
 
-def page_of(items: Sequence[dict[str, Any]], *, limit: int) -> Page:
+def first_page(items: Sequence[dict[str, Any]], *, limit: int) -> dict[str, Any]:
     """The first page of what is left of a list, in order already."""
-    return Page(items[:limit], limit < len(items))
+    return page(items[:limit], has_more=limit < len(items))

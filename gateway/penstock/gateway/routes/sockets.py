@@ -240,12 +240,9 @@ class Session:
         cursor = decode_cursor(after) if after else None
         await self._service.lookups.find(tenant, request_id)
         await self._service.subscriptions.reach(cursor)
-        self._follow(request_id, cursor)
-
-    def _follow(self, request_id: str, cursor: Any) -> None:
-        self._service.subscriptions.unfollow(self._subscription, self._caller.tenant, request_id)
+        self._service.subscriptions.unfollow(self._subscription, tenant, request_id)
         self._followed.add(request_id)
-        self._service.subscriptions.follow(self._subscription, self._caller.tenant, request_id, cursor)
+        self._service.subscriptions.follow(self._subscription, tenant, request_id, cursor)
 
     def _room_for_one_more(self) -> None:
         if max(len(self._followed), len(self._subscription.client.subjects)) >= MAX_SUBSCRIPTIONS:
