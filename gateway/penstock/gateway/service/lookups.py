@@ -13,7 +13,7 @@ from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Gone, Hub
-from penstock.gateway.view.outputs import encode_json, on_output_thread
+from penstock.gateway.view.outputs import json_bytes, on_output_thread
 from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound, Overloaded
@@ -82,7 +82,7 @@ class Lookups:
         if entry.large is None:
             body = {**entry.to_json(), **(beside or {})}
             return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-        return await on_output_thread(lambda: encode_json(entry.to_json(whole=True)).encode())
+        return await on_output_thread(lambda: json_bytes(entry.to_json(whole=True)))
 
     async def page(self, tenant: str, **options: Any) -> list[Entry]:
         """A page of the tenant's requests, as `Store.page` has it, with what has happened until now.
