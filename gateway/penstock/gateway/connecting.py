@@ -142,6 +142,7 @@ class Connecting:
             stack.push_async_callback(asyncio.to_thread, letters.stop)
             await asyncio.to_thread(letters.start)
             self._context.metrics.read_letters = letters.counts
+            self._context.metrics.read_records = follower.records
             for errand, name in (
                 (service.sweeps.run(), "sweep-artifacts"),
                 (service.ending_lost.run(), "end-lost"),

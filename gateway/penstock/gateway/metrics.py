@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.common.labels import BoundedLabel
@@ -45,6 +45,8 @@ class GatewayMetrics:
         self.registry = CollectorRegistry()
         self.read_letters: Callable[[], Mapping[str, int]] = dict
         """Dead letters that lie on their topic, by reason."""
+        self.read_records: Callable[[], Mapping[str, int]] = dict
+        """Records of the topics that were read, by what became of them."""
         self._requests = Counter("penstock_requests", "Outcomes seen.", ["task", "outcome"], registry=self.registry)
         self._by_outcome: dict[tuple[str, str], Counter] = {}
         """What `labels` gives, which looks it up in four steps each time."""
@@ -72,7 +74,7 @@ class GatewayMetrics:
         self._first_token = self._histogram(
             "penstock_first_token_seconds", "From a worker's taking it to the first token."
         )
-        self.registry.register(_GaugeCollector(read_gauges, lambda: self.read_letters()))
+        self.registry.register(_GaugeCollector(read_gauges, lambda: self.read_letters(), lambda: self.read_records()))
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(name, text, labels, buckets=_WAIT_BUCKETS, registry=self.registry)
@@ -116,8 +118,13 @@ class GatewayMetrics:
 
 
 class _GaugeCollector(Collector):
-    def __init__(self, read: Callable[[], Gauges], read_letters: Callable[[], Mapping[str, int]]) -> None:
-        self._read, self._read_letters = read, read_letters
+    def __init__(
+        self,
+        read: Callable[[], Gauges],
+        read_letters: Callable[[], Mapping[str, int]],
+        read_records: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._read, self._read_letters, self._read_records = read, read_letters, read_records
 
     def collect(self) -> Iterator[Metric]:
         gauges = self._read()
@@ -135,3 +142,7 @@ class _GaugeCollector(Collector):
             yield family
         yield GaugeMetricFamily("penstock_inflight", "Requests accepted and not done.", value=gauges.inflight)
         yield GaugeMetricFamily("penstock_ws_clients", "Open WebSockets.", value=gauges.ws_clients)
+        records = CounterMetricFamily("penstock_view_records", "Records read for the view.", labels=["fate"])
+        for fate, count in self._read_records().items():
+            records.add_metric([fate], count)
+        yield records

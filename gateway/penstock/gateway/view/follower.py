@@ -78,6 +78,7 @@ class Follower:
         self._queue = BatchQueue(self._loop)
         self._reading: OrderedReading | None = None
         self._reader: PartitionReader | None = None
+        self._selection: Selection | None = None
         self._pieces: PieceReader | None = None
         self._watch = TopicWatch(settings, view, self._threads)
         self._ends = Ends(settings, view, self._threads)
@@ -102,18 +103,19 @@ class Follower:
             where_to_begin, self._settings, topics, self._store.offsets(), since_ms
         )
         ends = await self._threads.metadata.run(admin.end_offsets, self._settings, self._ends.told_of_requests(begin))
+        self._selection = Selection(
+            self._settings.names,
+            frozenset(always_read(self._settings.names)),
+            self._view.codec,
+            self._view.streams.followed,
+        )
         self._reading = OrderedReading(
             self._settings,
             begin,
             ends,
             self._queue.put,
             is_crowded=lambda: self._view.live_count >= CROWDED,
-            select=Selection(
-                self._settings.names,
-                frozenset(always_read(self._settings.names)),
-                self._view.codec,
-                self._view.streams.followed,
-            ),
+            select=self._selection,
             name="gateway-follower",
         )
         self._reader = self._reading.reader
@@ -234,6 +236,16 @@ class Follower:
             await asyncio.sleep(0.02)
 
     # -- where it stands
+
+    def records(self) -> dict[str, int]:
+        """Records read since the start: told to the view, passed over undecoded, and read again for streams."""
+        if self._selection is None or self._pieces is None:
+            return {}
+        return {
+            "folded": self._selection.told,
+            "passed_over": self._selection.passed_over,
+            "read_again": self._pieces.read_again,
+        }
 
     def known_topic(self, topic: str) -> bool:
         return self._watch.knows(topic)

@@ -39,6 +39,8 @@ class PieceReader:
         self._reader = reader
         self._threads = threads
         self._loop = asyncio.get_running_loop()
+        self.read_again = 0
+        """Pieces that were read a second time."""
         self._wanted: dict[int, dict[Key, Wanted]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         streams.read = self._want
@@ -76,6 +78,7 @@ class PieceReader:
         held_from = await self._held_from(tp)
         found = await self._threads.pieces.run(self._read, tp, list(wanted.values()), held_from)
         for key, pieces in found.items():
+            self.read_again += len(pieces)
             self._streams.filled(key, pieces)
 
     async def _held_from(self, tp: TP) -> int:

@@ -74,6 +74,8 @@ class Selection:
     def __init__(
         self, names: TopicNames, without_headers: Container[str], codec: Codec, followed: Container[bytes]
     ) -> None:
+        self.told = self.passed_over = 0
+        """How many records went on, and how many did not."""
         self._without_headers = without_headers
         self._passes_over = {
             names.result: StreamPieces(codec, followed).passes_over,
@@ -94,6 +96,8 @@ class Selection:
                 if passed:
                     passed.pop((topic, message.partition() or 0), None)
             selected.append(raw_message(message, self._without_headers))
+        self.told += len(selected)
+        self.passed_over += len(messages) - len(selected)
         return selected + [_without_value(message) for message in passed.values()]
 
 
