@@ -238,14 +238,12 @@ class Follower:
     # -- where it stands
 
     def records(self) -> dict[str, int]:
-        """Records read since the start: told to the view, passed over undecoded, and read again for streams."""
+        """Records of requests, statuses and results since the start: decoded, passed over, read again for a client."""
         if self._selection is None or self._pieces is None:
             return {}
-        return {
-            "folded": self._selection.told,
-            "passed_over": self._selection.passed_over,
-            "read_again": self._pieces.read_again,
-        }
+        decoded = self._view.decoded
+        passed_over = max(0, self._selection.read - decoded)
+        return {"decoded": decoded, "passed_over": passed_over, "read_again": self._pieces.read_again}
 
     def known_topic(self, topic: str) -> bool:
         return self._watch.knows(topic)

@@ -74,8 +74,9 @@ class Selection:
     def __init__(
         self, names: TopicNames, without_headers: Container[str], codec: Codec, followed: Container[bytes]
     ) -> None:
-        self.told = self.passed_over = 0
-        """How many records went on, and how many did not."""
+        self.read = 0
+        """How many records of requests, statuses and results came."""
+        self._uncounted = {names.control, names.model, names.worker}
         self._without_headers = without_headers
         self._passes_over = {
             names.result: StreamPieces(codec, followed).passes_over,
@@ -88,6 +89,7 @@ class Selection:
         passed: dict[TP, Message] = {}
         for message in messages:
             topic = message.topic() or ""
+            self.read += topic not in self._uncounted
             passes_over = self._passes_over.get(topic)
             if passes_over is not None:
                 if passes_over(message.key(), message.value()):
@@ -96,8 +98,6 @@ class Selection:
                 if passed:
                     passed.pop((topic, message.partition() or 0), None)
             selected.append(raw_message(message, self._without_headers))
-        self.told += len(selected)
-        self.passed_over += len(messages) - len(selected)
         return selected + [_without_value(message) for message in passed.values()]
 
 

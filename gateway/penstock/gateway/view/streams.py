@@ -12,13 +12,35 @@ from dataclasses import dataclass, field
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.request_state import Key
+from penstock.schemas.codec import Codec
 from penstock.schemas.cursor import Cursor
 from penstock.schemas.fold import IGNORED, FoldStep, ResultFold
-from penstock.schemas.records import ResultEvent
+from penstock.schemas.records import Origin, ResultEvent
 
 Piece = tuple[ResultEvent, int]
 """An event of a stream, with its offset."""
 Told = Callable[[Entry], None]
+
+
+def place_reader(codec: Codec) -> Callable[[bytes], ResultEvent]:
+    """What reads of a piece only that which decides about later ones: the event that it gives has no text."""
+    head = codec.head(ResultEvent, "request_id", "tenant", "kind", "origin", "attempt", "epoch", "worker_id")
+
+    def read(record: bytes) -> ResultEvent:
+        request_id, tenant, kind, origin, attempt, epoch, worker_id, _ = head(record)
+        return ResultEvent(
+            request_id=request_id,
+            tenant=tenant,
+            kind=kind,
+            origin=Origin(**origin),
+            attempt=attempt,
+            epoch=epoch,
+            task="",
+            created_at=0,
+            worker_id=worker_id,
+        )
+
+    return read
 
 
 @dataclass(slots=True, eq=False)
@@ -79,19 +101,19 @@ class Streams:
         """Call `told` once `follow` would say yes, with the entry that holds the text."""
         self._filling[entry.key].waiting.append(told)
 
-    def on_piece(self, entry: Entry, event: ResultEvent, offset: int) -> FoldStep:
-        """Take an event of a stream that is not its outcome."""
+    def on_piece(self, entry: Entry, place: ResultEvent, offset: int, decode: Callable[[], ResultEvent]) -> FoldStep:
+        """Take a piece of a stream: `place` is what `place_reader` gives, `decode` gives it whole."""
         filling = self._filling.get(entry.key)
         if filling is not None:
-            filling.came_meanwhile.append((event, offset))
+            filling.came_meanwhile.append((decode(), offset))
         elif self._is_followed(entry):
             if not entry.passed_over:
-                step = entry.on_result(event, offset)
+                step = entry.on_result(decode(), offset)
                 if entry.fold.gap and entry.filled != entry.fold.place:
                     self._fill(entry)
                 return step
             self._fill(entry)
-        entry.pass_over(event, offset)
+        entry.pass_over(place, offset)
         return IGNORED
 
     def on_end(self, entry: Entry) -> Cursor | None:

@@ -19,12 +19,12 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.fleet import Fleet
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.known_requests import KnownRequests
-from penstock.gateway.view.outputs import OutcomeReader, held_bytes
+from penstock.gateway.view.outputs import LargeOutput, OutcomeReader, held_bytes
 from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
 from penstock.gateway.view.store import TP, Store
-from penstock.gateway.view.streams import Streams
+from penstock.gateway.view.streams import Streams, place_reader
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.fold import IGNORED
@@ -73,6 +73,8 @@ class View:
         self.codec = codec or default_codec()
         self.fleet = Fleet(self.codec)
         self._read_outcome = OutcomeReader(self.codec)
+        self._is_piece = self.codec.head(ResultEvent, "kind")
+        self._read_place = place_reader(self.codec)
         self._status_head = self.codec.head(StatusEvent, "request_id", "tenant", "done")
         self._handlers: dict[str, Callable[[RawMessage], None]] = {
             names.result: self._result,
@@ -87,6 +89,8 @@ class View:
         self._positions = Positions()
         self._counts_since_ms = counts_since_ms
         self.outcomes: dict[str, int] = {}
+        self.decoded = 0
+        """Records of requests, statuses and results that were decoded whole."""
         self.arrivals, self.endings = Rate(), Rate()
         self._pools = ConversationPools(self.census)
 
@@ -167,6 +171,7 @@ class View:
 
     def _request(self, message: RawMessage) -> None:
         request = read_request(message, self.codec)
+        self.decoded += 1
         if request is None:
             return
         key: Key = (request.tenant, request.request_id)
@@ -203,15 +208,19 @@ class View:
         record = message.value
         if record is None:
             return  # pieces that nobody follows here
-        event, large = self._read_outcome(record)
+        large: LargeOutput | None = None
+        if is_piece := self._is_piece(record)[0] == "chunk":
+            event = self._read_place(record)
+        else:
+            event, large = self._read_outcome(record)
+            self.decoded += 1
         entry = self.entry((event.tenant, event.request_id), message.partition)
         if entry.done or (entry.erased and not self.known.is_live(entry.key)):
             return
         entry.on_partition(message.partition)
-        fold = entry.fold
-        before = (fold.epoch, fold.attempt)
-        if event.kind == "chunk":
-            step = self.streams.on_piece(entry, event, message.offset)
+        before = entry.fold.place
+        if is_piece:
+            step = self.streams.on_piece(entry, event, message.offset, lambda: self._decode_piece(record))
         else:
             step = entry.on_result(event, message.offset, large)
         done = entry.done
@@ -220,7 +229,7 @@ class View:
             entry.record = record
             entry.kept_bytes += held_bytes(event, large, len(record))
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
-        if step is not IGNORED or before != (fold.epoch, fold.attempt):
+        if step is not IGNORED or before != entry.fold.place:
             self._touch(entry)
         if done and message.timestamp_ms >= self._counts_since_ms:
             self._on_outcome(event, priority_class(entry.priority))
@@ -241,6 +250,10 @@ class View:
             if entry.erased:
                 self._blank(entry)
 
+    def _decode_piece(self, record: bytes) -> ResultEvent:
+        self.decoded += 1
+        return self.codec.decode(record, ResultEvent)
+
     def _status(self, message: RawMessage) -> None:
         value = message.value
         if value is None:
@@ -253,6 +266,7 @@ class View:
         if entry is not None and (entry.done or entry.erased):
             return  # it tells nothing new: the outcome was heard first
         event = self.codec.decode(value, StatusEvent)
+        self.decoded += 1
         entry = entry or self.entry(key)
         if entry.erased:
             return
