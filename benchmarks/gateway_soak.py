@@ -1,8 +1,10 @@
-"""A soak of the gateways: mixed clients for some minutes, with a fault every twenty seconds.
+"""A soak of four gateways: mixed clients for some minutes, with a fault every twenty seconds.
 
-One gateway lives through all of it, another one is killed with -9 at times; workers are killed, the broker stands
-still. Then: no answer of 5xx but 503 with Retry-After, every accepted request has an outcome at the gateway that lived,
-and that gateway's threads, descriptors and memory are about what they were after the first fifth of the time.
+One gateway lives through all of it, two of the others are killed with -9 together at times; workers are killed, the
+broker stands still. Then: no answer of 5xx but 503 with Retry-After, every accepted request has an outcome at the
+gateway that lived, and that gateway's threads, descriptors and memory are about what they were after the first fifth of
+the time. Who followed a stream went on at another gateway with its cursor, and put it together without a seam. At the
+end no gateway counts a request as under way.
 
     make bench BENCHMARKS=gateway_soak ARGS="--minutes 15"
 """
@@ -11,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -32,7 +36,9 @@ from system import Process, System, free_port
 
 QUICK = {"id": "quick", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"tokens": 2}}
 SLOW = {**QUICK, "id": "slow", "options": {"tokens": 30, "delay_ms": 20, "slots": 32}}
+LONG = {**QUICK, "id": "long", "options": {"tokens": 200, "delay_ms": 30, "slots": 64}}
 EMBED = {**QUICK, "id": "embed", "tasks": ["embedding"]}
+GATEWAYS = ("g1", "g2", "g3", "g4")
 FAULT_EVERY_S = 20.0
 RATE = 15.0
 GROWTH = {"threads": 6, "descriptors": 40, "mib": 64}
@@ -47,7 +53,10 @@ class Seen:
     wrong: list[str] = field(default_factory=list[str])
     accepted: list[str] = field(default_factory=list[str])
     broken: Counter[str] = field(default_factory=Counter[str])
-    """Connections that ended without an answer: those of the gateway that was killed, one hopes."""
+    """Connections that ended without an answer: those of the gateways that were killed, one hopes."""
+    seams: list[str] = field(default_factory=list[str])
+    resumed: int = 0
+    """Streams that were gone on with at another gateway."""
 
     def note(self, what: str, status: int, headers: Any, body: bytes) -> None:
         self.answers[f"{what} {status}"] += 1
@@ -55,12 +64,49 @@ class Seen:
             self.wrong.append(f"{what} {status} {body[:200]!r}")
 
 
+class Reader:
+    """Puts the frames of one stream together, over several connections."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._text = self._id = ""
+        self.cursor: str | None = None
+        self.ended = False
+        self.fault: str | None = None
+
+    def take(self, line: str) -> None:
+        """A line of server-sent events."""
+        if line.startswith("id: "):
+            self._id = line[4:]
+        if not line.startswith("data: ") or self.fault is not None:
+            return
+        frame = json.loads(line[6:])
+        match frame["type"]:
+            case "chunk":
+                if frame["offset"] != len(self._text):
+                    self.fault = f"{self._request_id}: {len(self._text)} characters, then a chunk at {frame['offset']}"
+                self._text += frame["text"]
+            case "restarted":
+                self._text = ""
+            case "snapshot":
+                self._text = frame["text"]
+            case "result":
+                self.ended = True
+                text = (frame["result"] or {}).get("text", "")
+                if frame["status"] == "completed" and text != self._text:
+                    self.fault = f"{self._request_id}: told {len(self._text)} characters of {len(text)}"
+            case _:
+                pass
+        self.cursor = self._id
+
+
 class Clients:
     """One client of each kind; each call is one exchange with a gateway."""
 
-    def __init__(self, session: aiohttp.ClientSession, seen: Seen) -> None:
+    def __init__(self, session: aiohttp.ClientSession, seen: Seen, gateways: dict[str, Process]) -> None:
         self._session = session
         self._seen = seen
+        self._gateways = gateways
 
     async def _http(self, what: str, method: str, url: str, **options: Any) -> tuple[int, bytes]:
         async with self._session.request(method, url, **options) as answer:
@@ -86,6 +132,33 @@ class Clients:
         request_id = await self._submit(url, model="slow", stream=True)
         if request_id:
             await self._http("events", "GET", f"{url}/v1/requests/{request_id}/events")
+
+    async def resume(self, url: str) -> None:
+        """Follow a stream to its end, at whichever gateway answers; frames must fit together."""
+        request_id = await self._submit(url, model="long", stream=True)
+        if request_id is None:
+            return
+        reader, give_up = Reader(request_id), time.monotonic() + 150
+        for turn, name in enumerate(itertools.cycle(GATEWAYS)):
+            url = self._gateways[name].url if turn else url
+            if time.monotonic() > give_up:
+                self._seen.seams.append(f"{request_id}: no outcome in time")
+                return
+            try:
+                headers = {"Last-Event-ID": reader.cursor} if reader.cursor else {}
+                path = f"{url}/v1/requests/{request_id}/events"
+                async with self._session.get(path, headers=headers) as answer:
+                    if answer.status == 200:
+                        self._seen.resumed += turn > 0
+                        async for line in answer.content:
+                            reader.take(line.decode().rstrip())
+            except (aiohttp.ClientError, ConnectionError, TimeoutError):
+                pass  # it was killed
+            if reader.fault is not None:
+                self._seen.seams.append(reader.fault)
+            if reader.ended or reader.fault is not None:
+                return
+            await asyncio.sleep(0.1)
 
     async def chat(self, url: str) -> None:
         body = {"model": "quick", "messages": [{"role": "user", "content": "hi"}]}
@@ -132,7 +205,7 @@ class Clients:
             self._seen.answers[f"socket closed {socket.close_code}"] += 1
 
     def kinds(self) -> list[Callable[[str], Awaitable[None]]]:
-        named = (self.poll, self.follow, self.chat, self.chat_stream, self.embed, self.idempotent)
+        named = (self.poll, self.follow, self.resume, self.chat, self.chat_stream, self.embed, self.idempotent)
         return [*named, self.cancel, self.lists, self.turn, self.socket]
 
 
@@ -141,7 +214,7 @@ async def load(gateways: dict[str, Process], seen: Seen, seconds: float) -> None
     timeout = aiohttp.ClientTimeout(total=180)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        clients = Clients(session, seen)
+        clients = Clients(session, seen, gateways)
 
         async def one(name: str, kind: Callable[[str], Awaitable[None]]) -> None:
             try:
@@ -153,7 +226,9 @@ async def load(gateways: dict[str, Process], seen: Seen, seconds: float) -> None
         began, number = time.monotonic(), 0
         while time.monotonic() - began < seconds:
             kinds = clients.kinds()
-            task = asyncio.create_task(one(("g1", "g2")[number % 2], kinds[(number // 2) % len(kinds)]))
+            task = asyncio.create_task(
+                one(GATEWAYS[number % len(GATEWAYS)], kinds[(number // len(GATEWAYS)) % len(kinds)])
+            )
             tasks.add(task)
             task.add_done_callback(tasks.discard)
             number += 1
@@ -173,14 +248,16 @@ async def disturb(
     give_up = time.monotonic() + seconds - FAULT_EVERY_S
     while time.monotonic() < give_up:
         await asyncio.sleep(FAULT_EVERY_S)
-        kind = chance.choice(["worker", "worker", "gateway", "gateway stops", "broker stands still"])
+        kind = chance.choice(["worker", "two gateways", "two gateways", "gateway stops", "broker stands still"])
         faults[kind] += 1
         if kind == "worker":
             await asyncio.to_thread(processes["w1"].kill9)
             processes["w1"] = whole.worker("w1")
-        elif kind == "gateway":
-            await asyncio.to_thread(processes["g2"].kill9)
-            processes["g2"] = whole.gateway("g2", port=processes["g2"].port)
+        elif kind == "two gateways":
+            for name in (killed := chance.sample(GATEWAYS[1:], 2)):
+                await asyncio.to_thread(processes[name].kill9)
+            for name in killed:
+                processes[name] = whole.gateway(name, port=processes[name].port)
         elif kind == "gateway stops":
             await asyncio.to_thread(processes["g2"].stop)
             processes["g2"] = whole.gateway("g2", port=processes["g2"].port)
@@ -214,12 +291,23 @@ async def without_outcome(url: str, ids: list[str], deadline_s: float) -> list[s
     return left
 
 
+async def still_under_way(url: str, deadline_s: float) -> float:
+    """How many requests the gateway counts as accepted and not done, once that does not fall any more."""
+    give_up, count = time.monotonic() + deadline_s, 1.0
+    async with aiohttp.ClientSession() as session:
+        while count and time.monotonic() < give_up:
+            async with session.get(f"{url}/metrics") as answer:
+                found = re.search(r"^penstock_inflight (\S+)$", await answer.text(), re.MULTILINE)
+            count = float(found[1]) if found else -1.0
+            await asyncio.sleep(0.2)
+    return count
+
+
 async def soak(whole: System, kafka: Any, seconds: float, seed: int) -> dict[str, Any]:
     processes = {
         "w1": whole.worker("w1"),
         "w2": whole.worker("w2"),
-        "g1": whole.gateway("g1"),
-        "g2": whole.gateway("g2"),
+        **{name: whole.gateway(name) for name in GATEWAYS},
     }
     for process in processes.values():
         process.wait_ready()
@@ -231,6 +319,9 @@ async def soak(whole: System, kafka: Any, seconds: float, seed: int) -> dict[str
     await asyncio.gather(loading, faulting)
     lost = await without_outcome(processes["g1"].url, seen.accepted, 180)
     late = sizes(processes["g1"])
+    for name in GATEWAYS:
+        processes[name].wait_ready()
+    under_way = {name: await still_under_way(processes[name].url, 30) for name in GATEWAYS}
     return {
         "answers": dict(sorted(seen.answers.items())),
         "wrong": len(seen.wrong),
@@ -238,6 +329,9 @@ async def soak(whole: System, kafka: Any, seconds: float, seed: int) -> dict[str
         "broken": dict(seen.broken),
         "accepted": len(seen.accepted),
         "without_outcome": len(lost),
+        "resumed": seen.resumed,
+        "seams": seen.seams,
+        "counted_as_under_way": {name: count for name, count in under_way.items() if count},
         "early": early,
         "late": late,
         "grown": [name for name, most in GROWTH.items() if late[name] > early[name] + most],
@@ -259,12 +353,13 @@ def main() -> None:
         kafka = EmbeddedKafka(Path(folder), free_port())
         kafka.start()
         try:
-            with system(kafka.bootstrap_servers, models=[QUICK, SLOW, EMBED], worker_options=options) as whole:
+            with system(kafka.bootstrap_servers, models=[QUICK, SLOW, LONG, EMBED], worker_options=options) as whole:
                 result = asyncio.run(soak(whole, kafka, seconds, arguments.seed))
                 print(json.dumps({"gateway_soak": result, "seconds": round(seconds)}, indent=1))
         finally:
             kafka.kill()
-    if result["wrong"] or result["without_outcome"] or result["grown"] or not result["g1_alive"]:
+    bad = ("wrong", "without_outcome", "grown", "seams", "counted_as_under_way")
+    if any(result[name] for name in bad) or not result["g1_alive"]:
         sys.exit(1)
 
 
