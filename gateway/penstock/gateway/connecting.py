@@ -14,7 +14,7 @@ from penstock.common.artifacts.configured import open_store
 from penstock.common.clock import now_ms
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.context import GatewayContext
-from penstock.gateway.memory import few_heaps, hold_the_collector, spare_the_collector
+from penstock.gateway.process import few_heaps, hold_the_collector, short_turns, spare_the_collector
 from penstock.gateway.queues.errands import Errands
 from penstock.gateway.queues.feeder import QueueFeeder
 from penstock.gateway.service.run_times import RunTimes
@@ -73,6 +73,7 @@ class Connecting:
     async def _connect(self) -> None:
         """Raises PenstockError, with nothing left open."""
         few_heaps()
+        short_turns()
         settings, kafka, conf = self._settings, self._settings.kafka_settings(), self._settings.gateway
         names = kafka.names
         counts = await asyncio.to_thread(admin.partition_counts, kafka, None, ASK_S)

@@ -51,6 +51,8 @@ def test_many_come_in_the_middle_at_another_gateway(place: Any, gateway: Any, sc
         20,
         lambda: f"{records(second)} after {before}",
     )
+    decoded = records(second)["decoded"] - before["decoded"]
+    assert decoded <= 2 * STREAMS, "of a stream that nobody follows its request is decoded, and no piece"
     found: list[list[tuple[str, dict[str, Any]]]] = []
     clients = [
         threading.Thread(target=lambda job=job: found.append(sse(second, job.id)))

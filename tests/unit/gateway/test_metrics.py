@@ -62,6 +62,13 @@ def test_outcomes_are_counted() -> None:
         assert line in text.splitlines(), line
 
 
+def test_records_of_the_view_are_read_when_scraped() -> None:
+    metrics = GatewayMetrics()
+    assert b"penstock_view_records_total{" not in metrics.render(), "there is no view yet"
+    metrics.read_records = lambda: {"decoded": 2, "passed_over": 40}
+    assert b'penstock_view_records_total{fate="passed_over"} 40.0' in metrics.render()
+
+
 def test_gauges_are_read_when_scraped() -> None:
     state = [Gauges()]
     metrics = GatewayMetrics(lambda: state[0])

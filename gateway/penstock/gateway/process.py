@@ -1,14 +1,17 @@
-"""What a gateway asks of its process's memory: few heaps, and a collector that does not hold the event loop."""
+"""What a gateway asks of its process: few heaps, short turns of threads, a collector that does not hold the loop."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 from contextlib import suppress
 
 _M_ARENA_MAX = -8
 """glibc's `malloc.h`."""
 HEAPS = 2
+TURN_S = 0.001
+"""So long a thread may hold the interpreter while others wait for it; Python's own 5 ms add up on the event loop."""
 
 
 def few_heaps() -> None:
@@ -19,6 +22,11 @@ def few_heaps() -> None:
     """
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, HEAPS)
+
+
+def short_turns() -> None:
+    """The threads that read and write the view must not hold up the event loop for long."""
+    sys.setswitchinterval(TURN_S)
 
 
 def hold_the_collector() -> None:
