@@ -19,7 +19,7 @@ from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submit
 from penstock.producers.events import Event, Result, completed
 from penstock.producers.images import AsyncImages
 from penstock.schemas.errors import InternalError
-from penstock.schemas.records import ResultEvent
+from penstock.schemas.records import InferenceRequest, ResultEvent
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,11 @@ class AsyncClient:
         self, *, task: str, payload: Mapping[str, Any], traceparent: str | None = None, **fields: Any
     ) -> Submitted:
         """See `Client.submit`."""
+        return await self.send(self._core.request(task, payload, fields), traceparent=traceparent)
+
+    async def send(self, request: InferenceRequest, *, traceparent: str | None = None) -> Submitted:
+        """See `Client.send`."""
         core = self._core
-        request = core.request(task, payload, fields)
         record = await asyncio.to_thread(core.outgoing, request, traceparent)
         before = await asyncio.to_thread(core.before, request.request_id)
         return core.submitted(request, await self._send(record), before)

@@ -18,7 +18,7 @@ from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submit
 from penstock.producers.events import Event, Result, completed
 from penstock.producers.images import Images
 from penstock.schemas.errors import BrokerUnavailable, InternalError
-from penstock.schemas.records import ResultEvent
+from penstock.schemas.records import InferenceRequest, ResultEvent
 
 
 class Client:
@@ -44,7 +44,10 @@ class Client:
         BrokerUnavailable: then the request may or may not be on the topic, and sending it again with the same
         `request_id` is safe.
         """
-        request = self._core.request(task, payload, fields)
+        return self.send(self._core.request(task, payload, fields), traceparent=traceparent)
+
+    def send(self, request: InferenceRequest, *, traceparent: str | None = None) -> Submitted:
+        """Send a request that the caller has built and checked, of this client's tenant. Raises as `submit`."""
         record = self._core.outgoing(request, traceparent)
         before = self._core.before(request.request_id)
         return self._core.submitted(request, self._send(record), before)

@@ -80,6 +80,8 @@ class ClientOptions(TypedDict, total=False):
     """How many requests may be followed at a time (1000), all through one consumer."""
     queue_max_messages: int
     """How many records may wait for the broker (100,000)."""
+    source: str
+    """`ce_source` of the requests that it sends; the settings' `client_id` when not given."""
 
 
 class Following:
@@ -115,6 +117,7 @@ class ClientCore:
         self._pools = ModelPools(settings, self._codec, self.timeout_s)
         self._artifacts = options.get("artifacts")
         self._max_follows = options.get("max_follows", 1000)
+        self._source = options.get("source", settings.client_id)
         self._lock = threading.Lock()
         self._follower: Follower | None = None
         self._closed = False
@@ -136,12 +139,12 @@ class ClientCore:
 
     def outgoing(self, request: InferenceRequest, traceparent: str | None) -> Outgoing:
         """The record of a request, on a topic that exists: of its pool, else of its model's. Raises NotFound,
-        BrokerUnavailable."""
+        BrokerUnavailable, and InvalidRequest for a request of another tenant."""
+        if request.tenant != self.tenant:
+            raise InvalidRequest(f"this client is the tenant {self.tenant}'s", param="tenant")
         if request.pool is None and request.model is not None:
             request = replace(request, pool=self._pools.of(request.task, request.model))
-        record = request_record(
-            request, self._names, self._codec, source=self.settings.client_id, traceparent=traceparent
-        )
+        record = request_record(request, self._names, self._codec, source=self._source, traceparent=traceparent)
         self._count(record.topic)
         return record
 
