@@ -31,9 +31,10 @@ def settings_types() -> list[type[BaseSettings]]:
     except ModuleNotFoundError:
         pass
     try:
+        from penstock.gateway.bridge.settings import BridgeSettings
         from penstock.gateway.settings import GatewaySettings
 
-        found.append(GatewaySettings)
+        found += [GatewaySettings, BridgeSettings]
     except ModuleNotFoundError:
         pass
     return found

@@ -64,7 +64,7 @@ class QueueConsumer:
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": 8_192,
             "partition.assignment.strategy": "cooperative-sticky",
-            # By default the partitions of a gateway that was killed wait 45 seconds for another.
+            # By default the partitions of a bridge that was killed wait 45 seconds for another.
             "session.timeout.ms": 10_000,
             "heartbeat.interval.ms": 2_000,
         }
