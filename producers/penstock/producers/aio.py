@@ -107,6 +107,10 @@ class AsyncClient:
         """put and get. Raises InvalidRequest when the client was made without a place for artifacts."""
         return AsyncArtifacts(self._core.artifacts())
 
+    async def flush(self, timeout: float = 10.0) -> int:
+        """See `Client.flush`."""
+        return await asyncio.to_thread(self._core.transport.flush, timeout)
+
     async def close(self, timeout: float = 10.0) -> None:
         """See `Client.close`."""
         await asyncio.to_thread(self._core.close, timeout)

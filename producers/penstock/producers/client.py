@@ -111,6 +111,10 @@ class Client:
         """put and get. Raises InvalidRequest when the client was made without a place for artifacts."""
         return self._core.artifacts()
 
+    def flush(self, timeout: float = 10.0) -> int:
+        """Wait until the broker has answered for all that was sent; for how many records it has not."""
+        return self._core.transport.flush(timeout)
+
     def close(self, timeout: float = 10.0) -> None:
         """Deliver what was sent, then leave. Raises BrokerUnavailable when something was not delivered."""
         self._core.close(timeout)

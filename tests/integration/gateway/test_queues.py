@@ -8,24 +8,26 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.common.admin import end_offsets
+from penstock.common.admin import end_offsets, partition_counts
 from penstock.common.reader import read_to_end
 from penstock.gateway.edge.keys import create_key
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import DeadLetter, InferenceRequest
 from support import alive, committed_offsets, wait_until
-from system import RUNNING, Process, System
+from system import NOOP, RUNNING, Process, System
 
 DEADLINE_S = 60
 LOW = 8
+SLOW = {**NOOP, "options": {"tokens": 4, "delay_ms": 20}}
 
 
 class Merged:
@@ -33,14 +35,14 @@ class Merged:
 
     def __init__(self, place: Any, folder: Path) -> None:
         self.place = place
+        self.admin = AdminClient({"bootstrap.servers": place.bootstrap})
         self.names = {name: f"{place.prefix}{name}" for name in ("batch", "batch-results", "own", "own-results")}
         self.system = System(bootstrap=place.bootstrap, prefix=place.prefix, folder=folder)
         self.set()
 
     def create_topics(self) -> Merged:
-        admin = AdminClient({"bootstrap.servers": self.place.bootstrap})
         topics = [NewTopic(topic, num_partitions=1) for topic in self.names.values()]
-        for made in admin.create_topics(topics).values():
+        for made in self.admin.create_topics(topics).values():
             made.result(20)
         return self
 
@@ -104,13 +106,12 @@ class Merged:
 
         wait_until(all_done, DEADLINE_S, lambda: f"{len(done)} of {count} requests came", poll_s=0.1)
 
-    def committed(self, queue: str) -> int:
-        places = [(self.names[queue], 0)]
-        return committed_offsets(self.place.bootstrap, f"{self.place.prefix}queues", places)[0].offset
-
-    def end(self, queue: str) -> int:
-        place = (self.names[queue], 0)
-        return end_offsets(self.place.kafka, [place])[place]
+    def all_committed(self, queue: str) -> bool:
+        counts = partition_counts(self.place.kafka, [self.names[queue]])
+        places = [(self.names[queue], number) for number in range(counts[self.names[queue]])]
+        committed = committed_offsets(self.place.bootstrap, f"{self.place.prefix}queues", places)
+        ends = end_offsets(self.place.kafka, places)
+        return all(one.offset == ends[one.topic, one.partition] for one in committed)
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ def test_a_bridge_that_takes_over_in_order_sends_nothing_twice(merged: Merged) -
     assert sorted(answer["id"] for answer in merged.answers("batch")) == [str(number) for number in range(6)]
     assert len(merged.requests()) == 6
     assert second.stop() == 0, second.tail()
-    assert merged.committed("batch") == merged.end("batch")
+    assert merged.all_committed("batch")
 
 
 def test_a_bridge_that_is_killed_before_any_outcome_has_sent_all_once(merged: Merged) -> None:
@@ -293,15 +294,7 @@ def test_a_bridge_that_is_killed_before_any_outcome_has_sent_all_once(merged: Me
 
 def test_a_bridge_that_is_killed_in_the_middle_loses_and_repeats_nothing(merged: Merged) -> None:
     """Some messages are answered, some have requests that run, some were not begun."""
-    merged.system.models = [
-        {
-            "id": "noop",
-            "source": "noop",
-            "engine": "noop",
-            "tasks": ["text_generation"],
-            "options": {"tokens": 4, "delay_ms": 20},
-        }
-    ]
+    merged.system.models = [SLOW]
     merged.set(policy="round_robin", window=8)
     merged.system.worker().wait_ready()
     count = 60
@@ -317,7 +310,34 @@ def test_a_bridge_that_is_killed_in_the_middle_loses_and_repeats_nothing(merged:
     assert sent < 2 * count
     assert_ran_once(merged, 2 * count)
     for queue in ("batch", "own"):
-        wait_until(lambda queue=queue: merged.committed(queue) == merged.end(queue), DEADLINE_S, "all is committed")
+        wait_until(partial(merged.all_committed, queue), DEADLINE_S, f"all of {queue} is committed")
+
+
+def test_bridges_that_come_and_go_share_the_queues_and_send_nothing_twice(merged: Merged) -> None:
+    """Partitions move from one to another while their requests are on their way."""
+    grown = merged.admin.create_partitions([NewPartitions(merged.names["batch"], 4)])
+    for made in grown.values():
+        made.result(20)
+    merged.system.models = [SLOW]
+    merged.set(window=16)
+    merged.system.worker().wait_ready()
+    put = 0
+
+    def completed_by(bridge: Process) -> bool:
+        """Whether it has completed a message; more messages come as long as it is asked."""
+        nonlocal put
+        merged.put("batch", *[merged.llmd(f"batch-{number}") for number in range(put, put + 5)])
+        put += 5
+        topic = merged.names["batch"]
+        return metric(bridge, "penstock_queue_messages_total", topic=topic, outcome="completed") > 0
+
+    first = merged.bridge()
+    wait_until(partial(completed_by, first), DEADLINE_S, first.tail)
+    second = merged.bridge("b2")
+    wait_until(partial(completed_by, second), DEADLINE_S, second.tail)
+    assert first.stop() == 0, first.tail()
+    wait_until(lambda: len(merged.answered()) == put, DEADLINE_S, lambda: f"{len(merged.answered())} of {put} answered")
+    assert_ran_once(merged, put)
 
 
 def assert_ran_once(merged: Merged, count: int) -> None:

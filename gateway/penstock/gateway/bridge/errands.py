@@ -104,6 +104,10 @@ class Errands:
             await self._dead_letter(queue, read, error.cause)
             return "dead_lettered"
 
+    async def flush(self) -> None:
+        """Wait until all requests that were sent stand on their topics."""
+        await self._requests.flush()
+
     # -- llm-d
 
     async def _llmd(self, queue: QueueSection, value: bytes, tries: int) -> str:

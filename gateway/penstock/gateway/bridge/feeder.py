@@ -59,7 +59,7 @@ class QueueFeeder:
         self._consumer: QueueConsumer | None = None
         self._held: set[str] = set()
         self._woken = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], QueueMessage] = {}
         self._main: asyncio.Task[None] | None = None
         self.waits_for: str | None = "the broker was not asked yet"
         """Why no queue is read; None when they are."""
@@ -89,7 +89,7 @@ class QueueFeeder:
             listener = Listener(
                 on_batch=self._arrived,
                 on_assigned=self._assigned,
-                on_revoked=self._book.revoke,
+                on_revoked=self._revoked,
                 on_failure=self._on_failure,
             )
             topics = [queue.topic for queue in self._queues]
@@ -132,13 +132,24 @@ class QueueFeeder:
         self._known.look_again()
         self._book.assign(partitions)
 
+    async def _revoked(self, partitions: list[TP]) -> None:
+        """Whoever gets them next looks for what was sent here: all that was sent must stand on its topic by then."""
+        if self._consumer is not None:
+            self._consumer.commit(self._book.commits())
+        self._book.revoke(partitions)
+        gone = [task for task, message in self._tasks.items() if not message.taken]
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        await self._errands.flush()
+
     def _step(self, consumer: QueueConsumer) -> None:
         self._woken.clear()
         self._known.check()
         for message in self._book.take(time.monotonic()):
             task = asyncio.get_running_loop().create_task(self._carry(message))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = message
+            task.add_done_callback(self._tasks.pop)
         for queue, count in zip(self._queues, self._book.buffered(), strict=True):
             self._tell_waiting(queue.topic, count)
         if due := self._book.commits():
@@ -173,6 +184,10 @@ class QueueFeeder:
         except TryAgain as again:
             logger.info("queues.again topic=%s offset=%d code=%s", queue.topic, message.offset, again.error.code)
             self._again(message, tried=again.tried)
+        except asyncio.CancelledError:
+            if not message.taken:  # else it is not settled: whoever reads it next finds its request
+                self._book.settled(message)
+            raise
         except PenstockError as error:
             logger.warning("queues.answer_failed topic=%s offset=%d code=%s", queue.topic, message.offset, error.code)
             self._again(message, tried=False)

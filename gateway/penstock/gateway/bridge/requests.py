@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
@@ -108,6 +109,10 @@ class Requests:
         finally:
             tenants.ended(tenant)
         raise InternalError("a follow ended without a result")
+
+    async def flush(self) -> None:
+        """Wait until all that was sent is acknowledged, or not as far as is known."""
+        await asyncio.gather(*(client.flush() for client in self._clients.values()))
 
     def _checked(self, request: InferenceRequest) -> InferenceRequest:
         """The request with its pool. Refuses what cannot be done or its tenant may not ask for."""
