@@ -69,6 +69,8 @@ The parts one by one, on a Kafka of your own:
 
   penstock gateway --config penstock.toml
 
+  penstock bridge --config penstock.toml
+
 Something is wrong?   penstock doctor
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unreachable, 4 timed out, 130 interrupted."""
