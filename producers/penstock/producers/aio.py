@@ -15,7 +15,7 @@ from penstock.common.conversations import ConversationRecord, Turn
 from penstock.common.outgoing import Outgoing
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport, Delivery
-from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submitted, time_left
+from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Headers, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
 from penstock.producers.images import AsyncImages
 from penstock.schemas.errors import InternalError
@@ -46,10 +46,12 @@ class AsyncClient:
         """See `Client.submit`."""
         return await self.send(self._core.request(task, payload, fields), traceparent=traceparent)
 
-    async def send(self, request: InferenceRequest, *, traceparent: str | None = None) -> Submitted:
+    async def send(
+        self, request: InferenceRequest, *, traceparent: str | None = None, headers: Headers = ()
+    ) -> Submitted:
         """See `Client.send`."""
         core = self._core
-        record = await asyncio.to_thread(core.outgoing, request, traceparent)
+        record = await asyncio.to_thread(core.outgoing, request, traceparent, headers)
         before = await asyncio.to_thread(core.before, request.request_id)
         return core.submitted(request, await self._send(record), before)
 

@@ -14,7 +14,7 @@ from penstock.common.conversations import ConversationRecord, Turn
 from penstock.common.outgoing import Outgoing
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Delivery
-from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submitted, time_left
+from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Headers, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
 from penstock.producers.images import Images
 from penstock.schemas.errors import BrokerUnavailable, InternalError
@@ -46,9 +46,12 @@ class Client:
         """
         return self.send(self._core.request(task, payload, fields), traceparent=traceparent)
 
-    def send(self, request: InferenceRequest, *, traceparent: str | None = None) -> Submitted:
-        """Send a request that the caller has built and checked, of this client's tenant. Raises as `submit`."""
-        record = self._core.outgoing(request, traceparent)
+    def send(self, request: InferenceRequest, *, traceparent: str | None = None, headers: Headers = ()) -> Submitted:
+        """Send a request that the caller has built and checked, of this client's tenant. Raises as `submit`.
+
+        `headers` go with its record, beside Penstock's own.
+        """
+        record = self._core.outgoing(request, traceparent, headers)
         before = self._core.before(request.request_id)
         return self._core.submitted(request, self._send(record), before)
 

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -31,6 +31,8 @@ from penstock.schemas.ids import DEFAULT_TENANT, check_request_id, check_tenant
 from penstock.schemas.records import PAYLOAD_FIELDS, ControlCommand, InferenceRequest, ResultEvent
 from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import TP, partition_for
+
+Headers = Sequence[tuple[str, bytes]]
 
 _COUNTS_TTL_S = 30.0
 _ENDS_TTL_S = 1.0
@@ -80,8 +82,6 @@ class ClientOptions(TypedDict, total=False):
     """How many requests may be followed at a time (1000), all through one consumer."""
     queue_max_messages: int
     """How many records may wait for the broker (100,000)."""
-    source: str
-    """`ce_source` of the requests that it sends; the settings' `client_id` when not given."""
 
 
 class Following:
@@ -117,7 +117,6 @@ class ClientCore:
         self._pools = ModelPools(settings, self._codec, self.timeout_s)
         self._artifacts = options.get("artifacts")
         self._max_follows = options.get("max_follows", 1000)
-        self._source = options.get("source", settings.client_id)
         self._lock = threading.Lock()
         self._follower: Follower | None = None
         self._closed = False
@@ -137,16 +136,18 @@ class ClientCore:
             raise InvalidRequest("the tenant is the client's", param="tenant")
         return parse_request(body, tenant=self.tenant, now_ms=now_ms())
 
-    def outgoing(self, request: InferenceRequest, traceparent: str | None) -> Outgoing:
+    def outgoing(self, request: InferenceRequest, traceparent: str | None, headers: Headers = ()) -> Outgoing:
         """The record of a request, on a topic that exists: of its pool, else of its model's. Raises NotFound,
         BrokerUnavailable, and InvalidRequest for a request of another tenant."""
         if request.tenant != self.tenant:
             raise InvalidRequest(f"this client is the tenant {self.tenant}'s", param="tenant")
         if request.pool is None and request.model is not None:
             request = replace(request, pool=self._pools.of(request.task, request.model))
-        record = request_record(request, self._names, self._codec, source=self._source, traceparent=traceparent)
+        record = request_record(
+            request, self._names, self._codec, source=self.settings.client_id, traceparent=traceparent
+        )
         self._count(record.topic)
-        return record
+        return replace(record, headers=[*record.headers, *headers])
 
     def cancelling(self, request_id: str, reason: str | None) -> Outgoing:
         """The record that cancels a request of this tenant."""

@@ -13,7 +13,7 @@ from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.bridge.errands import Errands, StoreReads
 from penstock.gateway.bridge.feeder import QueueFeeder
 from penstock.gateway.bridge.health import HealthServer
-from penstock.gateway.bridge.known import SOURCE, Known
+from penstock.gateway.bridge.known import Known
 from penstock.gateway.bridge.metrics import BridgeMetrics
 from penstock.gateway.bridge.requests import Requests
 from penstock.gateway.bridge.settings import BridgeSettings
@@ -130,7 +130,7 @@ class Bridge:
 
 
 def _client(kafka: KafkaSettings, tenant: str, codec: Codec) -> AsyncClient:
-    return AsyncClient(kafka, tenant=tenant, timeout_s=DELIVERY_S, codec=codec, max_follows=MOST_FOLLOWS, source=SOURCE)
+    return AsyncClient(kafka, tenant=tenant, timeout_s=DELIVERY_S, codec=codec, max_follows=MOST_FOLLOWS)
 
 
 def _allowances(settings: BridgeSettings) -> Allowances:

@@ -27,8 +27,8 @@ from penstock.schemas.topics import HORIZON_MS, TP, TopicNames, request_key
 
 logger = logging.getLogger(__name__)
 
-SOURCE = "penstock-bridge"
-"""`ce_source` of the requests that bridges send, by which they know them again."""
+HEADER_CONTENT = "penstock-content"
+"""Header of the requests that bridges send, by which they know them again: tenant, slash, `content_of`."""
 KNOWN_MS = 2 * HORIZON_MS
 """So long a request that was sent is known, as in a gateway's view."""
 MOST_CONVERSATIONS = 100_000
@@ -224,20 +224,22 @@ class Known:
         pool = self._topics.get(record.topic)
         if pool is not None and record.key is not None and record.key != headers.get("ce_id"):
             self._on_conversation(record.key, pool)
-        if headers.get("ce_source") != SOURCE.encode() or record.value is None:
+        request_id, content = headers.get("ce_id"), headers.get(HEADER_CONTENT)
+        if request_id is None or content is None:
             return
-        try:
-            request = self._codec.decode(record.value, InferenceRequest)
-        except DecodeError as error:
-            logger.info("known.undecodable topic=%s offset=%d code=%s", record.topic, record.offset, error.code)
-            return
-        sent = Sent(content=content_of(request), pool=pool, at_ms=record.timestamp_ms)
-        self.sent.on_record((request.tenant, request.request_id), sent)
+        tenant, _, digest = content.decode(errors="replace").partition("/")
+        sent = Sent(content=digest, pool=pool, at_ms=record.timestamp_ms)
+        self.sent.on_record((tenant, request_id.decode(errors="replace")), sent)
 
     def _on_conversation(self, key: bytes, pool: str) -> None:
         self._conversations.setdefault(key, pool)
         if len(self._conversations) > MOST_CONVERSATIONS:
             del self._conversations[next(iter(self._conversations))]
+
+
+def content_header(request: InferenceRequest) -> tuple[str, bytes]:
+    """What marks the record of a bridge's request."""
+    return HEADER_CONTENT, f"{request.tenant}/{content_of(request)}".encode()
 
 
 def pools_of(names: TopicNames, topics: Mapping[str, int]) -> dict[str, str | None]:

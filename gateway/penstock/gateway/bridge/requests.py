@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from penstock.common.clock import now_ms
 from penstock.common.outgoing import valid_traceparent
-from penstock.gateway.bridge.known import Known, Sent, content_of
+from penstock.gateway.bridge.known import Known, Sent, content_header, content_of
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.models import check_abilities, find_model
@@ -135,7 +135,9 @@ class Requests:
 
     async def _send(self, request: InferenceRequest) -> Submitted:
         try:
-            return await self._clients[request.tenant].send(request, traceparent=valid_traceparent(None))
+            return await self._clients[request.tenant].send(
+                request, traceparent=valid_traceparent(None), headers=[content_header(request)]
+            )
         except NotFound as error:
             if request.pool is None:
                 raise BrokerUnavailable(error.message, retry_after_s=1) from error

@@ -10,7 +10,7 @@ import pytest
 from penstock.common.outgoing import request_record
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.bridge.known import KNOWN_MS, SOURCE, Known, Sent, SentRequests, content_of, pools_of
+from penstock.gateway.bridge.known import KNOWN_MS, Known, Sent, SentRequests, content_header, content_of, pools_of
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import InferenceRequest, ModelInfo
@@ -89,9 +89,10 @@ class Reading(Known):
         super().__init__(KafkaSettings(), CODEC)
         self._topics = pools_of(TopicNames(), dict.fromkeys([*TopicNames().request_topics(), *POOLED], 4))
 
-    def read(self, request: InferenceRequest, source: str = SOURCE) -> None:
-        out = request_record(request, TopicNames(), CODEC, source=source)
-        self._on_batch([RawMessage(out.topic, 0, 0, 77, out.key, out.value, tuple(out.headers))])
+    def read(self, request: InferenceRequest, *, by_bridge: bool = True) -> None:
+        out = request_record(request, TopicNames(), CODEC, source="test")
+        headers = [*out.headers, *([content_header(request)] if by_bridge else [])]
+        self._on_batch([RawMessage(out.topic, 0, 0, 77, out.key, out.value, tuple(headers))])
 
     def tell(self, model: ModelInfo) -> None:
         self._on_batch([RawMessage(TopicNames().model, 0, 0, 1, model.model.encode(), CODEC.encode(model))])
@@ -108,16 +109,16 @@ def test_what_a_bridge_sent_is_found_with_its_content_and_pool() -> None:
 
 def test_what_others_sent_is_passed_over() -> None:
     known = Reading()
-    known.read(made(), source="penstock-gateway")
+    known.read(made(), by_bridge=False)
     assert len(known.sent) == 0
 
 
 def test_what_does_not_decode_does_not_end_the_reading() -> None:
     known = Reading()
-    headers = (("ce_source", SOURCE.encode()),)
+    headers = (("ce_id", b"\xff"), ("penstock-content", b"\xff"))
     topics = (TopicNames().request("text_generation", 8), TopicNames().model)
     known._on_batch([RawMessage(topic, 0, 0, 1, b"k", b"\x00odd", headers) for topic in topics])
-    assert (len(known.sent), known.models()) == (0, [])
+    assert known.models() == []
 
 
 def test_a_request_goes_to_its_models_pool() -> None:
@@ -132,7 +133,7 @@ def test_a_request_goes_to_its_models_pool() -> None:
 def test_a_turn_goes_to_its_conversations_pool_and_to_no_other() -> None:
     known = Reading()
     turn = {"conversation_id": "c", "payload": {"messages": [{"role": "user", "content": "p"}]}}
-    known.read(made(**turn, pool="big"), source="penstock-gateway")
+    known.read(made(**turn, pool="big"), by_bridge=False)
     assert known.routed(made(**turn)).pool == "big"
     with pytest.raises(InvalidRequest, match="the conversation c is in the pool big"):
         known.routed(made(**turn, pool="small"))

@@ -42,7 +42,7 @@ class FakeClient:
         self.go = asyncio.Event()
         self.go.set()
 
-    async def send(self, request: InferenceRequest, *, traceparent: str | None = None) -> Submitted:
+    async def send(self, request: InferenceRequest, *, traceparent: str | None = None, headers: Any = ()) -> Submitted:
         await self.go.wait()
         if self.failure is not None:
             raise self.failure
