@@ -21,7 +21,7 @@ from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 2.0
+ASK_S, LOOK_S = 5.0, 2.0
 """Between looks for topics that do not exist yet, or a broker that does not answer."""
 _IDLE_S = 1.0
 
@@ -119,7 +119,7 @@ class QueueFeeder:
         wanted = {name for queue in self._queues for name in (queue.topic, queue.result_topic) if name is not None}
         wanted |= {*names.request_topics(), names.result, names.status, names.model, names.dlq}
         try:
-            counts = await asyncio.to_thread(admin.partition_counts, self._kafka, sorted(wanted))
+            counts = await asyncio.to_thread(admin.partition_counts, self._kafka, None, ASK_S)
             if missing := sorted(name for name in wanted if not counts.get(name)):
                 return f"missing topics: {', '.join(missing)}"
             await self._known.start()
