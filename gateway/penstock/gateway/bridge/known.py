@@ -192,10 +192,11 @@ class Known:
     def _catch_up(self) -> None:
         reader = self._reader
         assert reader is not None
-        new = [tp for tp in _partitions(self._request_topics()) if tp not in reader.positions()]
-        reader.add_partitions(admin.begin_offsets(self._kafka, new))
-        wanted = {*reader.positions(), *new}
-        reader.wait_until_caught_up(READ_S, partitions=wanted)
+        there = {*_partitions(self._request_topics()), (self._kafka.names.model, 0)}
+        read = reader.positions().keys()
+        reader.call(lambda: [reader.drop(tp) for tp in read - there])  # of a pool that was taken away
+        reader.add_partitions(admin.begin_offsets(self._kafka, there - read))
+        reader.wait_until_caught_up(READ_S, partitions=there)
 
     def _request_topics(self) -> dict[str, int]:
         counts = admin.partition_counts(self._kafka)
