@@ -21,7 +21,8 @@ from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
-ASK_S, LOOK_S = 5.0, 2.0
+ASK_S = 5.0
+LOOK_S = 2.0
 """Between looks for topics that do not exist yet, or a broker that does not answer."""
 _IDLE_S = 1.0
 
@@ -149,7 +150,7 @@ class QueueFeeder:
         for message in self._book.take(time.monotonic()):
             task = asyncio.get_running_loop().create_task(self._carry(message))
             self._tasks[task] = message
-            task.add_done_callback(self._tasks.pop)
+            task.add_done_callback(self._ended)
         for queue, count in zip(self._queues, self._book.buffered(), strict=True):
             self._tell_waiting(queue.topic, count)
         if due := self._book.commits():
@@ -184,10 +185,6 @@ class QueueFeeder:
         except TryAgain as again:
             logger.info("queues.again topic=%s offset=%d code=%s", queue.topic, message.offset, again.error.code)
             self._again(message, tried=again.tried)
-        except asyncio.CancelledError:
-            if not message.taken:  # else it is not settled: whoever reads it next finds its request
-                self._book.settled(message)
-            raise
         except PenstockError as error:
             logger.warning("queues.answer_failed topic=%s offset=%d code=%s", queue.topic, message.offset, error.code)
             self._again(message, tried=False)
@@ -199,6 +196,11 @@ class QueueFeeder:
             self._counted(queue.topic, outcome)
         finally:
             self._woken.set()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        message = self._tasks.pop(task)
+        if task.cancelled() and not message.taken:  # others have it: here it ends without a trace
+            self._book.settled(message)
 
     def _again(self, message: QueueMessage, *, tried: bool) -> None:
         self._counted(self._queues[message.queue].topic, "tried_again")

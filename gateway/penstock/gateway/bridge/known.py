@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.common import admin
 from penstock.common.clock import now_ms
@@ -194,7 +195,8 @@ class Known:
         assert reader is not None
         there = {*_partitions(self._request_topics()), (self._kafka.names.model, 0)}
         read = reader.positions().keys()
-        reader.call(lambda: [reader.drop(tp) for tp in read - there])  # of a pool that was taken away
+        for gone in read - there:  # of a pool that was taken away
+            reader.call(partial(reader.drop, gone))
         reader.add_partitions(admin.begin_offsets(self._kafka, there - read))
         reader.wait_until_caught_up(READ_S, partitions=there)
 
