@@ -93,6 +93,7 @@ class Errands:
         """
         if read.value is None:
             return "ignored"  # a tombstone asks for nothing
+        await self._requests.up_to_date()  # before times to live are counted
         try:
             if queue.format == "llm-d":
                 return await self._llmd(queue, read.value, tries)

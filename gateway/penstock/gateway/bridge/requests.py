@@ -61,13 +61,17 @@ class Requests:
         self._allowances = allowances
         self._check_place = check_place
 
+    async def up_to_date(self) -> None:
+        """Wait until it is known what others have sent. Raises BrokerUnavailable."""
+        await self._known.up_to_date()
+
     async def accepted(self, request: InferenceRequest) -> Accepted:
         """The request as it stands on its topic: sent now, or before by whoever had the message.
 
         Raises IdempotencyKeyReused when its id was sent with another content, ModelNotFound, InvalidRequest, Forbidden,
         TenantLimit, TooLarge, and Overloaded or BrokerUnavailable when it can be tried again.
         """
-        await self._known.up_to_date()
+        await self.up_to_date()
         if request.conversation_id is not None:
             self._allowances.tenants.on_conversations(await self._known.conversations(), time.time())
         # From here to the claim nothing waits, so that of two messages with one id the second follows the first.
