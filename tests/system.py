@@ -104,6 +104,9 @@ class System:
     worker_options: Mapping[str, Any] = field(default_factory=dict)
     gateway_options: Mapping[str, Any] = field(default_factory=dict)
     auth: Mapping[str, Any] = field(default_factory=dict)
+    queues: Sequence[Mapping[str, Any]] = ()
+    queue_merge: Mapping[str, Any] = field(default_factory=dict)
+    queue_policy: str = "weighted"
     processes: list[Process] = field(default_factory=list)
 
     @property
@@ -124,11 +127,12 @@ class System:
             "worker": {"group_id": self.group, **self.worker_options},
             "gateway": {"host": "127.0.0.1", **self.gateway_options},
             "auth": self.auth,
+            "queue_merge": {"group_id": f"{self.prefix}queues", **self.queue_merge},
         }
-        lines: list[str] = []
+        lines = [f"queue_policy = {toml_value(self.queue_policy)}"]
         for name, values in sections.items():
             lines += [f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in values.items()), ""]
-        for name, tables in (("devices", self.devices), ("models", self.models)):
+        for name, tables in (("devices", self.devices), ("models", self.models), ("queues", self.queues)):
             for table in tables:
                 lines += [f"[[{name}]]", *(f"{key} = {toml_value(value)}" for key, value in table.items()), ""]
         path = self.folder / "penstock.toml"
@@ -169,6 +173,15 @@ class System:
             **(env or {}),
         }
         return self.start("gateway", name, port, extra)
+
+    def bridge(self, name: str = "b1", *, env: Mapping[str, str] | None = None) -> Process:
+        port = free_port()
+        extra = {
+            "PENSTOCK_BRIDGE__HEALTH_PORT": str(port),
+            "PENSTOCK_BRIDGE__ARTIFACTS_DIR": str(self.folder / "artifacts"),
+            **(env or {}),
+        }
+        return self.start("bridge", name, port, extra)
 
     def stop(self) -> None:
         for process in self.processes:

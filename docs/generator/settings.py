@@ -1,4 +1,4 @@
-"""settings.md, from the settings objects of worker, gateway and command line."""
+"""settings.md, from the settings objects of worker, gateway, bridge and command line."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings
 
 from generator.markdown import code, document, literal, table
 from penstock.cli.config import ClusterSettings
+from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.processors.settings import WorkerSettings
 
@@ -22,6 +23,7 @@ READERS: dict[str, type[BaseSettings]] = {
     "command line": ClusterSettings,
     "worker": WorkerSettings,
     "gateway": GatewaySettings,
+    "bridge": BridgeSettings,
 }
 ORDER = (
     "kafka",
@@ -38,6 +40,7 @@ ORDER = (
     "artifacts",
     "images",
     "schema_registry",
+    "bridge",
     "queue_merge",
     "queues",
 )
@@ -89,12 +92,12 @@ all of them are one variable, `PENSTOCK_DEVICES`, a JSON list of objects. A tabl
 for its kind. How to: [devices](../how-to.md#say-what-penstock-may-use-of-a-machine)."""
 
 LIMITS = """\
-What each tenant may have at the gateway; `[gateway.limits.tenants.NAME]` holds what differs for one of them. A key may
-have `limits` of its own, of the same names, in the keys file: they hold beside its tenant's. Without keys there is one
-tenant, and only what is set holds. More: [limits](http.md#limits)."""
+What each tenant may have at the gateway and the bridge; `[gateway.limits.tenants.NAME]` holds what differs for one of
+them. A key may have `limits` of its own, of the same names, in the keys file: they hold beside its tenant's. Without
+keys there is one tenant, and only what is set holds. More: [limits](http.md#limits)."""
 
 QUEUES = """\
-One table for each topic of another system that gateways read. Beside the tables, above all sections, stands
+One table for each topic of another system that bridges read. Beside the tables, above all sections, stands
 `queue_policy`, which says who is next: `strict` (in their order), `weighted` (the default), `round_robin` or `random`.
 In the environment: `PENSTOCK_QUEUE_POLICY`, and `PENSTOCK_QUEUES` as a JSON list."""
 
@@ -102,7 +105,7 @@ NOTES = {"devices": DEVICES, "models": MODELS, "gateway.limits": LIMITS, "queues
 
 OTHERS = [
     ["`PENSTOCK_CONFIG`", "all", "The TOML file."],
-    ["`PENSTOCK_LOG_LEVEL`", "worker, gateway", "`DEBUG`, `INFO` (default), `WARNING` or `ERROR`."],
+    ["`PENSTOCK_LOG_LEVEL`", "worker, gateway, bridge", "`DEBUG`, `INFO` (default), `WARNING` or `ERROR`."],
     ["`PENSTOCK_URL`", "client commands", "The gateway, in place of `--url`."],
     ["`PENSTOCK_API_KEY`", "client commands", "The key, in place of `--key`."],
     [

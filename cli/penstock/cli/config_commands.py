@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,9 +32,10 @@ def settings_types() -> list[type[BaseSettings]]:
     except ModuleNotFoundError:
         pass
     try:
+        from penstock.gateway.bridge.settings import BridgeSettings
         from penstock.gateway.settings import GatewaySettings
 
-        found.append(GatewaySettings)
+        found += [GatewaySettings, BridgeSettings]
     except ModuleNotFoundError:
         pass
     return found
@@ -59,20 +61,27 @@ def checked() -> dict[str, Any]:
 
 def _check_together(merged: Mapping[str, Any]) -> None:
     """Raises CliFailure for settings that are right one by one and cannot be so together."""
-    gateway, worker, auth = (merged.get(name, {}) for name in ("gateway", "worker", "auth"))
-    port = gateway.get("port")
-    same_host = {gateway.get("host"), worker.get("health_host")} & {"0.0.0.0", "::"} or (
-        gateway.get("host") == worker.get("health_host")
-    )
-    if port and port == worker.get("health_port") and same_host:
-        raise CliFailure(
-            f"configuration: gateway.port and worker.health_port are both {port}: give one of them another",
-            exit_code=ExitCode.USAGE,
-        )
-    keys_file = auth.get("keys_file")
+    _check_ports(merged)
+    keys_file = merged.get("auth", {}).get("keys_file")
     if keys_file is not None and not Path(keys_file).is_file():
         cure = f"`penstock keys create --file {keys_file}` makes it"
         raise CliFailure(f"configuration: auth.keys_file: {keys_file} is not there; {cure}", exit_code=ExitCode.USAGE)
+
+
+def _check_ports(merged: Mapping[str, Any]) -> None:
+    names = (("gateway", "host", "port"), ("worker", "health_host", "health_port"))
+    if merged.get("queues"):
+        names += (("bridge", "health_host", "health_port"),)
+    taken = [
+        (f"{part}.{port}", merged.get(part, {}).get(host), merged.get(part, {}).get(port)) for part, host, port in names
+    ]
+    for (one, host, port), (other, other_host, other_port) in combinations(taken, 2):
+        same_host = host == other_host or {host, other_host} & {"0.0.0.0", "::"}
+        if port and port == other_port and same_host:
+            raise CliFailure(
+                f"configuration: {one} and {other} are both {port}: give one of them another",
+                exit_code=ExitCode.USAGE,
+            )
 
 
 @app.command()

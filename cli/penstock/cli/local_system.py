@@ -46,8 +46,7 @@ IMAGING: Mapping[str, Any] = {
 TINY_MODELS = ("tiny-image-generation", "tiny-image-editing", "tiny-image-to-text")
 """Made in code for tasks that no package carries a model for, so that every route can be tried."""
 EMBEDDED_PARTITIONS = 4
-WORKER_HEALTH_PORT = 8001
-HEALTH_PORT = "PENSTOCK_WORKER__HEALTH_PORT"
+WORKER_HEALTH_PORT, BRIDGE_HEALTH_PORT = 8001, 8002
 KEYS_FILE = "PENSTOCK_AUTH__KEYS_FILE"
 ARTIFACTS = "PENSTOCK_ARTIFACTS__LOCATION"
 WORKER_READY_S = 300.0
@@ -75,13 +74,15 @@ class Options:
 
 
 class LocalSystem:
-    """One broker, one worker, one gateway under a supervisor."""
+    """One broker, one worker, one gateway under a supervisor, and one bridge where queues are configured."""
 
     def __init__(self, options: Options, progress: Progress) -> None:
         self.options = options
         self.home = Home(options.data_dir)
         self.phase = "starting"
-        self.worker_port = WORKER_HEALTH_PORT
+        self.worker_port, self.bridge_port = WORKER_HEALTH_PORT, BRIDGE_HEALTH_PORT
+        self.has_queues = False
+        """Whether there are topics of other systems to read."""
         self.models: list[dict[str, Any]] = []
         self.supervisor = Supervisor(progress, self._changed)
         self._progress = progress
@@ -114,6 +115,9 @@ class LocalSystem:
         self._progress("starting the gateway and the worker (loading models)")
         self.supervisor.wait_ready(gateway, GATEWAY_READY_S)
         self.supervisor.wait_ready(worker, WORKER_READY_S)
+        if self.has_queues:
+            # It is not waited for: topics of other systems may be made later, on the broker that has just started.
+            self.supervisor.start(self._bridge(environment))
         self._await_model()
 
     def serves(self) -> None:
@@ -123,7 +127,8 @@ class LocalSystem:
         self._watch.start()
 
     def stop(self) -> None:
-        """In order: the gateway stops accepting, the worker drains and commits, the broker closes its logs."""
+        """In order: the bridge stops reading queues and the gateway stops accepting, the worker drains and commits, the
+        broker closes its logs."""
         self.phase = "stopping"
         self._watch.stop()
         self._changed()
@@ -132,27 +137,29 @@ class LocalSystem:
     def _check(self) -> None:
         """Find out early what would only fail after the long steps."""
         options = self.options
-        checked()
+        self.has_queues = bool(checked().get("queues"))
         if port_in_use(options.port, options.host):
             raise CliFailure(
                 f"port {options.port} is in use: stop what listens there, or choose another one with --port"
             )
         load(ClusterSettings)
-        self._check_worker_port()
+        self.worker_port = self._health_port("worker", WORKER_HEALTH_PORT)
+        if self.has_queues:
+            self.bridge_port = self._health_port("bridge", BRIDGE_HEALTH_PORT)
         self._check_models()
 
-    def _check_worker_port(self) -> None:
+    def _health_port(self, part: str, usual: int) -> int:
         """The port that was named, or else the usual one; only that one may be given up for another."""
-        named = os.environ.get(HEALTH_PORT) or self._configured().get("worker", {}).get("health_port")
-        if named is not None:
-            self.worker_port = int(named)
-            if port_in_use(self.worker_port):
-                raise CliFailure(
-                    f"port {named} for the worker's health is in use: stop what listens there, or name another one"
-                    f" (worker.health_port, {HEALTH_PORT})"
-                )
-        elif port_in_use(self.worker_port):
-            self.worker_port = free_port()
+        variable = _health_variable(part)
+        named = os.environ.get(variable) or self._configured().get(part, {}).get("health_port")
+        if named is None:
+            return free_port() if port_in_use(usual) else usual
+        if port_in_use(int(named)):
+            raise CliFailure(
+                f"port {named} for the {part}'s health is in use: stop what listens there, or name another one"
+                f" ({part}.health_port, {variable})"
+            )
+        return int(named)
 
     def _check_models(self) -> None:
         options = self.options
@@ -256,7 +263,8 @@ class LocalSystem:
             "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
             "PENSTOCK_WORKER__DATA_DIR": str(data_dir / "worker"),
             ARTIFACTS: self._artifacts_location(),
-            HEALTH_PORT: str(self.worker_port),
+            _health_variable("worker"): str(self.worker_port),
+            _health_variable("bridge"): str(self.bridge_port),
             "PENSTOCK_GATEWAY__HOST": self.options.host,
             "PENSTOCK_GATEWAY__PORT": str(self.options.port),
             "PENSTOCK_GATEWAY__VIEW_PATH": str(data_dir / "gateway" / "view.sqlite"),
@@ -341,6 +349,9 @@ class LocalSystem:
         (self.home.data_dir / "gateway").mkdir(exist_ok=True)
         return self._command("gateway", self.local_url, 20.0, environment)
 
+    def _bridge(self, environment: Mapping[str, str]) -> Part:
+        return self._command("bridge", f"http://127.0.0.1:{self.bridge_port}", 40.0, environment)
+
     def _command(self, name: str, url: str, grace_s: float, environment: Mapping[str, str]) -> Part:
         self._ready_urls[name] = f"{url}/readyz"
         return command_part(
@@ -374,6 +385,10 @@ class LocalSystem:
                 parts=parts,
             )
         )
+
+
+def _health_variable(part: str) -> str:
+    return f"PENSTOCK_{part.upper()}__HEALTH_PORT"
 
 
 def model_state(url: str, model: str, since: float) -> str | None:

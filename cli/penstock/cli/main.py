@@ -44,6 +44,7 @@ COMMANDS: dict[str, Command] = {
     "topics": Command(module="penstock.cli.topics"),
     "worker": Command(module="penstock.cli.serve", function="worker"),
     "gateway": Command(module="penstock.cli.serve", function="gateway"),
+    "bridge": Command(module="penstock.cli.serve", function="bridge"),
     "config": Command(module="penstock.cli.config_commands"),
     "doctor": Command(module="penstock.cli.doctor", function="doctor"),
 }
@@ -67,6 +68,8 @@ The parts one by one, on a Kafka of your own:
   penstock worker --config penstock.toml
 
   penstock gateway --config penstock.toml
+
+  penstock bridge --config penstock.toml
 
 Something is wrong?   penstock doctor
 

@@ -1,4 +1,4 @@
-"""`penstock worker` and `penstock gateway`: one long-running process each, from the settings of penstock.toml."""
+"""`penstock worker`, `gateway` and `bridge`: one long-running process each, from the settings of penstock.toml."""
 
 from __future__ import annotations
 
@@ -61,6 +61,26 @@ def gateway(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
     except ModuleNotFoundError as error:
         raise not_installed(error, "gateway") from error
     finish(run_gateway(load(GatewaySettings)), new_loop=fast_loop())
+
+
+def bridge(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
+    """Run one bridge: reads the topics of other systems that [[queues]] names, and writes the answers back.
+
+    Example:  penstock bridge --config penstock.toml
+
+    Each message becomes one request, which workers run; its answer goes to the queue's result_topic. Start as many
+    as you like: they share the queues as one consumer group, and one that is killed is followed by another within
+    ten seconds. Its port, bridge.health_port, has /healthz, /readyz and /metrics.
+    """
+    set_up_logging()
+    use_config(config)
+    use_bootstrap(bootstrap_servers)
+    try:
+        from penstock.gateway.bridge.app import run_bridge
+        from penstock.gateway.bridge.settings import BridgeSettings
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "gateway") from error
+    finish(run_bridge(load(BridgeSettings)))
 
 
 def not_installed(error: ModuleNotFoundError, extra: str) -> CliFailure:

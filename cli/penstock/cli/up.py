@@ -80,6 +80,8 @@ def up(
 ) -> None:
     """Run everything on this machine: a real Kafka, a worker with small real models, the gateway. Ctrl-C stops it.
 
+    With [[queues]] in the configuration also a bridge, which reads those topics of other systems.
+
     Examples:
 
       penstock up
@@ -281,7 +283,9 @@ def down(data_dir: DataDir = None) -> None:
 
 
 def logs(
-    part: Annotated[str | None, typer.Argument(help="broker, worker, gateway or up; all when left out.")] = None,
+    part: Annotated[
+        str | None, typer.Argument(help="broker, worker, gateway, bridge or up; all when left out.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 20,
     data_dir: DataDir = None,

@@ -47,7 +47,8 @@ class KafkaSection(Section):
     topic_prefix: str = ""
     """Stands before every topic name, so that several installations can share a cluster."""
     client_id: str | None = None
-    """The name by which the brokers' logs and quotas know this process; null: penstock-worker, -gateway or -cli."""
+    """The name by which the brokers' logs and quotas know this process; null: penstock-worker, -gateway, -bridge or
+    -cli."""
     max_record_bytes: int = 1_000_000
     """The largest record that this process writes: key, value and headers together."""
     security: dict[str, str] = Field(default_factory=dict[str, str])
@@ -56,7 +57,7 @@ class KafkaSection(Section):
     def clients(
         self, process: str, bootstrap_servers: str | None = None, topic_prefix: str | None = None
     ) -> KafkaSettings:
-        """For Kafka clients of this process (`worker`, `gateway`, `cli`); the other arguments go before the section."""
+        """For Kafka clients of this process (`worker`, `gateway`, …); the other arguments go before the section."""
         return KafkaSettings(
             bootstrap_servers=bootstrap_servers or self.bootstrap_servers,
             topic_prefix=self.topic_prefix if topic_prefix is None else topic_prefix,

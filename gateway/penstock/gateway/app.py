@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -31,6 +31,7 @@ from penstock.gateway.routes import admin as admin_routes
 from penstock.gateway.routes import admin_models, artifacts, conversations, health, native, sockets
 from penstock.gateway.routes import registry as registry_routes
 from penstock.gateway.routes import tickets as ticket_routes
+from penstock.gateway.server import Server
 from penstock.gateway.settings import GatewaySettings, allowances_of
 from penstock.schemas.requests import prepare_validation
 
@@ -121,14 +122,6 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await connecting.close()
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: `run_gateway` says when to stop, so that clients are told first."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-
 def server_config(app: FastAPI, host: str, port: int, *, drain_s: float, access_log: bool = False) -> uvicorn.Config:
     """How uvicorn serves the app."""
     conf = context_of_app(app).settings.gateway
@@ -162,7 +155,7 @@ async def run_gateway(settings: GatewaySettings) -> int:
         return EXIT_FAILED
     context = context_of_app(app)
     raise_open_files(conf.max_http + conf.max_sockets)
-    server = _Server(server_config(app, conf.host, conf.port, drain_s=conf.drain_s, access_log=conf.access_log))
+    server = Server(server_config(app, conf.host, conf.port, drain_s=conf.drain_s, access_log=conf.access_log))
     loop = asyncio.get_running_loop()
     failures: list[str] = []
 

@@ -15,8 +15,6 @@ from penstock.common.clock import now_ms
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.process import few_heaps, hold_the_collector, short_turns, spare_the_collector
-from penstock.gateway.queues.errands import Errands
-from penstock.gateway.queues.feeder import QueueFeeder
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
@@ -150,25 +148,8 @@ class Connecting:
                 (service.withdrawing.run(), "withdraw-models"),
             ):
                 stack.callback(asyncio.create_task(errand, name=name).cancel)
-            if settings.queues:
-                feeder = self._feeder(service, sender)
-                feeder.start()
-                stack.push_async_callback(feeder.stop)
             self._stack = stack.pop_all()
         self._context.connected = service
-
-    def _feeder(self, service: GatewayService, sender: AsyncTransport) -> QueueFeeder:
-        settings = self._settings
-        return QueueFeeder(
-            settings.queues,
-            settings.queue_policy,
-            settings.queue_merge,
-            service.kafka,
-            Errands(service, sender),
-            counted=self._context.metrics.on_queue_message,
-            waiting=self._context.metrics.on_queue_waiting,
-            on_failure=lambda reason: self._context.on_failure(reason),
-        )
 
     async def close(self) -> None:
         """Read nothing new, write what was read, send what was accepted."""

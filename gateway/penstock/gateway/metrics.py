@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -57,15 +57,6 @@ class GatewayMetrics:
         for name, text in (("loads", "Models loaded, counted by workers."), ("unloads", "Models ended, likewise.")):
             Counter(f"penstock_model_{name}", text, ["model"], registry=self.registry)
         self._dead = Counter("penstock_dlq", "Requests that ended dead-lettered, seen.", registry=self.registry)
-        self._queued = Counter(
-            "penstock_queue_messages",
-            "Messages of [[queues]] by what became of them here.",
-            ["topic", "outcome"],
-            registry=self.registry,
-        )
-        self._waiting = Gauge(
-            "penstock_queue_waiting", "Messages of [[queues]] read and not begun.", ["topic"], registry=self.registry
-        )
         self._wait = self._histogram("penstock_wait_seconds", "From accepted to running.", "class", "task", "model")
         self._run = self._histogram("penstock_run_seconds", "From running to the outcome.", "task", "model")
         self._wait_of, self._run_of = cache(self._wait.labels), cache(self._run.labels)
@@ -103,14 +94,6 @@ class GatewayMetrics:
         """Count a status that was new to its request."""
         if event.status == "retrying":
             self._retries.inc()
-
-    def on_queue_message(self, topic: str, outcome: str) -> None:
-        """Count what became of a message of a queue: completed, refused, dead_lettered, ignored or tried_again."""
-        self._queued.labels(topic=topic, outcome=outcome).inc()
-
-    def on_queue_waiting(self, topic: str, count: int) -> None:
-        """So many messages of a queue were read here and wait for room in its window."""
-        self._waiting.labels(topic=topic).set(count)
 
     def render(self) -> bytes:
         """The text format of Prometheus."""

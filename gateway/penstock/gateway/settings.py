@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from penstock.common.configuration import (
     ArtifactsSection,
@@ -18,10 +18,7 @@ from penstock.common.configuration import (
 )
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.limits.allowances import Allowances, Totals
-from penstock.gateway.limits.limits import Limits
-from penstock.gateway.limits.settings import LimitsSection
-from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection, check_queues
-from penstock.schemas.topics import TopicNames
+from penstock.gateway.limits.settings import LimitsSection, tenant_limits
 
 
 class GatewaySection(Section):
@@ -114,26 +111,6 @@ class GatewaySettings(ProcessSettings):
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
     topics: TopicsSection = Field(default_factory=TopicsSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
-    queue_policy: QueuePolicy = "weighted"
-    """Which of `[[queues]]` is next when several have messages; strict takes them in their order."""
-    queue_merge: QueueMergeSection = QueueMergeSection()  # pyright: ignore[reportCallIssue]
-    queues: list[QueueSection] = Field(default_factory=list[QueueSection])
-    """Topics of other systems whose messages become requests."""
-
-    @field_validator("queues")
-    @classmethod
-    def _queues_differ(cls, queues: list[QueueSection]) -> list[QueueSection]:
-        check_queues(queues)
-        return queues
-
-    @model_validator(mode="after")
-    def _queues_are_others(self) -> Self:
-        names = TopicNames(self.kafka.topic_prefix)
-        for queue in self.queues:
-            for topic in (queue.topic, queue.result_topic):
-                if topic is not None and names.is_own(topic):
-                    raise ValueError(f"queues: {topic} is a topic of Penstock's own: queues are those of other systems")
-        return self
 
     @property
     def artifacts_location(self) -> str:
@@ -148,13 +125,9 @@ def allowances_of(settings: GatewaySettings) -> Allowances:
     """The limits in force. Without keys there is one tenant, and nobody to hold anything back for."""
     conf, section = settings.gateway, settings.gateway.limits
     keyless = settings.auth.keys_file is None
-    chosen = section.model_dump(exclude={"reserve", "tenants"}, exclude_unset=keyless)
-    by_tenant = {
-        tenant: Limits.from_dict({**chosen, **own.model_dump(exclude_unset=True)})
-        for tenant, own in section.tenants.items()
-    }
+    defaults, by_tenant = tenant_limits(section, keyless=keyless)
     return Allowances(
-        defaults=Limits.from_dict(chosen),
+        defaults=defaults,
         by_tenant=by_tenant,
         totals=Totals(
             max_http=conf.max_http,

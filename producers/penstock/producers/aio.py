@@ -15,11 +15,11 @@ from penstock.common.conversations import ConversationRecord, Turn
 from penstock.common.outgoing import Outgoing
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport, Delivery
-from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submitted, time_left
+from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Headers, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
 from penstock.producers.images import AsyncImages
 from penstock.schemas.errors import InternalError
-from penstock.schemas.records import ResultEvent
+from penstock.schemas.records import InferenceRequest, ResultEvent
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +44,14 @@ class AsyncClient:
         self, *, task: str, payload: Mapping[str, Any], traceparent: str | None = None, **fields: Any
     ) -> Submitted:
         """See `Client.submit`."""
+        return await self.send(self._core.request(task, payload, fields), traceparent=traceparent)
+
+    async def send(
+        self, request: InferenceRequest, *, traceparent: str | None = None, headers: Headers = ()
+    ) -> Submitted:
+        """See `Client.send`."""
         core = self._core
-        request = core.request(task, payload, fields)
-        record = await asyncio.to_thread(core.outgoing, request, traceparent)
+        record = await asyncio.to_thread(core.outgoing, request, traceparent, headers)
         before = await asyncio.to_thread(core.before, request.request_id)
         return core.submitted(request, await self._send(record), before)
 
@@ -103,6 +108,10 @@ class AsyncClient:
     def artifacts(self) -> AsyncArtifacts:
         """put and get. Raises InvalidRequest when the client was made without a place for artifacts."""
         return AsyncArtifacts(self._core.artifacts())
+
+    async def flush(self, timeout: float = 10.0) -> int:
+        """See `Client.flush`."""
+        return await asyncio.to_thread(self._core.transport.flush, timeout)
 
     async def close(self, timeout: float = 10.0) -> None:
         """See `Client.close`."""

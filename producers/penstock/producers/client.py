@@ -14,11 +14,11 @@ from penstock.common.conversations import ConversationRecord, Turn
 from penstock.common.outgoing import Outgoing
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Delivery
-from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Submitted, time_left
+from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Headers, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
 from penstock.producers.images import Images
 from penstock.schemas.errors import BrokerUnavailable, InternalError
-from penstock.schemas.records import ResultEvent
+from penstock.schemas.records import InferenceRequest, ResultEvent
 
 
 class Client:
@@ -44,8 +44,14 @@ class Client:
         BrokerUnavailable: then the request may or may not be on the topic, and sending it again with the same
         `request_id` is safe.
         """
-        request = self._core.request(task, payload, fields)
-        record = self._core.outgoing(request, traceparent)
+        return self.send(self._core.request(task, payload, fields), traceparent=traceparent)
+
+    def send(self, request: InferenceRequest, *, traceparent: str | None = None, headers: Headers = ()) -> Submitted:
+        """Send a request that the caller has built and checked, of this client's tenant. Raises as `submit`.
+
+        `headers` go with its record, beside Penstock's own.
+        """
+        record = self._core.outgoing(request, traceparent, headers)
         before = self._core.before(request.request_id)
         return self._core.submitted(request, self._send(record), before)
 
@@ -107,6 +113,10 @@ class Client:
     def artifacts(self) -> TenantArtifacts:
         """put and get. Raises InvalidRequest when the client was made without a place for artifacts."""
         return self._core.artifacts()
+
+    def flush(self, timeout: float = 10.0) -> int:
+        """Wait until the broker has answered for all that was sent; for how many records it has not."""
+        return self._core.transport.flush(timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         """Deliver what was sent, then leave. Raises BrokerUnavailable when something was not delivered."""

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -31,6 +31,8 @@ from penstock.schemas.ids import DEFAULT_TENANT, check_request_id, check_tenant
 from penstock.schemas.records import PAYLOAD_FIELDS, ControlCommand, InferenceRequest, ResultEvent
 from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import TP, partition_for
+
+Headers = Sequence[tuple[str, bytes]]
 
 _COUNTS_TTL_S = 30.0
 _ENDS_TTL_S = 1.0
@@ -134,16 +136,18 @@ class ClientCore:
             raise InvalidRequest("the tenant is the client's", param="tenant")
         return parse_request(body, tenant=self.tenant, now_ms=now_ms())
 
-    def outgoing(self, request: InferenceRequest, traceparent: str | None) -> Outgoing:
+    def outgoing(self, request: InferenceRequest, traceparent: str | None, headers: Headers = ()) -> Outgoing:
         """The record of a request, on a topic that exists: of its pool, else of its model's. Raises NotFound,
-        BrokerUnavailable."""
+        BrokerUnavailable, and InvalidRequest for a request of another tenant."""
+        if request.tenant != self.tenant:
+            raise InvalidRequest(f"this client is the tenant {self.tenant}'s", param="tenant")
         if request.pool is None and request.model is not None:
             request = replace(request, pool=self._pools.of(request.task, request.model))
         record = request_record(
             request, self._names, self._codec, source=self.settings.client_id, traceparent=traceparent
         )
         self._count(record.topic)
-        return record
+        return replace(record, headers=[*record.headers, *headers])
 
     def cancelling(self, request_id: str, reason: str | None) -> Outgoing:
         """The record that cancels a request of this tenant."""

@@ -38,6 +38,10 @@ class Status:
     detail: str | None = None
     position: int | None = None
     model: str | None = None
+    model_reason: str | None = None
+    """Why that model, when the request named none."""
+    ttl_ms: int | None = None
+    """The time to live, when a worker chose it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +153,8 @@ class EventFold:
                 detail=event.detail,
                 position=event.position,
                 model=event.model,
+                model_reason=event.model_reason,
+                ttl_ms=event.ttl_ms,
             )
             events.append(status)
         if event.step is not None and event.steps is not None:

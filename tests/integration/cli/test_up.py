@@ -13,8 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.cli.paths import free_port, port_in_use
+from penstock.common.reader import read_to_end
+from penstock.common.settings import KafkaSettings
 from support import wait_until
 
 CONFIG = """
@@ -138,6 +142,38 @@ def test_up_serves_mends_itself_and_stops_in_order(up: Up) -> None:
     wait_until(lambda: not members(list(pids.values())), 10, lambda: members(list(pids.values())))
     assert not port_in_use(up.port)
     assert not port_in_use(up.kafka_port)
+
+
+@pytest.mark.slow
+def test_queues_bring_a_bridge_along(up: Up) -> None:
+    """It says what it waits for while the topics of the other system are missing, and stops before the gateway."""
+    up.config.write_text(CONFIG + '[[queues]]\ntopic = "jobs"\nresult_topic = "answers"\n')
+    up.start()
+    wait_until(lambda: up.says("Penstock is up"), 120, lambda: up.log.read_text())
+
+    def bridge() -> dict[str, Any]:
+        return next(part for part in up.status()["parts"] if part["name"] == "bridge")
+
+    wait_until(lambda: bridge()["readiness"]["reason"] == "missing topics: answers, jobs", 30, bridge)
+    kafka = f"127.0.0.1:{up.kafka_port}"
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for topic in admin.create_topics([NewTopic("jobs", 1), NewTopic("answers", 1)]).values():
+        topic.result(20)
+    wait_until(lambda: bridge()["ready"], 30, lambda: (bridge(), up.logs()))
+    producer = Producer({"bootstrap.servers": kafka})
+    producer.produce("jobs", json.dumps({"id": "1", "payload": {"prompt": "hello"}}).encode())
+    producer.flush(20)
+    settings = KafkaSettings(bootstrap_servers=kafka)
+    (answer,) = wait_until(lambda: read_to_end(settings, "answers"), 60, up.logs)
+    assert json.loads(answer.value or b"")["payload"]["object"] == "text_completion"
+
+    assert up.process is not None
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(90) == 0
+    text = up.log.read_text()
+    order = [text.index(f"stopping the {name}") for name in ("bridge", "gateway", "worker", "broker")]
+    assert order == sorted(order)
+    assert "was killed" not in text, f"{text}\n{up.logs()}"
 
 
 @pytest.mark.slow

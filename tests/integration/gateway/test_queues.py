@@ -1,73 +1,66 @@
-"""Queues of other systems on a real broker: messages in, answers out, once, in the order of the policy."""
+"""Queues of other systems on a real broker, by real bridge processes: messages in, answers out, once, in order."""
 
 from __future__ import annotations
 
 import base64
 import json
-import threading
+import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-import uvicorn
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.cli.paths import free_port
-from penstock.common.admin import end_offsets
+from penstock.common.admin import end_offsets, partition_counts
 from penstock.common.reader import read_to_end
-from penstock.gateway import app as gateway_app
-from penstock.gateway.context import context_of_app
-from penstock.gateway.queues.settings import QueueMergeSection, QueueSection
+from penstock.gateway.edge.keys import create_key
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import DeadLetter, InferenceRequest
-from support import committed_offsets, wait_until
+from support import alive, committed_offsets, wait_until
+from system import NOOP, RUNNING, Process, System
 
-DEADLINE_S = 40
+DEADLINE_S = 60
+LOW = 8
+SLOW = {**NOOP, "options": {"tokens": 4, "delay_ms": 20}}
 
 
 class Merged:
-    """Topics of queues, and gateways that merge them."""
+    """Topics of queues, and bridges that merge them."""
 
-    def __init__(self, place: Any) -> None:
+    def __init__(self, place: Any, folder: Path) -> None:
         self.place = place
+        self.admin = AdminClient({"bootstrap.servers": place.bootstrap})
         self.names = {name: f"{place.prefix}{name}" for name in ("batch", "batch-results", "own", "own-results")}
-        admin = AdminClient({"bootstrap.servers": place.bootstrap})
+        self.system = System(bootstrap=place.bootstrap, prefix=place.prefix, folder=folder)
+        self.set()
+
+    def create_topics(self) -> Merged:
         topics = [NewTopic(topic, num_partitions=1) for topic in self.names.values()]
-        for made in admin.create_topics(topics).values():
+        for made in self.admin.create_topics(topics).values():
             made.result(20)
-        self._running: list[tuple[uvicorn.Server, threading.Thread, Any]] = []
+        return self
 
-    def gateway(self, name: str, *, policy: Any = "strict", window: int = 64, backoff_s: float = 0.2) -> Any:
-        batch = QueueSection(
-            topic=self.names["batch"], tenant="team", result_topic=self.names["batch-results"], weight=3
-        )
-        own = QueueSection(
-            topic=self.names["own"], format="penstock", tenant="other", result_topic=self.names["own-results"]
-        )
-        merging = QueueMergeSection(window=window, backoff_s=backoff_s, group_id=f"{self.place.prefix}queues")
-        settings = self.place.settings(name).model_copy(
-            update={"queues": [batch, own], "queue_policy": policy, "queue_merge": merging}
-        )
-        app = gateway_app.create_app(settings)
-        server = uvicorn.Server(gateway_app.server_config(app, "127.0.0.1", free_port(), drain_s=2))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        self._running.append((server, thread, app))
-        wait_until(lambda: context_of_app(app).connected, DEADLINE_S, f"{name} is connected")
-        return app
+    def set(self, *, policy: str = "strict", window: int = 64) -> None:
+        names = self.names
+        batch = {"topic": names["batch"], "tenant": "team", "result_topic": names["batch-results"], "weight": 3}
+        own = {
+            "topic": names["own"],
+            "format": "penstock",
+            "tenant": "other",
+            "result_topic": names["own-results"],
+        }
+        self.system.queues = [batch, own]
+        self.system.queue_policy = policy
+        self.system.queue_merge = {"window": window, "backoff_s": 0.2}
 
-    def metrics(self) -> str:
-        """Of the gateway that was started last."""
-        return context_of_app(self._running[-1][2]).metrics.render().decode()
-
-    def stop(self) -> None:
-        for server, thread, app in self._running:
-            context_of_app(app).prepare_stop()
-            server.should_exit = True
-            thread.join(30)
-            assert not thread.is_alive(), "the gateway did not stop"
-        self._running.clear()
+    def bridge(self, name: str = "b1") -> Process:
+        return self.system.bridge(name).wait_ready()
 
     def put(self, queue: str, *messages: bytes) -> None:
         for message in messages:
@@ -77,21 +70,34 @@ class Merged:
         body = {"id": message_id, "deadline": str(int(time.time()) + 600), "payload": {"prompt": message_id}, **values}
         return json.dumps(body).encode()
 
-    def requests(self, topic_priority: int = 8) -> list[InferenceRequest]:
-        topic = self.place.scribe.names.request("text_generation", topic_priority)
+    def own(self, request_id: str) -> bytes:
+        body = {"task": "text_generation", "request_id": request_id, "priority": LOW, "payload": {"prompt": "p"}}
+        return json.dumps(body).encode()
+
+    def requests(self) -> list[InferenceRequest]:
+        topic = self.place.scribe.names.request("text_generation", LOW)
         records = sorted(read_to_end(self.place.kafka, topic), key=lambda one: one.timestamp_ms)
         return [default_codec().decode(one.value or b"", InferenceRequest) for one in records]
+
+    def sent(self) -> Counter[str]:
+        """How many records each request has."""
+        return Counter(request.request_id for request in self.requests())
 
     def answers(self, queue: str) -> list[dict[str, Any]]:
         records = read_to_end(self.place.kafka, self.names[f"{queue}-results"])
         return [json.loads(one.value or b"null") for one in records]
 
-    def work(self, on: Callable[[InferenceRequest], tuple[str, str]], count: int, priority: int = 8) -> None:
+    def answered(self) -> set[str]:
+        """The ids of messages of both queues that have an answer."""
+        llmd = {str(answer["id"]) for answer in self.answers("batch")}
+        return llmd | {str(answer["request_id"]) for answer in self.answers("own")}
+
+    def work(self, on: Callable[[InferenceRequest], tuple[str, str]], count: int) -> None:
         """Be the worker of the next `count` requests that stand on the topic."""
         done: set[str] = set()
 
         def all_done() -> bool:
-            for request in self.requests(priority):
+            for request in self.requests():
                 if request.request_id not in done:
                     done.add(request.request_id)
                     status, text = on(request)
@@ -100,12 +106,36 @@ class Merged:
 
         wait_until(all_done, DEADLINE_S, lambda: f"{len(done)} of {count} requests came", poll_s=0.1)
 
+    def all_committed(self, queue: str) -> bool:
+        counts = partition_counts(self.place.kafka, [self.names[queue]])
+        places = [(self.names[queue], number) for number in range(counts[self.names[queue]])]
+        committed = committed_offsets(self.place.bootstrap, f"{self.place.prefix}queues", places)
+        ends = end_offsets(self.place.kafka, places)
+        return all(one.offset == ends[one.topic, one.partition] for one in committed)
+
 
 @pytest.fixture
-def merged(own_place: Any) -> Iterator[Merged]:
-    made = Merged(own_place)
+def merged(own_place: Any, tmp_path: Path) -> Iterator[Merged]:
+    made = Merged(own_place, tmp_path).create_topics()
+    RUNNING.append(made.system)
     yield made
-    made.stop()
+    RUNNING.remove(made.system)
+    made.system.stop()
+
+
+def metric(bridge: Process, name: str, **labels: str) -> float:
+    families = text_string_to_metric_families(httpx.get(f"{bridge.url}/metrics", timeout=5).text)
+    samples = (sample for family in families for sample in family.samples)
+    return next((one.value for one in samples if (one.name, one.labels) == (name, labels)), 0.0)
+
+
+def kill(bridge: Process) -> None:
+    """With -9, in the middle of its work."""
+    pid = bridge.popen.pid
+    assert alive(pid), f"{bridge.name} had ended before it was killed:\n{bridge.tail()}"
+    bridge.kill9()
+    assert bridge.popen.returncode == -signal.SIGKILL
+    assert not alive(pid)
 
 
 def test_messages_of_llmd_are_answered_in_their_form(merged: Merged) -> None:
@@ -118,7 +148,7 @@ def test_messages_of_llmd_are_answered_in_their_form(merged: Merged) -> None:
         merged.llmd("odd", payload={"prompt": "x", "no_such_field": 1}),
         b"no message",
     )
-    merged.gateway("g1")
+    bridge = merged.bridge()
     merged.work(lambda request: ("completed", f"to {request.payload['prompt']}"), 2)
     wait_until(lambda: len(merged.answers("batch")) >= 4, DEADLINE_S, lambda: merged.answers("batch"))
     found = {answer["id"]: answer for answer in merged.answers("batch")}
@@ -127,18 +157,23 @@ def test_messages_of_llmd_are_answered_in_their_form(merged: Merged) -> None:
     assert back["object"] == "text_completion"
     assert found["late"]["error"] == "deadline exceeded"
     assert "no_such_field" in found["odd"]["error"]
-    assert all(request.tenant == "team" and request.priority == 8 for request in merged.requests())
+    assert all(request.tenant == "team" and request.priority == LOW for request in merged.requests())
     letters = read_to_end(merged.place.kafka, merged.place.scribe.names.dlq)
     (letter,) = [default_codec().decode(one.value or b"", DeadLetter) for one in letters]
     assert letter.original == b"no message"
-    shown = f'penstock_dlq_letters{{reason="{letter.reason_code}"}} 1.0'
-    wait_until(lambda: shown in merged.metrics().splitlines(), DEADLINE_S, merged.metrics)
+
+    def counts() -> list[float]:
+        name, topic = "penstock_queue_messages_total", merged.names["batch"]
+        outcomes = ("completed", "refused", "dead_lettered")
+        return [metric(bridge, name, topic=topic, outcome=outcome) for outcome in outcomes]
+
+    wait_until(lambda: counts() == [2, 2, 1], DEADLINE_S, counts)
 
 
 def test_requests_of_ours_are_answered_as_http_would(merged: Merged) -> None:
-    body = {"task": "text_generation", "request_id": "mine", "priority": 9, "payload": {"prompt": "p"}}
-    merged.put("own", json.dumps(body).encode(), b'{"task": "text_generation", "request_id": "bad"}')
-    merged.gateway("g1")
+    """With the fields of `GET /v1/requests/{id}`, and their values."""
+    merged.put("own", merged.own("mine"), b'{"task": "text_generation", "request_id": "bad"}')
+    merged.bridge()
     merged.work(lambda request: ("completed", "yes"), 1)
     wait_until(lambda: merged.answers("own"), DEADLINE_S, "the answer")
     answer = merged.answers("own")[0]
@@ -146,9 +181,24 @@ def test_requests_of_ours_are_answered_as_http_would(merged: Merged) -> None:
     assert [request.tenant for request in merged.requests()] == ["other"]
 
 
+@pytest.mark.slow
+def test_the_answer_is_the_object_that_http_gives(merged: Merged, tmp_path: Path) -> None:
+    body = {"task": "text_generation", "metadata": {"a": "b"}, "payload": {"prompt": "p"}}
+    merged.put("own", json.dumps(body).encode())
+    merged.system.worker().wait_ready()
+    merged.bridge()
+    wait_until(lambda: merged.answers("own"), DEADLINE_S, "the answer")
+    (answer,) = merged.answers("own")
+    keys_file = tmp_path / "keys.json"
+    key = create_key(keys_file, tenant="other")
+    gateway = merged.place.gateway("g1", auth={"keys_file": keys_file})
+    headers = {"authorization": f"Bearer {key}"}
+    assert gateway.get(f"/v1/requests/{answer['request_id']}", headers=headers).json() == answer
+
+
 def test_what_failed_for_a_passing_reason_is_asked_again_as_a_new_request(merged: Merged) -> None:
     merged.put("batch", merged.llmd("1"))
-    merged.gateway("g1")
+    merged.bridge()
     seen: list[str] = []
 
     def work(request: InferenceRequest) -> tuple[str, str]:
@@ -161,13 +211,31 @@ def test_what_failed_for_a_passing_reason_is_asked_again_as_a_new_request(merged
     assert len(set(seen)) == 2
 
 
+def test_an_id_that_comes_twice_is_one_request_and_with_another_payload_a_refusal(merged: Merged) -> None:
+    other = merged.llmd("1", payload={"prompt": "another"})
+    merged.put("batch", merged.llmd("1"), merged.llmd("1"), other)
+    merged.bridge()
+    merged.work(lambda request: ("completed", "x"), 1)
+    wait_until(lambda: len(merged.answers("batch")) == 3, DEADLINE_S, lambda: merged.answers("batch"))
+    refused = [answer["error"] for answer in merged.answers("batch") if "error" in answer]
+    assert refused == ["this id was used with another payload"]
+    assert list(merged.sent().values()) == [1]
+
+
 def test_strict_and_window_order_what_goes_out(merged: Merged) -> None:
-    mine = {"task": "text_generation", "priority": 8, "payload": {"prompt": "own"}}
+    mine = {"task": "text_generation", "priority": LOW, "payload": {"prompt": "own"}}
     merged.put("own", *[json.dumps(mine).encode()] * 4)
     merged.put("batch", *[merged.llmd(str(number)) for number in range(4)])
-    app = merged.gateway("g1", policy="strict", window=1)
+    merged.set(policy="strict", window=1)
+    bridge = merged.bridge()
+
+    def waiting() -> dict[str, float]:
+        """How many messages of each queue were read and wait."""
+        topics = [merged.names[queue] for queue in ("batch", "own")]
+        return {topic: metric(bridge, "penstock_queue_waiting", topic=topic) for topic in topics}
+
     # Which of the queues is read first is the broker's to say: one request of the later queue may be under way by then.
-    wait_until(lambda: all(waiting(merged, app).values()), DEADLINE_S, lambda: f"{waiting(merged, app)} wait")
+    wait_until(lambda: all(waiting().values()), DEADLINE_S, lambda: f"{waiting()} wait")
     merged.work(lambda request: ("completed", "x"), 8)
     order = [request.tenant for request in merged.requests()]
     first = order.index("team")
@@ -175,30 +243,109 @@ def test_strict_and_window_order_what_goes_out(merged: Merged) -> None:
     assert order[first : first + 4] == ["team"] * 4
 
 
-def waiting(merged: Merged, app: Any) -> dict[str, float]:
-    """How many messages of each queue were read and wait."""
-    metrics = context_of_app(app).metrics.registry
-    topics = [merged.names[queue] for queue in ("batch", "own")]
-    return {topic: metrics.get_sample_value("penstock_queue_waiting", {"topic": topic}) or 0 for topic in topics}
+def test_a_bridge_waits_for_missing_topics_and_says_so(own_place: Any, tmp_path: Path) -> None:
+    merged = Merged(own_place, tmp_path)
+    bridge = merged.system.bridge()
+    try:
+        said = wait_until(lambda: readiness(bridge), DEADLINE_S, bridge.tail)
+        assert said["status"] == "unavailable"
+        wait_until(lambda: "missing topics" in readiness(bridge)["reason"], DEADLINE_S, lambda: readiness(bridge))
+        merged.create_topics()
+        bridge.wait_ready()
+        assert bridge.stop() == 0
+    finally:
+        merged.system.stop()
 
 
-def test_a_gateway_that_takes_over_sends_nothing_twice(merged: Merged) -> None:
-    """The first gateway has sent the requests and goes before their outcomes: the second finds them."""
+def readiness(bridge: Process) -> dict[str, Any]:
+    try:
+        return httpx.get(f"{bridge.url}/readyz", timeout=2).json()
+    except httpx.HTTPError:
+        return {}
+
+
+def test_a_bridge_that_takes_over_in_order_sends_nothing_twice(merged: Merged) -> None:
+    """The first one has sent the requests and stops before their outcomes: the second finds them."""
     merged.put("batch", *[merged.llmd(str(number)) for number in range(6)])
-    merged.gateway("g1")
+    first = merged.bridge()
     wait_until(lambda: len(merged.requests()) == 6, DEADLINE_S, lambda: f"{len(merged.requests())} requests")
-    merged.stop()
+    assert first.stop() == 0, first.tail()
     assert merged.answers("batch") == []
-    merged.gateway("g2")
+    second = merged.bridge("b2")
     merged.work(lambda request: ("completed", "x"), 6)
     wait_until(lambda: len(merged.answers("batch")) >= 6, DEADLINE_S, lambda: merged.answers("batch"))
     assert sorted(answer["id"] for answer in merged.answers("batch")) == [str(number) for number in range(6)]
     assert len(merged.requests()) == 6
-    merged.stop()
-    tp = (merged.names["batch"], 0)
-    assert _committed(merged) == end_offsets(merged.place.kafka, [tp])[tp]
+    assert second.stop() == 0, second.tail()
+    assert merged.all_committed("batch")
 
 
-def _committed(merged: Merged) -> int:
-    group, place = f"{merged.place.prefix}queues", (merged.names["batch"], 0)
-    return committed_offsets(merged.place.bootstrap, group, [place])[0].offset
+def test_a_bridge_that_is_killed_before_any_outcome_has_sent_all_once(merged: Merged) -> None:
+    merged.put("batch", *[merged.llmd(f"batch-{number}") for number in range(6)])
+    merged.put("own", *[merged.own(f"own-{number}") for number in range(6)])
+    first = merged.bridge()
+    wait_until(lambda: len(merged.requests()) == 12, DEADLINE_S, lambda: f"{len(merged.requests())} requests")
+    kill(first)
+    merged.bridge("b2")
+    merged.system.worker().wait_ready()
+    wait_until(lambda: len(merged.answered()) == 12, DEADLINE_S, lambda: f"answered: {merged.answered()}")
+    assert_ran_once(merged, 12)
+
+
+def test_a_bridge_that_is_killed_in_the_middle_loses_and_repeats_nothing(merged: Merged) -> None:
+    """Some messages are answered, some have requests that run, some were not begun."""
+    merged.system.models = [SLOW]
+    merged.set(policy="round_robin", window=8)
+    merged.system.worker().wait_ready()
+    count = 60
+    merged.put("batch", *[merged.llmd(f"batch-{number}") for number in range(count)])
+    merged.put("own", *[merged.own(f"own-{number}") for number in range(count)])
+    first = merged.bridge()
+    wait_until(lambda: len(merged.answered()) >= 20, DEADLINE_S, lambda: f"{len(merged.answered())} answered")
+    kill(first)
+    answered, sent = len(merged.answered()), len(merged.requests())
+    assert answered < 2 * count, "it was killed too late"
+    merged.bridge("b2")
+    wait_until(lambda: len(merged.answered()) == 2 * count, DEADLINE_S, lambda: f"{len(merged.answered())} answered")
+    assert sent < 2 * count
+    assert_ran_once(merged, 2 * count)
+    for queue in ("batch", "own"):
+        wait_until(partial(merged.all_committed, queue), DEADLINE_S, f"all of {queue} is committed")
+
+
+def test_bridges_that_come_and_go_share_the_queues_and_send_nothing_twice(merged: Merged) -> None:
+    """Partitions move from one to another while their requests are on their way."""
+    grown = merged.admin.create_partitions([NewPartitions(merged.names["batch"], 4)])
+    for made in grown.values():
+        made.result(20)
+    merged.system.models = [SLOW]
+    merged.set(window=16)
+    merged.system.worker().wait_ready()
+    put = 0
+
+    def completed_by(bridge: Process) -> bool:
+        """Whether it has completed a message; more messages come as long as it is asked."""
+        nonlocal put
+        merged.put("batch", *[merged.llmd(f"batch-{number}") for number in range(put, put + 5)])
+        put += 5
+        topic = merged.names["batch"]
+        return metric(bridge, "penstock_queue_messages_total", topic=topic, outcome="completed") > 0
+
+    first = merged.bridge()
+    wait_until(partial(completed_by, first), DEADLINE_S, first.tail)
+    second = merged.bridge("b2")
+    wait_until(partial(completed_by, second), DEADLINE_S, second.tail)
+    assert first.stop() == 0, first.tail()
+    wait_until(lambda: len(merged.answered()) == put, DEADLINE_S, lambda: f"{len(merged.answered())} of {put} answered")
+    assert_ran_once(merged, put)
+
+
+def assert_ran_once(merged: Merged, count: int) -> None:
+    """One record for each message, one outcome for each record, one content for each answer."""
+    sent = merged.sent()
+    assert len(sent) == count
+    assert set(sent.values()) == {1}, sent
+    ends = Counter(event.request_id for event in merged.system.results() if event.kind == "terminal")
+    assert ends == sent
+    assert all("error" not in answer for answer in merged.answers("batch"))
+    assert {answer["status"] for answer in merged.answers("own")} <= {"completed"}

@@ -13,6 +13,7 @@ import yaml
 from penstock.cli.assets import ASSETS
 from penstock.cli.kafka_jars import KAFKA_VERSION
 from penstock.cli.local_system import DEFAULT_CHAT, DEFAULT_EMBEDDING, DEFAULT_UPSCALER, IMAGING
+from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.processors.settings import WorkerSettings
 
@@ -181,7 +182,8 @@ def test_worker_and_gateway_find_the_same_artifacts_on_a_volume_that_both_mount(
     monkeypatch.setenv("PENSTOCK_CONFIG", str(ROOT / "deploy/penstock.toml"))
     location = GatewaySettings().artifacts_location
     assert WorkerSettings().artifacts_location == location
-    for service in ("worker", "gateway"):
+    assert BridgeSettings().artifacts_location == location
+    for service in ("worker", "gateway", "bridge"):
         mounts = [volume.partition(":")[2] for volume in compose["services"][service]["volumes"]]
         assert any(Path(location).is_relative_to(mount) for mount in mounts)
 

@@ -123,6 +123,10 @@ def test_a_wrong_option_of_a_model_is_named_without_its_table(tmp_path: Path, mo
         ("[conversations]\nmax_topic = 4", "conversations.max_topic: "),
         ("[gateway]\nport = 99999", "gateway.port: .*65535"),
         ("[gateway]\nport = 9000\n[worker]\nhealth_port = 9000", "gateway.port and worker.health_port are both 9000"),
+        (
+            '[worker]\nhealth_port = 9000\n[bridge]\nhealth_port = 9000\n[[queues]]\ntopic = "jobs"',
+            "worker.health_port and bridge.health_port are both 9000",
+        ),
         ("[worker]\nheartbeat_s = 30", "heartbeat_s is 30, and session_timeout_s 10"),
         ('[auth]\nkeys_file = "none.json"', "none.json is not there; `penstock keys create --file none.json`"),
         ('[[queues]]\ntopic = "inference.request.low"', "inference.request.low is a topic of Penstock's own"),

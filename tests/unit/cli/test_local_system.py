@@ -206,6 +206,21 @@ def test_the_workers_port_is_the_one_that_was_named(tmp_path: Path, monkeypatch:
     assert named.worker_port == port
 
 
+def test_the_bridges_port_matters_only_where_queues_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "penstock.toml"
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(config))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        bridge = f"[bridge]\nhealth_port = {port}\n"
+        options = Options(data_dir=tmp_path, port=free_port(), kafka_port=free_port(), model="/nope", config=config)
+        config.write_text(bridge)
+        started_nothing(LocalSystem(options, print), "is no folder")
+        config.write_text(f'{bridge}[[queues]]\ntopic = "jobs"\n')
+        started_nothing(LocalSystem(options, print), f"port {port} for the bridge's health is in use")
+
+
 def test_a_place_for_artifacts_that_was_named_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "penstock.toml"
     config.write_text('[artifacts]\nlocation = "s3://bucket/mine"\n')

@@ -15,6 +15,7 @@ import typer.main
 from penstock.cli.config import ClusterSettings
 from penstock.cli.main import app as command_line
 from penstock.gateway.app import create_app
+from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.processors.settings import WorkerSettings
 
@@ -152,7 +153,7 @@ def test_code_blocks_are_what_they_say(pages: list[Page]) -> None:
 
 
 def check_settings(page: str, tables: dict[str, Any]) -> None:
-    known = [settings.model_fields for settings in (ClusterSettings, WorkerSettings, GatewaySettings)]
+    known = [settings.model_fields for settings in (ClusterSettings, WorkerSettings, GatewaySettings, BridgeSettings)]
     for section in tables:
         assert any(section in fields for fields in known), f"{page}: there is no section [{section}]"
     ClusterSettings(**{name: table for name, table in tables.items() if name in known[0]})

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.common.engine_kinds import KINDS, PROCESS_OPTIONS, REMOTE_OPTIONS
 from penstock.common.model_entry import ModelEntry
+from penstock.gateway.bridge.metrics import BridgeMetrics
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.view.frames import Frame
 from penstock.processors.metrics import Metrics
@@ -73,7 +74,9 @@ def test_every_error_code_says_when(generate: ModuleType) -> None:
 
 def test_metrics(reference: dict[str, Page]) -> None:
     documented = {re.split(r"\{", span)[0] for span in reference["metrics.md"].spans if span.startswith("penstock_")}
-    assert documented == names_of(Metrics().registry) | names_of(GatewayMetrics().registry)
+    assert documented == names_of(Metrics().registry) | names_of(GatewayMetrics().registry) | names_of(
+        BridgeMetrics().registry
+    )
 
 
 def names_of(registry: CollectorRegistry) -> set[str]:

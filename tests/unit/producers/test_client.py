@@ -251,3 +251,9 @@ def test_a_large_output_is_never_silently_nothing(tmp_path: Path) -> None:
         core().with_output(large("acme", ArtifactStore(tmp_path)))
     assert refused.value.details is not None
     assert refused.value.details["artifact"]["media_type"] == "application/json"
+
+
+def test_a_request_of_another_tenant_is_not_sent(client: Client) -> None:
+    request = InferenceRequest(request_id="r", tenant="other", task="text_generation", text_generation={}, created_at=1)
+    with pytest.raises(InvalidRequest, match="this client is the tenant default's"):
+        client.send(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from penstock.common.configuration import Section
+from penstock.gateway.limits.limits import Limits
 
 
 class TenantLimits(Section):
@@ -56,3 +57,13 @@ class LimitsSection(TenantLimits):
     """The part of `max_http`, `max_sockets`, `max_live` and `max_pending_submits` that no single tenant can take."""
     tenants: dict[str, TenantLimits] = Field(default_factory=dict[str, TenantLimits])
     """Tenants with limits of their own: what is set there goes before the limits of all."""
+
+
+def tenant_limits(section: LimitsSection, *, keyless: bool) -> tuple[Limits, dict[str, Limits]]:
+    """(of all tenants, of those with limits of their own). Without keys only what is set holds."""
+    chosen = section.model_dump(exclude={"reserve", "tenants"}, exclude_unset=keyless)
+    by_tenant = {
+        tenant: Limits.from_dict({**chosen, **own.model_dump(exclude_unset=True)})
+        for tenant, own in section.tenants.items()
+    }
+    return Limits.from_dict(chosen), by_tenant

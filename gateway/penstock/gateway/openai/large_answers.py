@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from penstock.gateway.service.service import GatewayService
+from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.view.outputs import on_output_thread
 
 Json = dict[str, Any]
@@ -24,12 +24,20 @@ async def beside_the_loop(result: Json, make: Callable[[], T]) -> T:
     return await on_output_thread(make) if is_large(result) else make()
 
 
-async def whole_result(service: GatewayService, tenant: str, result: Json) -> Json:
+class StoreReads(Protocol):
+    """What is asked of `GatewayService`."""
+
+    async def stored(self, tenant: str, work: Callable[[ArtifactStore], bytes]) -> bytes:
+        """What the store does for a tenant, on a thread."""
+        ...
+
+
+async def whole_result(reads: StoreReads, tenant: str, result: Json) -> Json:
     """The result with an output in it that it only refers to. Raises as `ArtifactStore.get`."""
     artifact = result.get("artifact")
     if artifact is None:
         return result
-    content = await service.stored(
+    content = await reads.stored(
         tenant, lambda store: store.get(tenant, artifact["artifact_id"], sha256=artifact["sha256"])
     )
     return await on_output_thread(lambda: {**result, **decode_json(content.decode())})

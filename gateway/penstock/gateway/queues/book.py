@@ -2,7 +2,7 @@
 
 A message is *buffered* when it was read, *under way* from when it is chosen until its outcome is durable, and waits in
 between when it is to be tried again. Its offset is committed when it and all before it in its partition are settled, so
-a gateway that dies leaves to another what it had not finished; ids that are derived from the messages keep the repeats
+a bridge that dies leaves to another what it had not finished; ids that are derived from the messages keep the repeats
 from running twice.
 """
 
@@ -30,7 +30,7 @@ class QueueMessage:
     pool: str | None = None
     tries: int = 0
     taken: bool = field(default=True)
-    """The partition that it came from is still this gateway's."""
+    """The partition that it came from is still this bridge's."""
 
 
 class QueueBook:

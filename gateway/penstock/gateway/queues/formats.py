@@ -74,7 +74,7 @@ def read_llmd(value: bytes) -> LlmdMessage:
 
 
 def request_key(queue: QueueSection, message_id: str, tries: int) -> str:
-    """What the request of a message is known by: the same in every gateway, another for each new try."""
+    """What the request of a message is known by: the same in every bridge, another for each new try."""
     name = f"{queue.topic}\n{message_id}"
     return f"queue/{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}/{tries}"
 

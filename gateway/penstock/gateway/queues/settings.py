@@ -58,7 +58,7 @@ class QueueMergeSection(Section):
     backoff_s: float = Field(default=5.0, gt=0)
     """Seconds before a message whose request was refused or failed for a passing reason is tried again."""
     group_id: str = "penstock-queues"
-    """The consumer group in which all gateways share the queues."""
+    """The consumer group in which all bridges share the queues."""
 
 
 def check_queues(queues: list[QueueSection]) -> None:

@@ -136,22 +136,18 @@ class Submitter:
         *,
         idempotency_key: str | None = None,
         traceparent: str | None = None,
-        own_id: bool = False,
         on_id: Callable[[str], None] = lambda _: None,
     ) -> Accepted:
         """Put a request on its topic and wait for the broker's word.
 
-        `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace. `own_id`: the id was
-        chosen by the caller, and is never replaced. `on_id` is told the id before the record is sent.
+        `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace. `on_id` is told the id
+        before the record is sent.
         Raises TenantLimit, Overloaded, BrokerUnavailable, TooLarge, IdempotencyKeyReused.
         """
         request = checked.request
         with self._outstanding(checked):
             if idempotency_key is not None:
                 return await self._submit_once(request, idempotency_key, traceparent)
-            if own_id:
-                await self._produce(request, traceparent)
-                return Accepted(request.request_id)
             return await self._submit_new(checked, traceparent, on_id)
 
     async def _submit_new(self, checked: Checked, traceparent: str | None, on_id: Callable[[str], None]) -> Accepted:

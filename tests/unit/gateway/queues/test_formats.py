@@ -138,12 +138,12 @@ def test_a_request_of_ours_is_checked() -> None:
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
-    from penstock.gateway.settings import GatewaySettings
+    from penstock.gateway.bridge.settings import BridgeSettings
 
     with pytest.raises(ValueError, match="two queues read the topic a"):
-        GatewaySettings(queues=[QueueSection(topic="a"), QueueSection(topic="a")])
+        BridgeSettings(queues=[QueueSection(topic="a"), QueueSection(topic="a")])
     with pytest.raises(ValueError, match="would be requests"):
-        GatewaySettings(queues=[QueueSection(topic="a", result_topic="b"), QueueSection(topic="b")])
+        BridgeSettings(queues=[QueueSection(topic="a", result_topic="b"), QueueSection(topic="b")])
     with pytest.raises(ValueError, match="name of a topic"):
         QueueSection(topic="a b")
     with pytest.raises(ValueError, match="tenant must match"):

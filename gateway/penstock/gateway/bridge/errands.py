@@ -1,27 +1,31 @@
 """One message's errand: make a request of it, wait for the outcome, write the answer. At most one request per try.
 
-The request's id stands for the message (and the try), so another gateway that gets the message again finds the request
+The request's id stands for the message (and the try), so another bridge that gets the message again finds the request
 that the first one sent, and its outcome.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from penstock.common.artifacts import ArtifactStore
 from penstock.common.clock import now_ms
+from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
-from penstock.gateway.edge.errors import FinalFailure, invalid_from_validation
+from penstock.gateway.bridge.consumer import Read
+from penstock.gateway.bridge.requests import Accepted, Outcome, Requests
+from penstock.gateway.edge.errors import FinalFailure, invalid_from_validation, outcome_error
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as bodies
-from penstock.gateway.openai.exchange import outcome
 from penstock.gateway.openai.large_answers import beside_the_loop, whole_result
-from penstock.gateway.queues.consumer import Read
 from penstock.gateway.queues.formats import (
     BadMessage,
     Json,
@@ -33,12 +37,12 @@ from penstock.gateway.queues.formats import (
     request_key,
 )
 from penstock.gateway.queues.settings import QueueSection
-from penstock.gateway.service.service import GatewayService
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.outputs import encode_json, error_json, result_json
+from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
     DeadLettered,
     Expired,
-    IdempotencyKeyReused,
-    NotFound,
     PenstockError,
     TooLarge,
     error_body,
@@ -46,10 +50,9 @@ from penstock.schemas.errors import (
 )
 from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.limits import DEFAULT_LIMITS
-from penstock.schemas.records import DeadLetter, InferenceRequest, Origin
-from penstock.schemas.requests import content_hash
+from penstock.schemas.records import DeadLetter, InferenceRequest, Origin, ResultEvent
 
-WAIT_S = 60.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +63,37 @@ class TryAgain(Exception):
     tried: bool
 
 
-class Errands:
-    """`transport` writes answers and dead letters."""
+class StoreReads:
+    """Reads of the artifact store, on threads."""
 
-    def __init__(self, service: GatewayService, transport: AsyncTransport) -> None:
-        self._service = service
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+
+    async def stored(self, tenant: str, work: Callable[[ArtifactStore], T]) -> T:
+        """See `whole_result`."""
+        return await asyncio.to_thread(work, self._store)
+
+
+class Errands:
+    """`transport` writes answers and dead letters; `reads` fetches outputs that are artifacts."""
+
+    def __init__(
+        self, requests: Requests, transport: AsyncTransport, reads: StoreReads, kafka: KafkaSettings, codec: Codec
+    ) -> None:
+        self._requests = requests
         self._transport = transport
+        self._reads = reads
+        self._kafka = kafka
+        self._codec = codec
 
     async def run(self, queue: QueueSection, read: Read, tries: int) -> str:
         """What became of it, when that is durable: completed, refused or dead_lettered.
 
-        Raises TryAgain; BrokerUnavailable, Overloaded and Stopping where nothing can be written or known now.
+        Raises TryAgain; BrokerUnavailable and Overloaded where nothing can be written now.
         """
         if read.value is None:
             return "ignored"  # a tombstone asks for nothing
+        await self._requests.up_to_date()  # before times to live are counted
         try:
             if queue.format == "llm-d":
                 return await self._llmd(queue, read.value, tries)
@@ -85,6 +105,10 @@ class Errands:
             await self._dead_letter(queue, read, error.cause)
             return "dead_lettered"
 
+    async def flush(self) -> None:
+        """Wait until all requests that were sent stand on their topics."""
+        await self._requests.flush()
+
     # -- llm-d
 
     async def _llmd(self, queue: QueueSection, value: bytes, tries: int) -> str:
@@ -95,8 +119,10 @@ class Errands:
         request_id: str | None = None
         try:
             request = self._request_of(queue, message)
-            request_id = await self._accepted(queue, request, request_key(queue, message.id, tries))
-            result = await self._result(queue.tenant, request_id)
+            request_id = idempotent_request_id(queue.tenant, request_key(queue, message.id, tries))
+            accepted = await self._requests.accepted(dataclasses.replace(request, request_id=request_id))
+            event = (await self._outcome(accepted)).event
+            result = await whole_result(self._reads, queue.tenant, _completed(event))
             answer = await self._shaped(message, request, request_id, result)
         except FinalFailure as failure:
             if message.deadline_s is not None and _may_pass(failure.error) and time.time() < message.deadline_s:
@@ -163,7 +189,7 @@ class Errands:
         origin = (*read.tp, read.offset, read.timestamp_ms)
         try:
             assert read.value is not None
-            request = read_penstock(read.value, queue, self._service.codec, origin)
+            request = read_penstock(read.value, queue, self._codec, origin)
         except PenstockError as error:
             if error.retryable:
                 raise TryAgain(error, False) from None
@@ -171,41 +197,26 @@ class Errands:
         request = _older(dataclasses.replace(request, pool=request.pool or queue.pool), read.timestamp_ms)
         request_id = request.request_id
         try:
-            request_id = await self._accepted(queue, request, None)
+            accepted = await self._requests.accepted(request)
         except PenstockError as error:
             if error.retryable:
                 raise TryAgain(error, False) from None
             await self._answer(queue, request_id, _dumped({"request_id": request_id, **_error_json(error)}))
             return "refused"
-        entry = await self._service.lookups.find(queue.tenant, request_id)
-        while not entry.done:
-            entry = await self._service.lookups.wait(queue.tenant, request_id, WAIT_S)
-        await self._answer(queue, request_id, await self._service.lookups.public(entry))
-        return "completed" if entry.status_name == "completed" else "refused"
+        outcome = await self._outcome(accepted)
+        result = result_json(outcome.event)
+        answer = await beside_the_loop(result or {}, lambda: encode_json(_public(accepted, outcome)).encode())
+        await self._answer(queue, request_id, answer)
+        return "completed" if outcome.event.status == "completed" else "refused"
 
     # -- both
 
-    async def _accepted(self, queue: QueueSection, request: InferenceRequest, key: str | None) -> str:
-        """The id of the request, which stands on its topic: sent now, or before by whoever had the message."""
-        if key is not None:
-            request_id = idempotent_request_id(queue.tenant, key)
-            request = dataclasses.replace(request, request_id=request_id)
+    async def _outcome(self, accepted: Accepted) -> Outcome:
+        """Raises TryAgain when it cannot be followed now: the next try finds the same request."""
         try:
-            found = await self._service.lookups.find(queue.tenant, request.request_id)
-            if found.content and found.content != content_hash(request):
-                raise _reused(request.request_id)
-        except NotFound:
-            checked = await self._service.submitting.check(Caller(tenant=queue.tenant), request)
-            await self._service.submitting.submit(checked, own_id=True)
-        return request.request_id
-
-    async def _result(self, tenant: str, request_id: str) -> Json:
-        frames = self._service.subscriptions.subscribe(tenant, request_id)
-        try:
-            result = await outcome(frames)
-        finally:
-            frames.close()
-        return await whole_result(self._service, tenant, result)
+            return await self._requests.outcome(accepted)
+        except PenstockError as error:
+            raise TryAgain(error, False) from None
 
     async def _answer(
         self,
@@ -235,10 +246,10 @@ class Errands:
             original=read.value or b"",
             original_key=read.key,
             origin=Origin(topic=read.tp[0], partition=read.tp[1], offset=read.offset, append_time_ms=read.timestamp_ms),
-            worker_id=self._service.kafka.client_id,
+            worker_id=self._kafka.client_id,
             created_at=now_ms(),
         )
-        await self._transport.produce(self._service.kafka.names.dlq, self._service.codec.encode(letter))
+        await self._transport.produce(self._kafka.names.dlq, self._codec.encode(letter))
 
 
 class _Unreadable(Exception):
@@ -260,8 +271,22 @@ def _older(request: InferenceRequest, since_ms: int) -> InferenceRequest:
     return dataclasses.replace(request, ttl_ms=max(1, ttl_ms - max(0, now_ms() - since_ms)))
 
 
-def _reused(request_id: str) -> PenstockError:
-    return IdempotencyKeyReused("this id was used with another payload", param="id")
+def _completed(event: ResultEvent) -> Json:
+    """The result of a completed request with the model that made it. Raises FinalFailure for every other outcome."""
+    if event.status == "completed":
+        return {"model": event.model, **(result_json(event) or {})}
+    error = outcome_error(event.status or "failed", error_json(event, event.request_id))
+    raise FinalFailure(bodies.in_openai_words(error), event.request_id)
+
+
+def _public(accepted: Accepted, outcome: Outcome) -> Json:
+    """The request as `GET /v1/requests/{id}` shows it."""
+    event, status = outcome.event, outcome.status
+    entry = Entry(event.tenant, event.request_id, 0)
+    entry.on_request(accepted.request, event.origin)
+    entry.on_result(event, 0)
+    last = {} if status is None else {"model_reason": status.model_reason, "ttl_ms": status.ttl_ms}
+    return {**entry.to_json(), **last}
 
 
 def _error_json(error: PenstockError) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Reads the queues as a member of a consumer group, on a thread of its own, and commits what it is told to.
 
-Decides nothing: batches, assignments and losses of partitions are told on the event loop.
+Decides nothing: batches, assignments and losses of partitions are told on the event loop. Before a partition goes to
+another member the loop has ended its work for it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 100
 _POLL_S = 0.1
+REVOKE_S = 20.0
+"""So long the loop may take to end its work for partitions that go to another member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class Listener:
 
     on_batch: Callable[[Sequence[Read]], None]
     on_assigned: Callable[[list[TP]], None]
-    on_revoked: Callable[[list[TP]], None]
+    on_revoked: Callable[[list[TP]], Coroutine[Any, Any, None]]
+    """Nobody else gets the partitions before it ends, unless they are lost already."""
     on_failure: Callable[[str], None]
 
 
@@ -64,7 +68,7 @@ class QueueConsumer:
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": 8_192,
             "partition.assignment.strategy": "cooperative-sticky",
-            # By default the partitions of a gateway that was killed wait 45 seconds for another.
+            # By default the partitions of a bridge that was killed wait 45 seconds for another.
             "session.timeout.ms": 10_000,
             "heartbeat.interval.ms": 2_000,
         }
@@ -151,10 +155,20 @@ class QueueConsumer:
         self._tell(self._listener.on_assigned, [(one.topic, one.partition) for one in partitions])
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._finish_work([(one.topic, one.partition) for one in partitions])
         while self._calls:
             self._calls.popleft()()
         self._commit(self._due)
-        self._tell(self._listener.on_revoked, [(one.topic, one.partition) for one in partitions])
+
+    def _finish_work(self, partitions: list[TP]) -> None:
+        finishing = self._listener.on_revoked(partitions)
+        try:
+            asyncio.run_coroutine_threadsafe(finishing, self._loop).result(REVOKE_S)
+        except TimeoutError:
+            logger.warning("queues.revoked_with_work seconds=%.0f", REVOKE_S)
+        except RuntimeError:  # the loop has ended
+            finishing.close()
+            self._stopping = True
 
     def _tell(self, what: Callable[[Any], None], argument: Any) -> None:
         try:

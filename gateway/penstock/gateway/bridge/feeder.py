@@ -10,23 +10,25 @@ from random import Random
 
 from penstock.common import admin
 from penstock.common.settings import KafkaSettings
+from penstock.gateway.bridge.consumer import Listener, QueueConsumer, Read
+from penstock.gateway.bridge.errands import Errands, TryAgain
+from penstock.gateway.bridge.known import Known
 from penstock.gateway.queues.book import QueueBook, QueueMessage
-from penstock.gateway.queues.consumer import Listener, QueueConsumer, Read
-from penstock.gateway.queues.errands import Errands, TryAgain
 from penstock.gateway.queues.merge import Merge
 from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection
-from penstock.gateway.service.subscriptions import Stopping
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 10.0
-"""Between looks for topics that do not exist yet."""
+ASK_S = 5.0
+LOOK_S = 2.0
+"""Between looks for topics that do not exist yet, or a broker that does not answer."""
 _IDLE_S = 1.0
 
 
 class QueueFeeder:
-    """`start` and `stop` within one event loop.
+    """`start`, `cancel` and `leave` within one event loop.
 
     `counted` is told (topic, outcome) of each message that is settled, `waiting` (topic, how many messages wait here).
     """
@@ -37,6 +39,7 @@ class QueueFeeder:
         policy: QueuePolicy,
         merging: QueueMergeSection,
         kafka: KafkaSettings,
+        known: Known,
         errands: Errands,
         *,
         counted: Callable[[str, str], None] = lambda topic, outcome: None,
@@ -47,6 +50,7 @@ class QueueFeeder:
         self._numbers = {queue.topic: number for number, queue in enumerate(self._queues)}
         self._merging = merging
         self._kafka = kafka
+        self._known = known
         self._errands = errands
         self._counted = counted
         self._tell_waiting = waiting
@@ -56,19 +60,24 @@ class QueueFeeder:
         self._consumer: QueueConsumer | None = None
         self._held: set[str] = set()
         self._woken = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], QueueMessage] = {}
         self._main: asyncio.Task[None] | None = None
+        self.waits_for: str | None = "the broker was not asked yet"
+        """Why no queue is read; None when they are."""
 
     def start(self) -> None:
-        """Read as soon as all topics that the queues name are there."""
+        """Read as soon as all topics are there."""
         self._main = asyncio.get_running_loop().create_task(self._run(), name="queues")
 
-    async def stop(self) -> None:
-        """What is under way is left to whoever reads the queues next; what is settled is committed."""
+    async def cancel(self) -> None:
+        """Begin nothing more. What is under way is left to whoever reads the queues next."""
         tasks = [*self._tasks, *([] if self._main is None else [self._main])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def leave(self) -> None:
+        """Commit what is settled and leave the group: from then on others read the queues."""
         if self._consumer is not None:
             self._consumer.commit(self._book.commits())
             await self._consumer.stop()
@@ -77,16 +86,17 @@ class QueueFeeder:
 
     async def _run(self) -> None:
         try:
-            await self._topics_exist()
+            await self._begin()
             listener = Listener(
                 on_batch=self._arrived,
-                on_assigned=self._book.assign,
-                on_revoked=self._book.revoke,
+                on_assigned=self._assigned,
+                on_revoked=self._revoked,
                 on_failure=self._on_failure,
             )
             topics = [queue.topic for queue in self._queues]
             self._consumer = QueueConsumer(self._kafka, topics, self._merging.group_id, listener)
             self._consumer.start()
+            self.waits_for = None
             logger.info("queues.reading topics=%s", ",".join(topics))
             while True:
                 self._step(self._consumer)
@@ -97,29 +107,50 @@ class QueueFeeder:
             logger.exception("queues.failed")
             self._on_failure(f"{type(error).__name__} while queues were merged")
 
-    async def _topics_exist(self) -> None:
-        wanted = {name for queue in self._queues for name in (queue.topic, queue.result_topic) if name is not None}
-        told: set[str] = set()
-        while True:
-            try:
-                counts = await asyncio.to_thread(admin.partition_counts, self._kafka, sorted(wanted))
-                missing = {name for name in wanted if not counts.get(name)}
-            except PenstockError as error:
-                missing = wanted
-                logger.warning("queues.cannot_look error=%s", error.code)
-            if not missing:
-                return
-            if missing != told:
-                logger.error("queues.waiting missing_topics=%s: no queue is read until they exist", sorted(missing))
-                told = missing
+    async def _begin(self) -> None:
+        """Wait until all topics are there and the request topics are read."""
+        while (reason := await self._cannot_begin()) is not None:
+            if reason != self.waits_for:
+                logger.error("queues.waiting reason=%s: no queue is read until then", reason)
+                self.waits_for = reason
             await asyncio.sleep(LOOK_S)
+
+    async def _cannot_begin(self) -> str | None:
+        names = self._kafka.names
+        wanted = {name for queue in self._queues for name in (queue.topic, queue.result_topic) if name is not None}
+        wanted |= {*names.request_topics(), names.result, names.status, names.model, names.dlq}
+        try:
+            counts = await asyncio.to_thread(admin.partition_counts, self._kafka, None, ASK_S)
+            if missing := sorted(name for name in wanted if not counts.get(name)):
+                return f"missing topics: {', '.join(missing)}"
+            await self._known.start()
+        except PenstockError as error:
+            return str(error)
+        return None
+
+    def _assigned(self, partitions: list[TP]) -> None:
+        """Whoever had them before may have sent requests for their messages."""
+        self._known.look_again()
+        self._book.assign(partitions)
+
+    async def _revoked(self, partitions: list[TP]) -> None:
+        """Whoever gets them next looks for what was sent here: all that was sent must stand on its topic by then."""
+        if self._consumer is not None:
+            self._consumer.commit(self._book.commits())
+        self._book.revoke(partitions)
+        gone = [task for task, message in self._tasks.items() if not message.taken]
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        await self._errands.flush()
 
     def _step(self, consumer: QueueConsumer) -> None:
         self._woken.clear()
+        self._known.check()
         for message in self._book.take(time.monotonic()):
             task = asyncio.get_running_loop().create_task(self._carry(message))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = message
+            task.add_done_callback(self._ended)
         for queue, count in zip(self._queues, self._book.buffered(), strict=True):
             self._tell_waiting(queue.topic, count)
         if due := self._book.commits():
@@ -154,8 +185,6 @@ class QueueFeeder:
         except TryAgain as again:
             logger.info("queues.again topic=%s offset=%d code=%s", queue.topic, message.offset, again.error.code)
             self._again(message, tried=again.tried)
-        except Stopping:
-            return  # the gateway ends: whoever reads the queue next finds the request
         except PenstockError as error:
             logger.warning("queues.answer_failed topic=%s offset=%d code=%s", queue.topic, message.offset, error.code)
             self._again(message, tried=False)
@@ -167,6 +196,11 @@ class QueueFeeder:
             self._counted(queue.topic, outcome)
         finally:
             self._woken.set()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        message = self._tasks.pop(task)
+        if task.cancelled() and not message.taken:  # others have it: here it ends without a trace
+            self._book.settled(message)
 
     def _again(self, message: QueueMessage, *, tried: bool) -> None:
         self._counted(self._queues[message.queue].topic, "tried_again")

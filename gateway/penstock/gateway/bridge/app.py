@@ -1,0 +1,139 @@
+"""The bridge's composition root: makes the parts, reads the queues until told to stop, and stops in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+from penstock.common.artifacts.configured import open_store
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import AsyncTransport, Transport
+from penstock.gateway.bridge.errands import Errands, StoreReads
+from penstock.gateway.bridge.feeder import QueueFeeder
+from penstock.gateway.bridge.health import HealthServer
+from penstock.gateway.bridge.known import Known
+from penstock.gateway.bridge.metrics import BridgeMetrics
+from penstock.gateway.bridge.requests import Requests
+from penstock.gateway.bridge.settings import BridgeSettings
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.settings import tenant_limits
+from penstock.producers import AsyncClient
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.registry import registry_codecs
+from penstock.schemas.requests import prepare_validation
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+DELIVERY_S = 10.0
+FLUSH_S = 5.0
+MOST_FOLLOWS = 1_000_000
+"""The book bounds what is under way."""
+
+
+async def run_bridge(settings: BridgeSettings) -> int:
+    """Read the queues until SIGTERM or SIGINT; the process's exit code. What a user can mend is told in one line."""
+    if not settings.queues:
+        print("penstock bridge: there are no [[queues]] to read: see docs/how-to.md", file=sys.stderr, flush=True)
+        return EXIT_USAGE
+    prepare_validation()
+    try:
+        bridge = Bridge(settings)
+    except PenstockError as error:
+        logger.error("bridge.cannot_start %s", error)
+        return EXIT_FAILED
+    try:
+        bridge.start()
+        return await bridge.wait()
+    except OSError as error:
+        where = f"{settings.bridge.health_host}:{settings.bridge.health_port}"
+        logger.error("bridge.cannot_start %s cannot be bound (%s); set bridge.health_port", where, error.strerror)
+        return EXIT_FAILED
+    finally:
+        await bridge.stop()
+
+
+class Bridge:
+    """One bridge process: `start`, `wait`, `stop`. Raises PenstockError for what it cannot be made of."""
+
+    def __init__(self, settings: BridgeSettings) -> None:
+        loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[int] = loop.create_future()
+        kafka, metrics = settings.kafka_settings(), BridgeMetrics()
+        registry = settings.schema_registry
+        codec = registry_codecs(registry.url, write=registry.write).blocking
+        store = open_store(settings.artifacts, settings.artifacts_location)
+        self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
+        tenants = {queue.tenant for queue in settings.queues}
+        self._clients = {tenant: _client(kafka, tenant, codec) for tenant in tenants}
+        self._known = Known(kafka, codec)
+        requests = Requests(self._clients, self._known, _allowances(settings), store.check_place)
+        sender = AsyncTransport(self._transport, loop)
+        self._feeder = QueueFeeder(
+            settings.queues,
+            settings.queue_policy,
+            settings.queue_merge,
+            kafka,
+            self._known,
+            Errands(requests, sender, StoreReads(store), kafka, codec),
+            counted=metrics.on_message,
+            waiting=metrics.on_waiting,
+            on_failure=self._fail,
+        )
+        self._health = HealthServer(
+            settings.bridge.health_host,
+            settings.bridge.health_port,
+            waits_for=lambda: self._feeder.waits_for,
+            metrics=metrics.render,
+        )
+
+    def start(self) -> None:
+        """Raises OSError when the port of its health is taken."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._finish, EXIT_OK)
+        self._health.start()
+        self._feeder.start()
+        logger.info("bridge.started tenants=%s", ",".join(sorted(self._clients)))
+
+    async def wait(self) -> int:
+        """Until a signal (0) or until this process can do no good any more (1)."""
+        return await self._over
+
+    async def stop(self) -> None:
+        """In this order, so that whoever takes over finds all that was sent here."""
+        # 1. Nothing new is begun.
+        await self._feeder.cancel()
+        # 2. Requests and answers that are on their way are acknowledged.
+        await asyncio.to_thread(self._transport.close, FLUSH_S)
+        for client in self._clients.values():
+            try:
+                await client.close(FLUSH_S)
+            except PenstockError as error:
+                logger.warning("bridge.not_delivered error=%s", error)
+        # 3. Only then what is settled is committed, and others get the partitions.
+        await self._feeder.leave()
+        await self._known.stop()
+        await self._health.stop()
+        logger.info("bridge.stopped")
+
+    def _finish(self, code: int) -> None:
+        if not self._over.done():
+            self._over.set_result(code)
+
+    def _fail(self, reason: str) -> None:
+        logger.critical("bridge.failed reason=%s", reason)
+        self._finish(EXIT_FAILED)
+
+
+def _client(kafka: KafkaSettings, tenant: str, codec: Codec) -> AsyncClient:
+    return AsyncClient(kafka, tenant=tenant, timeout_s=DELIVERY_S, codec=codec, max_follows=MOST_FOLLOWS)
+
+
+def _allowances(settings: BridgeSettings) -> Allowances:
+    """The tenants' limits. What is counted of their work is what this bridge has under way."""
+    defaults, by_tenant = tenant_limits(settings.gateway.limits, keyless=settings.auth.keys_file is None)
+    return Allowances(defaults=defaults, by_tenant=by_tenant)

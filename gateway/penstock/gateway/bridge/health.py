@@ -1,0 +1,59 @@
+"""Liveness, readiness and metrics on the bridge's own port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.gateway.metrics import CONTENT_TYPE
+from penstock.gateway.server import Server
+
+
+class HealthServer:
+    """`/healthz` answers while the loop turns; `/readyz` is 200 while `waits_for` has no reason against it."""
+
+    def __init__(
+        self, host: str, port: int, *, waits_for: Callable[[], str | None], metrics: Callable[[], bytes]
+    ) -> None:
+        self._address = (host, port)
+        self._waits_for = waits_for
+        self._metrics = metrics
+        routes = [
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._metrics_page),
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=routes), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        )
+        self._server = Server(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Raises OSError when the port is taken."""
+        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+        listening = socket.create_server(self._address, family=family)
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve([listening]), name="health")
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
+
+    async def _healthz(self, _request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _readyz(self, _request: Request) -> Response:
+        reason = self._waits_for()
+        body = {"status": "ready" if reason is None else "unavailable", "reason": reason}
+        return JSONResponse(body, 200 if reason is None else 503)
+
+    async def _metrics_page(self, _request: Request) -> Response:
+        return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})

@@ -1,0 +1,260 @@
+"""What a bridge knows from the topics: which requests bridges have sent, and which models and pools there are.
+
+One reader follows the request topics and `inference.model`. Before the messages of a newly assigned partition are
+looked at, it reads to the current ends: what another bridge sent for them is known then, and is not sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.common import admin
+from penstock.common.clock import now_ms
+from penstock.common.model_pools import pool_of
+from penstock.common.reader import PartitionReader, RawMessage
+from penstock.common.settings import KafkaSettings
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import BrokerUnavailable, DecodeError, InternalError, InvalidRequest, PenstockError
+from penstock.schemas.records import InferenceRequest, ModelInfo
+from penstock.schemas.requests import content_hash
+from penstock.schemas.topics import HORIZON_MS, TP, TopicNames, request_key
+
+logger = logging.getLogger(__name__)
+
+HEADER_CONTENT = "penstock-content"
+"""Header of the requests that bridges send, by which they know them again: tenant, slash, `content_of`."""
+KNOWN_MS = 2 * HORIZON_MS
+"""So long a request that was sent is known, as in a gateway's view."""
+MOST_CONVERSATIONS = 100_000
+LISTED_S = 10.0
+READ_S = 60.0
+AGAIN_S = 1.0
+
+Key = tuple[str, str]
+"""(tenant, request id)"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sent:
+    """A request that a bridge has sent, or is sending. `at_ms`: its append time, or when it was claimed."""
+
+    content: str
+    pool: str | None
+    at_ms: int
+    on_topic: bool = True
+
+
+def content_of(request: InferenceRequest) -> str:
+    """Hash of what a message asks for. The pool is left out: it may follow from the model, and change with it."""
+    return content_hash(dataclasses.replace(request, pool=None))
+
+
+class SentRequests:
+    """Requests by (tenant, id), the first record of each. Thread-safe; forgets what is older than `KNOWN_MS`."""
+
+    def __init__(self) -> None:
+        self._sent: dict[Key, Sent] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def find(self, key: Key) -> Sent | None:
+        return self._sent.get(key)
+
+    def claim(self, key: Key, claim: Sent) -> None:
+        """It is being sent here: another message with the same id follows this one."""
+        with self._lock:
+            self._forget_old(claim.at_ms - KNOWN_MS)
+            self._sent[key] = claim
+
+    def release(self, key: Key, claim: Sent) -> None:
+        """It was not sent, as far as is known here. What a reader has seen since stays."""
+        with self._lock:
+            if self._sent.get(key) is claim:
+                del self._sent[key]
+
+    def on_record(self, key: Key, sent: Sent) -> None:
+        """A record of it stands on a request topic."""
+        with self._lock:
+            known = self._sent.get(key)
+            if known is None or not known.on_topic or sent.at_ms < known.at_ms:
+                self._sent[key] = sent
+
+    def _forget_old(self, before_ms: int) -> None:
+        while self._sent and self._sent[first := next(iter(self._sent))].at_ms < before_ms:
+            del self._sent[first]
+
+
+class Known:
+    """On the event loop, but for what its reader's thread does. `start` comes first, then `look_again`."""
+
+    def __init__(self, kafka: KafkaSettings, codec: Codec) -> None:
+        self._kafka = kafka
+        self._codec = codec
+        self._reader: PartitionReader | None = None
+        self._topics: dict[str, str | None] = {}
+        """The request topics that are read, with their pools."""
+        self._models: dict[bytes, ModelInfo] = {}
+        self._conversations: dict[bytes, str] = {}
+        """The pools of conversations that are not in the common one, by their keys."""
+        self._listed: tuple[float, list[tuple[str, str]]] = (float("-inf"), [])
+        self._looking: asyncio.Task[None] | None = None
+        self.sent = SentRequests()
+
+    async def start(self) -> None:
+        """Begin to read, two horizons back. Raises BrokerUnavailable, NotFound."""
+        self._reader = await asyncio.to_thread(self._begin)
+
+    async def stop(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._reader is not None:
+            await asyncio.to_thread(self._reader.stop)
+
+    def check(self) -> None:
+        """Raises InternalError when reading has ended."""
+        if self._reader is not None and self._reader.failure is not None:
+            raise InternalError(f"the request topics are not read any more: {self._reader.failure}")
+
+    # -- what is known
+
+    def models(self) -> list[ModelInfo]:
+        """The models that workers told of within a day."""
+        since_ms = now_ms() - HORIZON_MS
+        return [model for model in list(self._models.values()) if model.updated_at >= since_ms]
+
+    def routed(self, request: InferenceRequest) -> InferenceRequest:
+        """The request with the pool it goes to: its own, else its conversation's, else that of the model it names.
+
+        Raises InvalidRequest for a conversation that is in another pool: its turns would run in no order.
+        """
+        home = None if request.conversation_id is None else self._conversations.get(request_key(request))
+        if home is not None and request.pool not in (None, home):
+            raise InvalidRequest(f"the conversation {request.conversation_id} is in the pool {home}", param="pool")
+        if home is None and request.pool is None and request.model is not None:
+            home = pool_of(list(self._models.values()), request.task, request.model)
+        return request if home is None else dataclasses.replace(request, pool=home)
+
+    async def conversations(self) -> list[tuple[str, str]]:
+        """All conversations that exist, as (tenant, id); some seconds old. Raises BrokerUnavailable."""
+        if time.monotonic() - self._listed[0] > LISTED_S:
+            counts = await asyncio.to_thread(admin.partition_counts, self._kafka)
+            parse = self._kafka.names.parse_conversation
+            self._listed = (time.monotonic(), [pair for topic in counts if (pair := parse(topic)) is not None])
+        return self._listed[1]
+
+    # -- being up to date
+
+    def look_again(self) -> None:
+        """Others may have sent something: `up_to_date` waits for all that is on the topics now."""
+        self._looking = asyncio.get_running_loop().create_task(self._read_to_ends(), name="known")
+
+    async def up_to_date(self) -> None:
+        """Wait for what `look_again` asked for last. Raises BrokerUnavailable when reading has ended."""
+        while (looking := self._looking) is not None:
+            await asyncio.wait([looking])
+            if looking is self._looking:
+                if looking.cancelled() or looking.exception() is not None:
+                    raise BrokerUnavailable("the request topics are not read any more", retry_after_s=1)
+                return
+
+    async def _read_to_ends(self) -> None:
+        began = time.monotonic()
+        while True:
+            try:
+                await asyncio.to_thread(self._catch_up)
+            except PenstockError as error:
+                self.check()
+                logger.warning("known.behind sent=%d error=%s", len(self.sent), error)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                logger.info("known.up_to_date sent=%d seconds=%.1f", len(self.sent), time.monotonic() - began)
+                return
+
+    # -- on other threads
+
+    def _begin(self) -> PartitionReader:
+        counts = self._request_topics()
+        requests = _partitions(counts)
+        begin = admin.offsets_at(self._kafka, requests, now_ms() - KNOWN_MS)
+        begin |= admin.begin_offsets(self._kafka, [(self._kafka.names.model, 0)])
+        reader = PartitionReader(self._kafka, begin, "beginning", self._on_batch, name="penstock-known")
+        reader.start()
+        return reader
+
+    def _catch_up(self) -> None:
+        reader = self._reader
+        assert reader is not None
+        there = {*_partitions(self._request_topics()), (self._kafka.names.model, 0)}
+        read = reader.positions().keys()
+        for gone in read - there:  # of a pool that was taken away
+            reader.call(partial(reader.drop, gone))
+        reader.add_partitions(admin.begin_offsets(self._kafka, there - read))
+        reader.wait_until_caught_up(READ_S, partitions=there)
+
+    def _request_topics(self) -> dict[str, int]:
+        counts = admin.partition_counts(self._kafka)
+        self._topics = pools_of(self._kafka.names, counts)
+        return {topic: counts[topic] for topic in self._topics}
+
+    def _on_batch(self, batch: Sequence[RawMessage]) -> None:
+        for record in batch:
+            if record.topic == self._kafka.names.model:
+                self._on_model(record)
+            else:
+                self._on_request(record)
+
+    def _on_model(self, record: RawMessage) -> None:
+        key = record.key or b""
+        try:
+            if record.value is None:
+                self._models.pop(key, None)
+            else:
+                self._models[key] = self._codec.decode(record.value, ModelInfo)
+        except DecodeError as error:
+            logger.info("known.undecodable topic=%s offset=%d code=%s", record.topic, record.offset, error.code)
+
+    def _on_request(self, record: RawMessage) -> None:
+        headers = dict(record.headers)
+        pool = self._topics.get(record.topic)
+        if pool is not None and record.key is not None and record.key != headers.get("ce_id"):
+            self._on_conversation(record.key, pool)
+        request_id, content = headers.get("ce_id"), headers.get(HEADER_CONTENT)
+        if request_id is None or content is None:
+            return
+        tenant, _, digest = content.decode(errors="replace").partition("/")
+        sent = Sent(content=digest, pool=pool, at_ms=record.timestamp_ms)
+        self.sent.on_record((tenant, request_id.decode(errors="replace")), sent)
+
+    def _on_conversation(self, key: bytes, pool: str) -> None:
+        self._conversations.setdefault(key, pool)
+        if len(self._conversations) > MOST_CONVERSATIONS:
+            del self._conversations[next(iter(self._conversations))]
+
+
+def content_header(request: InferenceRequest) -> tuple[str, bytes]:
+    """What marks the record of a bridge's request."""
+    return HEADER_CONTENT, f"{request.tenant}/{content_of(request)}".encode()
+
+
+def pools_of(names: TopicNames, topics: Mapping[str, int]) -> dict[str, str | None]:
+    """The request topics among these, each with its pool; None is the common one."""
+    common = names.request_topics()
+    pools: dict[str, str | None] = {}
+    for topic in filter(names.is_request_topic, topics):
+        base = next((one for one in common if topic == one or topic.startswith(f"{one}.")), None)
+        if base is not None:
+            pools[topic] = topic.removeprefix(base)[1:] or None
+    return pools
+
+
+def _partitions(counts: Mapping[str, int]) -> list[TP]:
+    return [(topic, number) for topic, count in counts.items() for number in range(count)]

@@ -1,0 +1,155 @@
+"""The requests of messages: each is sent at most once, by whichever bridge, and followed to its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from penstock.common.clock import now_ms
+from penstock.common.outgoing import valid_traceparent
+from penstock.gateway.bridge.known import Known, Sent, content_header, content_of
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.service.models import check_abilities, find_model
+from penstock.producers import AsyncClient, Result, Status, Submitted
+from penstock.schemas.errors import (
+    BrokerUnavailable,
+    IdempotencyKeyReused,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+)
+from penstock.schemas.records import InferenceRequest, ResultEvent
+
+CLOCKS_MS = 600_000
+"""So far the clocks of workers, whose times results have, may be behind that of the broker."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accepted:
+    """A request that stands on its topic, with its pool. `submitted` where it was sent by this process just now."""
+
+    request: InferenceRequest
+    at_ms: int
+    submitted: Submitted | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a request ended, and its last status before that."""
+
+    event: ResultEvent
+    status: Status | None
+
+
+class Requests:
+    """`clients` by tenant. `check_place` refuses an `output {store, prefix}` that no process could follow."""
+
+    def __init__(
+        self,
+        clients: Mapping[str, AsyncClient],
+        known: Known,
+        allowances: Allowances,
+        check_place: Callable[[str | None, str | None], None],
+    ) -> None:
+        self._clients = clients
+        self._known = known
+        self._allowances = allowances
+        self._check_place = check_place
+
+    async def up_to_date(self) -> None:
+        """Wait until it is known what others have sent. Raises BrokerUnavailable."""
+        await self._known.up_to_date()
+
+    async def accepted(self, request: InferenceRequest) -> Accepted:
+        """The request as it stands on its topic: sent now, or before by whoever had the message.
+
+        Raises IdempotencyKeyReused when its id was sent with another content, ModelNotFound, InvalidRequest, Forbidden,
+        TenantLimit, TooLarge, and Overloaded or BrokerUnavailable when it can be tried again.
+        """
+        await self.up_to_date()
+        if request.conversation_id is not None:
+            self._allowances.tenants.on_conversations(await self._known.conversations(), time.time())
+        # From here to the claim nothing waits, so that of two messages with one id the second follows the first.
+        key, content = (request.tenant, request.request_id), content_of(request)
+        found = self._known.sent.find(key)
+        if found is not None:
+            if found.content != content:
+                raise IdempotencyKeyReused("this id was used with another payload", param="id")
+            return Accepted(request=replace(request, pool=found.pool), at_ms=found.at_ms)
+        request = self._checked(request)
+        with self._allowances.outstanding(Caller(tenant=request.tenant)):
+            claim = Sent(content=content, pool=request.pool, at_ms=now_ms(), on_topic=False)
+            self._known.sent.claim(key, claim)
+            try:
+                submitted = await self._send(request)
+            except BrokerUnavailable:
+                self._known.look_again()  # it may stand on its topic all the same
+                raise
+            finally:
+                self._known.sent.release(key, claim)
+            self._known.sent.on_record(key, replace(claim, at_ms=submitted.append_time_ms, on_topic=True))
+        self._allowances.tenants.on_request(request.tenant, request.conversation_id, submitted.append_time_ms)
+        return Accepted(request=request, at_ms=submitted.append_time_ms, submitted=submitted)
+
+    async def outcome(self, accepted: Accepted) -> Outcome:
+        """Wait for it. Raises PenstockError when it cannot be followed now: it goes on all the same."""
+        tenant, status = accepted.request.tenant, None
+        tenants = self._allowances.tenants
+        tenants.began(tenant)
+        try:
+            follow = self._clients[tenant].follow(
+                accepted.submitted or accepted.request.request_id,
+                since_ms=None if accepted.submitted is not None else accepted.at_ms - CLOCKS_MS,
+            )
+            async with aclosing(follow) as events:
+                async for event in events:
+                    if isinstance(event, Status):
+                        status = event
+                    elif isinstance(event, Result):
+                        self._count(event.event)
+                        return Outcome(event=event.event, status=status)
+        finally:
+            tenants.ended(tenant)
+        raise InternalError("a follow ended without a result")
+
+    async def flush(self) -> None:
+        """Wait until all that was sent is acknowledged, or not as far as is known."""
+        await asyncio.gather(*(client.flush() for client in self._clients.values()))
+
+    def _checked(self, request: InferenceRequest) -> InferenceRequest:
+        """The request with its pool. Refuses what cannot be done or its tenant may not ask for."""
+        if request.output is not None:
+            self._check_place(request.output.store, request.output.prefix)
+        request = self._known.routed(request)
+        models = self._known.models()
+        model: str | None = None
+        missing: ModelNotFound | None = None
+        try:
+            model = find_model(models, request.task, request.model, request.pool)
+        except ModelNotFound as error:
+            missing = error
+        # First: who may not ask is told nothing of what there is.
+        self._allowances.check(Caller(tenant=request.tenant), request, model)
+        if missing is not None:
+            raise missing
+        check_abilities(models, request)
+        return request
+
+    async def _send(self, request: InferenceRequest) -> Submitted:
+        try:
+            return await self._clients[request.tenant].send(
+                request, traceparent=valid_traceparent(None), headers=[content_header(request)]
+            )
+        except NotFound as error:
+            if request.pool is None:
+                raise BrokerUnavailable(error.message, retry_after_s=1) from error
+            raise InvalidRequest(f"there is no pool {request.pool}", param="pool") from error
+
+    def _count(self, event: ResultEvent) -> None:
+        used = 0 if event.usage is None else event.usage.prompt_tokens + event.usage.completion_tokens
+        self._allowances.tenants.on_outcome(event.tenant, event.status or "unknown", used, now_ms())
