@@ -420,11 +420,11 @@ def read_ranges(
     give_up: float,
     most: int | None = None,
     *,
-    keys: Container[bytes | None] | None = None,
+    keep: Callable[[Message], bool] = lambda _: True,
 ) -> list[RawMessage]:
     """The records of these ranges of offsets (from, to but not with), partition by partition; `most` of each at most.
 
-    They must lie between the offsets that the partition has. With `keys` only the records of these keys.
+    They must lie between the offsets that the partition has. `keep` is asked of each record as it comes.
     Raises BrokerUnavailable at `give_up` (monotonic).
     """
     ranges = {tp: (begin, end) for tp, (begin, end) in ranges.items() if begin < end}
@@ -433,7 +433,7 @@ def read_ranges(
     consumer = make_consumer(settings)
     try:
         consumer.assign([TopicPartition(*tp, begin) for tp, (begin, _) in ranges.items()])
-        return _read_up_to(consumer, {tp: end for tp, (_, end) in ranges.items()}, give_up, most, keys)
+        return _read_up_to(consumer, {tp: end for tp, (_, end) in ranges.items()}, give_up, most, keep)
     except KafkaException as error:
         topic = next(iter(ranges))[0]
         raise from_kafka(error, f"read {topic}", topic) from error
@@ -471,7 +471,7 @@ def _read_up_to(
     left: dict[TP, int],
     give_up: float,
     most: int | None,
-    keys: Container[bytes | None] | None,
+    keep: Callable[[Message], bool],
 ) -> list[RawMessage]:
     found: dict[TP, list[RawMessage]] = {tp: [] for tp in left}
     while left:
@@ -484,7 +484,7 @@ def _read_up_to(
         tp, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
         error = message.error()
         if error is None:
-            if offset < left.get(tp, -1) and (keys is None or message.key() in keys):
+            if offset < left.get(tp, -1) and keep(message):
                 found[tp].append(raw_message(message))
             reached = offset + 1
         elif error.code() == _PARTITION_EOF:

@@ -123,10 +123,16 @@ class ResultFold:
         self._calls, self.worker_id, self.gap = None, None, False
 
     def hold_text_of(self, other: ResultFold) -> None:
-        """Take the text that another fold of the same request made of the current (epoch, attempt)."""
-        if other.place == self.place:
-            self._parts, self._length, self.token_count = [other.text], other.text_length, other.token_count
-            self._calls, self.gap = other._calls, other.gap
+        """Take the text that another fold of the same request made of the current (epoch, attempt).
+
+        Pieces of calls are not taken: who is told the text is not told those, and the outcome brings them.
+        """
+        if other.place != self.place:
+            return
+        self._parts, self._length, self.token_count = [other.text], other.text_length, other.token_count
+        self.gap, self.worker_id = other.gap, other.worker_id
+        if self.terminal is None and other.offset is not None:
+            self.offset = max(other.offset, -1 if self.offset is None else self.offset)
 
     def apply(self, event: ResultEvent, offset: int | None = None) -> FoldStep:
         """Take the next event of the log. Events of other requests are ignored."""
@@ -142,10 +148,9 @@ class ResultFold:
         return self._chunk(event, newer, offset)
 
     def pass_over(self, event: ResultEvent) -> bool:
-        """Take no more of the next event than what it decides about later ones; whether that was anything.
+        """Take the place of a piece without its text; whether it began a newer (epoch, attempt).
 
-        Of the events of one (epoch, attempt) only the first decides anything, but for the terminal one, which is for
-        `apply`.
+        Of the pieces of one (epoch, attempt) only the first decides which later events are heard.
         """
         newer = self._follows(event)
         if newer:
@@ -220,7 +225,7 @@ class ResultFold:
                 rest = arguments[known[index] - at :]
                 new.append({"index": index, "id": None, "name": None, "arguments": rest, "offset": known[index]})
                 known[index] += len(rest)
-            elif index >= len(known) or at > known[index]:
+            elif index >= len(known) or (index >= 0 and at > known[index]):
                 self.gap = True
         return new
 

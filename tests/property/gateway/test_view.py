@@ -22,7 +22,7 @@ from penstock.gateway.view import view as view_module
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.request_state import Key
-from penstock.gateway.view.selecting import StreamPieces
+from penstock.gateway.view.selecting import ALONE, Fate, StreamPieces
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.streams import Wanted
 from penstock.gateway.view.view import View
@@ -262,9 +262,15 @@ class ViewMachine(RuleBasedStateMachine):
 
     def selected(self, message: RawMessage) -> RawMessage:
         """The record as the view is told of it."""
-        if message.topic != NAMES.result or not self.pieces.passes_over(message.key, message.value):
+        if message.topic != NAMES.result:
             return message
-        return replace(message, key=None, value=None)
+        match self.pieces.fate(message.key, message.value):
+            case Fate.PASSED_OVER:
+                return replace(message, key=None, value=None)
+            case Fate.ALONE:
+                return replace(message, headers=ALONE)
+            case Fate.TOLD:
+                return message
 
     @rule(key=st.sampled_from(KEYS), resumed=st.booleans())
     def subscribe(self, key: Key, resumed: bool) -> None:
@@ -287,20 +293,15 @@ class ViewMachine(RuleBasedStateMachine):
         """The log is read again up to where the view is told of everything."""
         wanted, self.wanted[:] = list(self.wanted), []
         for one in wanted:
-            if self.view.streams.is_wanted(one.key):
+            if self.view.streams.is_wanted(one):
                 tp = (NAMES.result, one.partition)
                 end = self.reading.positions.get(tp, 0) if one.end is None else one.end
-                read = [written for written in self.logs[tp] if one.begin <= written.message.offset < end]
-                self.view.streams.filled(
-                    one.key,
-                    [
-                        (written.record, written.message.offset)
-                        for written in read
-                        if isinstance(written.record, ResultEvent)
-                        and written.record.kind == "chunk"
-                        and (written.record.tenant, written.record.request_id) == one.key
-                    ],
-                )
+                fold = ResultFold(one.key[1], one.key[0])
+                for written in self.logs[tp]:
+                    record, offset = written.record, written.message.offset
+                    if one.begin <= offset < end and isinstance(record, ResultEvent) and record.kind == "chunk":
+                        fold.apply(record, offset)
+                self.view.streams.filled(one, fold)
 
     def hear(self, written: Written) -> None:
         record, message = written.record, written.message
@@ -361,7 +362,7 @@ class ViewMachine(RuleBasedStateMachine):
         self.clock.ms += ms
         before = self.clock.ms - HORIZON_MS
         self.store.prune(before)
-        self.view.known.prune(before)
+        self.view.prune(before)
         for reading in (self.reading, self.flushed):
             for key, expected in reading.expected.items():
                 if expected.heard_ms is not None and expected.heard_ms < before:
@@ -401,7 +402,8 @@ class ViewMachine(RuleBasedStateMachine):
         assert (found.terminal, found.terminal_offset) == (fold.terminal, expected.terminal_offset)
         if fold.terminal is None:
             assert found.passed_over or found.fold.text == fold.text
-            assert key not in self.readers or not found.passed_over or self.view.streams.is_wanted(key)
+            wanted = {one.key for one in self.wanted}
+            assert key not in self.readers or not found.passed_over or key in wanted
             assert (found.fold.epoch, found.fold.attempt) == (fold.epoch, fold.attempt)
         assert (found.content != "") == (expected.request is not None)
         if expected.request is not None:

@@ -13,13 +13,16 @@ from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscription, Subscriptions
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.hub import Hub
-from penstock.gateway.view.selecting import Selection, StreamPieces
+from penstock.gateway.view.piece_reader import close_together
+from penstock.gateway.view.selecting import Fate, Selection, StreamPieces
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.streams import Wanted
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec, default_codec
+from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import RegistryUnavailable
-from penstock.schemas.records import ArtifactRef, InferenceRequest, Origin, ResultEvent, StatusEvent
+from penstock.schemas.fold import ResultFold
+from penstock.schemas.records import ArtifactRef, ControlCommand, InferenceRequest, Origin, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
 
 NAMES = TopicNames()
@@ -116,9 +119,15 @@ class Gateway:
     def fill(self) -> None:
         wanted, self.wanted[:] = list(self.wanted), []
         for one in wanted:
-            end = len(self.log) if one.end is None else one.end
-            pieces = [(self.log[at], at) for at in range(one.begin, end) if self.log[at].kind == "chunk"]
-            self.view.streams.filled(one.key, pieces)
+            self.fill_one(one)
+
+    def fill_one(self, one: Wanted, end: int | None = None) -> None:
+        if self.view.streams.is_wanted(one):
+            fold = ResultFold(one.key[1], one.key[0])
+            for at in range(one.begin, end or (len(self.log) if one.end is None else one.end)):
+                if self.log[at].kind == "chunk":
+                    fold.apply(self.log[at], at)
+            self.view.streams.filled(one, fold)
 
     def entry(self) -> Entry:
         found = self.view.find(KEY)
@@ -185,14 +194,15 @@ def test_a_schema_that_is_still_asked_for_is_told() -> None:
 
     pieces = StreamPieces(Codec(away), set())
     foreign = b"\0\0\0\0\x07" + default_codec().encode(PIECE)[5:]
-    assert not any(pieces.passes_over(b"r", foreign) for _ in range(3))
+    assert {pieces.fate(b"r", foreign) for _ in range(3)} == {Fate.TOLD}
 
 
 def test_streams_that_are_remembered_are_bounded() -> None:
     pieces = StreamPieces(default_codec(), set(), most=2)
     values = {key: default_codec().encode(replace(PIECE, request_id=key)) for key in "abc"}
-    assert not any(pieces.passes_over(key.encode(), value) for key, value in values.items())
-    assert [pieces.passes_over(key.encode(), value) for key, value in reversed(values.items())] == [True, True, False]
+    assert {pieces.fate(key.encode(), value) for key, value in values.items()} == {Fate.ALONE}
+    fates = [pieces.fate(key.encode(), value) for key, value in reversed(values.items())]
+    assert fates == [Fate.PASSED_OVER, Fate.PASSED_OVER, Fate.ALONE]
 
 
 # -- who comes later
@@ -221,8 +231,6 @@ def test_a_cursor_of_another_gateway_is_gone_on_from(gateway: Gateway, tmp_path:
     frames = first.take_nowait()
     for one in (gateway, other):
         one.read(piece("c", 2))
-    from penstock.schemas.cursor import decode_cursor
-
     assert frames[-1].cursor is not None
     client = other.subscriptions.subscribe(*KEY, decode_cursor(frames[-1].cursor))
     other.fill()
@@ -247,10 +255,10 @@ def test_who_follows_the_conversation_hears_of_a_stream_that_had_begun(gateway: 
     gateway.subscriptions.follow_conversation(client, "default", "c")
     gateway.read(piece("a", 0), piece("b", 1))
     gateway.request()
-    assert heard(client) == ["status"]
+    assert heard(client) == []
     gateway.read(piece("c", 2))
     gateway.fill()
-    assert heard(client) == ["abc"]
+    assert heard(client) == ["status", "abc"]
     gateway.read(piece("d", 3))
     assert heard(client) == ["d"]
 
@@ -266,10 +274,11 @@ def test_what_was_passed_over_before_anybody_came_is_read_once(gateway: Gateway)
         gateway.log.append(event)
     told = gateway.select(messages[:2])
     gateway.view.streams.expect("r")
-    gateway.view.apply(told + gateway.select(messages[2:]))
-    assert heard(client) == ["status", "a"]
-    gateway.fill()
-    assert heard(client) == ["bc"]
+    gateway.view.apply(told)
+    gateway.fill_one(gateway.wanted.pop(), end=2)
+    assert heard(client) == ["status", "ab"], "also when no later piece shows that one was passed over"
+    gateway.view.apply(gateway.select(messages[2:]))
+    assert heard(client) == ["c"]
     gateway.read(piece("z", 9))
     gateway.fill()
     assert heard(client) == [], "that is not in the log"
@@ -296,6 +305,84 @@ def test_an_outcome_that_refers_to_its_text_is_told_with_it(gateway: Gateway) ->
     gateway.fill()
     assert heard(client) == ["ab", "result"]
     assert gateway.view.streams.followed == set()
+    assert not gateway.entry().fold.text, "it is not kept in memory"
+
+
+def test_a_read_that_was_begun_before_the_outcome_does_not_end_one_that_was_begun_after_it(gateway: Gateway) -> None:
+    reference = ArtifactRef(artifact_id="f", uri="file:f", media_type="text/plain", size_bytes=2, sha256="0")
+    gateway.request()
+    gateway.read(piece("a", 0), piece("b", 1))
+    client = gateway.subscriptions.subscribe(*KEY)
+    (early,) = gateway.wanted
+    gateway.read(piece("c", 2), outcome("", text_generation=None, output_artifact=reference))
+    late = gateway.subscriptions.subscribe(*KEY)
+    gateway.fill_one(early, end=2)
+    assert heard(client) == ["result"], "it was told at once; the text is where the result refers to"
+    gateway.fill()
+    assert heard(late) == ["abc", "result"]
+
+
+def test_who_waits_for_an_erased_request_hears_its_outcome(gateway: Gateway) -> None:
+    gateway.request()
+    gateway.read(piece("a", 0), piece("b", 1))
+    client = gateway.subscriptions.subscribe(*KEY)
+    command = ControlCommand(kind="erase", request_id="r", tenant="default", created_at=1)
+    gateway.view.apply([RawMessage(NAMES.control, 0, 0, 1, b"r", default_codec().encode(command))])
+    gateway.read(outcome("ab"))
+    assert heard(client) == ["ab", "result"]
+
+
+def test_a_cursor_behind_what_was_read_again_says_where_that_was(gateway: Gateway) -> None:
+    """Another gateway waits until it has read as far."""
+    gateway.request()
+    gateway.read(piece("a", 0), piece("b", 1))
+    client = gateway.subscriptions.subscribe(*KEY)
+    gateway.fill()
+    cursor = client.take_nowait()[-1].cursor
+    assert cursor is not None
+    assert decode_cursor(cursor).offset == 1
+
+
+def test_pieces_of_calls_that_were_passed_over_come_with_the_outcome(gateway: Gateway) -> None:
+    def call(arguments: str, at: int) -> ResultEvent:
+        first = at == 0
+        told = {"index": 0, "id": "i" if first else None, "name": "f" if first else None}
+        return piece("", 0, tool_call_pieces=[{**told, "arguments": arguments, "offset": at}])
+
+    gateway.request()
+    gateway.read(call("{", 0), call("1", 1))
+    client = gateway.subscriptions.subscribe(*KEY)
+    gateway.fill()
+    gateway.read(call("}", 2))
+    assert [frame.type for frame in client.take_nowait()] == ["status"], "a piece without a beginning says nothing"
+
+
+def test_what_nobody_waits_for_any_more_is_not_read(gateway: Gateway) -> None:
+    gateway.request()
+    gateway.read(piece("a", 0), piece("b", 1))
+    client = gateway.subscriptions.subscribe(*KEY)
+    (wanted,) = gateway.wanted
+    client.close()
+    assert not gateway.view.streams.is_wanted(wanted)
+    assert gateway.view.streams.followed == set()
+    gateway.subscriptions.subscribe(*KEY)
+    assert len(gateway.wanted) == 2
+
+
+def test_who_was_silent_for_two_horizons_is_forgotten_whole(gateway: Gateway) -> None:
+    gateway.request()
+    gateway.subscriptions.subscribe(*KEY)
+    gateway.view.prune(1 << 60)
+    assert gateway.view.streams.followed == set()
+
+
+def test_streams_are_read_together_that_began_together() -> None:
+    def wanted(name: str, begin: int) -> Wanted:
+        return Wanted(("default", name), 0, begin, None)
+
+    old, late, later = wanted("old", 5), wanted("late", 900_000), wanted("later", 910_000)
+    assert close_together([old, late, later]) == [later, late]
+    assert close_together([old]) == [old]
 
 
 def test_who_left_while_it_was_read_again_is_told_nothing(gateway: Gateway) -> None:
@@ -309,4 +396,5 @@ def test_who_left_while_it_was_read_again_is_told_nothing(gateway: Gateway) -> N
     gateway.fill()
     assert (heard(client), heard(gone)) == ([], [])
     gateway.subscriptions.follow(client, *KEY)
+    gateway.fill()
     assert heard(client) == ["status", "ab"]

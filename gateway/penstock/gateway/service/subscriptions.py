@@ -57,8 +57,7 @@ class Subscription:
 
     def push(self, frames: Iterable[Frame]) -> None:
         """Frames to be told before anything that is published from now on."""
-        for frame in frames:
-            self._client.push(frame)
+        self._client.push_all(frames)
 
     def push_as_read(self, openings: Iterable[Sequence[Frame]]) -> None:
         """Frames to be told whenever this subscriber has read all others: there may be more than its queue takes."""
@@ -165,8 +164,7 @@ class Subscriptions:
         if self._view.streams.follow(entry):
             subscription.push(self._opening(entry, after))
         else:
-            client.untold[request_id] = after
-            self._tell_when_whole(subscription, entry)
+            self._view.streams.when_whole(entry, client, after, self._opening)
 
     def await_outcome(self, tenant: str, request_id: str) -> Subscription:
         """Only the outcome of a request that the view knows: no other frame is made for it. Raises NotFound, Gone."""
@@ -225,19 +223,13 @@ class Subscriptions:
         for entry in entries:
             if entry.request_id not in untold:
                 continue
-            erased = entry.erased or ((known := self._view.find(entry.key)) is not None and known.erased)
-            if erased or subjects.isdisjoint(entry.subjects):
+            if entry.erased or subjects.isdisjoint(entry.subjects):
                 del untold[entry.request_id]
             elif self._view.streams.follow(entry):
-                yield self._opening(entry, cast("Cursor | None", untold.pop(entry.request_id)))
+                del untold[entry.request_id]
+                yield self._opening(entry)
             else:
-                self._tell_when_whole(subscription, entry)
-
-    def _tell_when_whole(self, subscription: Subscription, entry: Entry) -> None:
-        """Its beginning, when its text was read."""
-        self._view.streams.when_whole(
-            entry, lambda whole: subscription.push_as_read(self._openings(subscription, [whole]))
-        )
+                self._view.streams.when_whole(entry, subscription.client, None, self._opening)
 
     def unfollow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
         self.hub.unsubscribe(subscription.client, ("conversation", tenant, conversation_id))

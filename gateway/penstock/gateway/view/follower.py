@@ -196,7 +196,7 @@ class Follower:
                     next_prune = time.monotonic() + 600
                     before = now_ms() - 2 * self._horizon_ms
                     await asyncio.to_thread(self._store.prune, before)
-                    self._view.known.prune(before)
+                    self._view.prune(before)
                 self._view.fleet.forget_stale_workers(60)
             except PenstockError as error:
                 self._lookup_failure = _public_reason(error)

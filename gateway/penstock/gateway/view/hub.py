@@ -50,6 +50,10 @@ class Client:
         self._wake()
         return True
 
+    def push_all(self, frames: Iterable[Frame]) -> None:
+        for frame in frames:
+            self.push(frame)
+
     def wake(self) -> None:
         self._wake()
 
@@ -103,12 +107,9 @@ class Hub:
             for frame in frames:
                 client.push(frame)
 
-    def publish_except(self, subject: Subject, other: Subject, frames: Sequence[Frame]) -> None:
-        """Queue frames for the clients of a subject that do not listen to the other."""
-        knowing = self._clients.get(other, set[Client]())
-        for client in self._clients.get(subject, set[Client]()) - knowing:
-            for frame in frames:
-                client.push(frame)
+    def clients_except(self, subject: Subject, other: Subject) -> set[Client]:
+        """The clients of a subject that do not listen to the other."""
+        return self._clients.get(subject, set[Client]()) - self._clients.get(other, set[Client]())
 
     @property
     def has_readers(self) -> bool:

@@ -87,8 +87,11 @@ class KnownRequests:
         """As `Unwritten.hand_over`."""
         return self.unwritten.hand_over(offsets, written)
 
-    def prune(self, before_ms: int) -> None:
-        """Forget what nothing was heard of since; `Store.prune` does the same to the file."""
-        for key in [key for key, entry in self._live.items() if entry.updated_ms < before_ms]:
-            self.census.forget(self._live.pop(key))
-            self.tenants.ended(key[0])
+    def prune(self, before_ms: int) -> list[Entry]:
+        """Forget what nothing was heard of since, and say what; `Store.prune` does the same to the file."""
+        silent = [entry for entry in self._live.values() if entry.updated_ms < before_ms]
+        for entry in silent:
+            del self._live[entry.key]
+            self.census.forget(entry)
+            self.tenants.ended(entry.tenant)
+        return silent

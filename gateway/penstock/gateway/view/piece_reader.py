@@ -1,6 +1,7 @@
 """Pieces of streams read again from the log, when a client comes to a stream that was passed over.
 
-All that is wanted of a partition at a time is read in one go: when a gateway dies, its clients come together.
+What is wanted of a partition at a time and stands close together is read in one go: when a gateway dies, its clients
+come together. What reaches far back is read by itself, after that.
 """
 
 from __future__ import annotations
@@ -8,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+
+from confluent_kafka import Message
 
 from penstock.common import admin
 from penstock.common.reader import PartitionReader, read_ranges
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.request_state import Key
-from penstock.gateway.view.streams import Piece, Streams, Wanted
+from penstock.gateway.view.streams import Streams, Wanted
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import PenstockError, RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
+from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.topics import TP
 
@@ -25,10 +29,17 @@ logger = logging.getLogger(__name__)
 
 READ_S = 60.0
 RETRY_S = 0.5
+CLOSE_RECORDS = 50_000
+"""Streams that began within so many records are read together: a quarter of a second."""
+AT_ONCE = 200
+"""Streams that are read together, at most."""
+
+Task = tuple[int, bool]
+"""A partition, and whether streams that have ended are read: they have tasks of their own."""
 
 
 class PieceReader:
-    """On the event loop; the reading itself is done on a thread."""
+    """On the event loop; pieces are read and folded on threads."""
 
     def __init__(
         self, settings: KafkaSettings, codec: Codec, streams: Streams, reader: PartitionReader, threads: Threads
@@ -39,50 +50,65 @@ class PieceReader:
         self._reader = reader
         self._threads = threads
         self._loop = asyncio.get_running_loop()
+        self._stopping = False
         self.read_again = 0
         """Pieces that were read a second time."""
-        self._wanted: dict[int, dict[Key, Wanted]] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._wanted: dict[Task, dict[Key, Wanted]] = {}
+        self._tasks: dict[Task, asyncio.Task[None]] = {}
         streams.read = self._want
 
     async def stop(self) -> None:
+        self._stopping = True
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _want(self, wanted: Wanted) -> None:
-        self._wanted.setdefault(wanted.partition, {})[wanted.key] = wanted
-        if wanted.partition not in self._tasks:
-            self._tasks[wanted.partition] = self._loop.create_task(self._read_all(wanted.partition))
+        task = (wanted.partition, wanted.end is not None)
+        self._wanted.setdefault(task, {})[wanted.key] = wanted
+        if task not in self._tasks:
+            self._tasks[task] = self._loop.create_task(self._read_all(task))
 
-    async def _read_all(self, partition: int) -> None:
+    async def _read_all(self, task: Task) -> None:
+        tp, one_by_one = (self._settings.names.result, task[0]), False
         try:
-            while self._wanted.get(partition):
-                wanted = self._wanted.pop(partition)
+            while wanted := [one for one in self._wanted.pop(task, {}).values() if self._streams.is_wanted(one)]:
+                chosen = wanted[:1] if one_by_one else close_together(wanted)
+                left = [one for one in wanted if one not in chosen]
                 try:
-                    await self._read_these(partition, wanted)
+                    await self._read_these(tp, chosen)
                 except PenstockError as error:
-                    logger.warning("pieces.not_read partition=%d error=%s", partition, error.code)
+                    logger.warning("pieces.not_read partition=%d error=%s", tp[1], error.code)
                     await asyncio.sleep(RETRY_S)
-                    later = self._wanted.setdefault(partition, {})
-                    for key, one in wanted.items():
-                        later.setdefault(key, one)
+                    left += chosen
+                    one_by_one = True  # what cannot be read must not keep the others
+                except Exception:
+                    logger.exception("pieces.failed partition=%d", tp[1])
+                    left += self._without_culprit(chosen)
+                    one_by_one = True
+                self._wanted[task] = {one.key: one for one in left} | self._wanted.get(task, {})
         finally:
-            del self._tasks[partition]
+            del self._tasks[task]
 
-    async def _read_these(self, partition: int, wanted: Mapping[Key, Wanted]) -> None:
-        wanted = {key: one for key, one in wanted.items() if self._streams.is_wanted(key)}
-        if not wanted:
-            return
-        tp = (self._settings.names.result, partition)
-        held_from = await self._held_from(tp)
-        found = await self._threads.pieces.run(self._read, tp, list(wanted.values()), held_from)
-        for key, pieces in found.items():
-            self.read_again += len(pieces)
-            self._streams.filled(key, pieces)
+    def _without_culprit(self, chosen: Sequence[Wanted]) -> Sequence[Wanted]:
+        """Who is to be tried again: one that fails by itself is told by its outcome."""
+        if len(chosen) > 1:
+            return chosen
+        self._streams.filled(chosen[0], ResultFold(chosen[0].key[1], chosen[0].key[0]))
+        return ()
 
-    async def _held_from(self, tp: TP) -> int:
-        """The offset from which on this partition's pieces of followed streams are all told to the view."""
+    async def _read_these(self, tp: TP, wanted: Sequence[Wanted]) -> None:
+        told_from = await self._told_from(tp)
+        folds, count = await self._threads.pieces.run(self._read, tp, wanted, told_from)
+        self.read_again += count
+        for one in wanted:
+            try:
+                self._streams.filled(one, folds[one.key])
+            except Exception:  # one stream must not hold up the others
+                logger.exception("pieces.failed partition=%d", tp[1])
+
+    async def _told_from(self, tp: TP) -> int:
+        """The offset from which on every piece of the streams that are followed now is selected for the view."""
         told: asyncio.Future[int] = self._loop.create_future()
 
         def tell() -> None:
@@ -92,21 +118,48 @@ class PieceReader:
         self._reader.call(tell)
         return await told
 
-    def _read(self, tp: TP, wanted: Iterable[Wanted], held_from: int) -> dict[Key, list[Piece]]:
-        """The pieces of each stream. Raises BrokerUnavailable, RegistryUnavailable."""
-        first = admin.begin_offsets(self._settings, [tp])[tp]
-        begin = max(first, min(one.begin for one in wanted))
-        end = max(held_from if one.end is None else one.end for one in wanted)
+    def _read(self, tp: TP, wanted: Sequence[Wanted], told_from: int) -> tuple[Mapping[Key, ResultFold], int]:
+        """The fold of each stream, and how many pieces that took. Raises BrokerUnavailable, RegistryUnavailable."""
+        folds = {one.key: ResultFold(one.key[1], one.key[0]) for one in wanted}
+        ranges = {one.key: (one.begin, told_from if one.end is None else one.end) for one in wanted}
         keys = {one.key[1].encode() for one in wanted}
-        pieces: dict[Key, list[Piece]] = {one.key: [] for one in wanted}
-        for message in read_ranges(self._settings, {tp: (begin, end)}, time.monotonic() + READ_S, keys=keys):
-            try:
-                event = self._codec.decode(message.value or b"", ResultEvent)
-            except RegistryUnavailable:
-                raise
-            except PenstockError as error:
-                logger.debug("pieces.skipped offset=%d error=%s", message.offset, error.code)
-                continue
-            if event.kind == "chunk" and (found := pieces.get((event.tenant, event.request_id))) is not None:
-                found.append((event, message.offset))
-        return pieces
+        count = 0
+
+        def take(message: Message) -> bool:
+            nonlocal count
+            if self._stopping:
+                raise BrokerUnavailable("the gateway stops", retry_after_s=1)
+            if message.key() not in keys:
+                return False
+            offset = message.offset() or 0
+            event = self._piece(message.value() or b"", offset)
+            if event is not None and (event.tenant, event.request_id) in folds:
+                begin, end = ranges[event.tenant, event.request_id]
+                if begin <= offset < end:
+                    folds[event.tenant, event.request_id].apply(event, offset)
+                    count += 1
+            return False
+
+        first, last = admin.begin_offsets(self._settings, [tp])[tp], admin.end_offsets(self._settings, [tp])[tp]
+        begin = max(first, min(begin for begin, _ in ranges.values()))
+        # The log may have lost its end, or have been made anew.
+        end = min(last, max(end for _, end in ranges.values()))
+        read_ranges(self._settings, {tp: (begin, end)}, time.monotonic() + READ_S, keep=take)
+        return folds, count
+
+    def _piece(self, record: bytes, offset: int) -> ResultEvent | None:
+        try:
+            event = self._codec.decode(record, ResultEvent)
+        except RegistryUnavailable:
+            raise
+        except PenstockError as error:
+            logger.debug("pieces.skipped offset=%d error=%s", offset, error.code)
+            return None
+        return event if event.kind == "chunk" else None
+
+
+def close_together(wanted: Sequence[Wanted]) -> list[Wanted]:
+    """Those to be read next in one go: the one that began last, and those that began not long before it."""
+    latest = max(wanted, key=lambda one: one.begin)
+    close = [one for one in wanted if latest.begin - one.begin <= CLOSE_RECORDS]
+    return sorted(close, key=lambda one: -one.begin)[:AT_ONCE]

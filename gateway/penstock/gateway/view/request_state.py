@@ -70,7 +70,7 @@ class RequestState:
     passed_over: bool = False
     """Whether the fold lacks text of its (epoch, attempt) that can be read again from `pieces_from` on."""
     filled: tuple[int, int] | None = None
-    """The (epoch, attempt) whose text was read again: what it still lacks is not in the log."""
+    """The (epoch, attempt) whose text was read again: it is not read once more for what it still lacks."""
     kept_bytes: int = ENTRY_BYTES
     """What it takes of the room for ended requests."""
     counted: tuple[str, str, int, str] | None = None
@@ -162,7 +162,8 @@ class RequestState:
     def on_result(self, event: ResultEvent, offset: int, large: LargeOutput | None = None) -> FoldStep:
         """Take an event of the result topic; `large` is its output, if that is left out of it."""
         step = self.fold.apply(event, offset)
-        self._note_piece(event, offset)
+        if event.kind == "chunk":
+            self.note_piece(offset)
         if self.fold.terminal is event:
             self.terminal_offset, self.large = offset, large
             self.task = self.task or event.task
@@ -177,10 +178,11 @@ class RequestState:
         """Take what decides about later events of a piece whose text nobody wants here."""
         self.passed_over = True
         self.fold.pass_over(event)
-        self._note_piece(event, offset)
+        self.note_piece(offset)
 
-    def _note_piece(self, event: ResultEvent, offset: int) -> None:
-        if self.pieces_from < 0 and event.kind == "chunk":
+    def note_piece(self, offset: int) -> None:
+        """A piece of its text stands there."""
+        if self.pieces_from < 0:
             self.pieces_from = offset
 
     def hold_text_of(self, fold: ResultFold) -> None:
@@ -193,7 +195,7 @@ class RequestState:
         if partition == self.partition:
             return
         if self.partition != NOT_KNOWN:
-            self.former_partition = self.partition
+            self.former_partition, self.pieces_from = self.partition, -1
         self.partition = partition
 
     def forget_text(self) -> None:

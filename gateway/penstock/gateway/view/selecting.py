@@ -2,70 +2,87 @@
 
 These are the statuses of requests that have ended, and the pieces of streams that nobody follows here. Of the pieces of
 one (epoch, attempt) of a request only the first changes what a view knows: older ones are not heard from then on. So
-the first goes on, and those that agree with it in all that decides are passed over. They are read again by offset when
-a client comes.
+the first goes on, and those are passed over that agree with it in request, tenant, kind, origin, attempt and epoch.
+They are read again by offset when a client comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from enum import Enum, auto
 from typing import Any
 
 from confluent_kafka import Message
 
-from penstock.common.reader import RawMessage, raw_message
+from penstock.common.reader import Headers, RawMessage, raw_message
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import ResultEvent, StatusEvent
 from penstock.schemas.topics import TP, TopicNames
 
 MAX_STREAMS = 200_000
-"""Streams of which the beginning of their pieces is remembered: the oldest are told of once more."""
+"""Streams whose first bytes are remembered. Of one that was forgotten the view is told a piece once more."""
+
+
+ALONE: Headers = (("", None),)
+"""Marks a first piece that was told while nobody followed its stream."""
+
+
+class Fate(Enum):
+    """What becomes of a record of the result topic."""
+
+    TOLD = auto()
+    ALONE = auto()
+    """Told, as the first piece of a stream that nobody follows: those behind it may be passed over."""
+    PASSED_OVER = auto()
 
 
 class StreamPieces:
-    """Knows how the pieces of each stream begin. `followed` has the keys of requests that somebody follows. Pure."""
+    """Knows the first bytes of each stream's pieces; `followed`: the keys of requests that somebody follows. Pure."""
 
     def __init__(self, codec: Codec, followed: Container[bytes], most: int = MAX_STREAMS) -> None:
         head = codec.head(ResultEvent, "request_id", "tenant", "kind", "origin", "attempt", "epoch")
         self._head: Callable[[bytes], tuple[Any, ...]] = head
         self._followed = followed
         self._most = most
-        self._beginnings: dict[bytes, bytes] = {}
+        self._first_bytes: dict[bytes, bytes] = {}
 
-    def passes_over(self, key: bytes | None, value: bytes | None) -> bool:
-        """Whether a record of the result topic says nothing to anybody here."""
+    def fate(self, key: bytes | None, value: bytes | None) -> Fate:
+        """What becomes of a record of the result topic."""
         if key is None or value is None:
-            return False
-        beginning = self._beginnings.get(key)
-        if beginning is not None and value.startswith(beginning):
-            return key not in self._followed
-        self._note(key, value)
-        return False
+            return Fate.TOLD
+        first_bytes = self._first_bytes.get(key)
+        if first_bytes is not None and value.startswith(first_bytes):
+            return Fate.TOLD if key in self._followed else Fate.PASSED_OVER
+        is_piece = self._note(key, value)
+        return Fate.ALONE if is_piece and key not in self._followed else Fate.TOLD
 
-    def _note(self, key: bytes, value: bytes) -> None:
+    def _note(self, key: bytes, value: bytes) -> bool:
+        """Whether it is a piece of a stream."""
         try:
             *_, kind, _, _, _, length = self._head(value)
         except PenstockError:
-            return  # nobody's stream, or its schema is still to be asked for: the view decides
-        self._beginnings.pop(key, None)
-        if kind == "chunk":
-            if len(self._beginnings) >= self._most:
-                del self._beginnings[next(iter(self._beginnings))]
-            self._beginnings[key] = value[:length]
+            return False  # nobody's stream, or its schema is still to be asked for: the view decides
+        self._first_bytes.pop(key, None)
+        if kind != "chunk":
+            return False
+        if len(self._first_bytes) >= self._most:
+            del self._first_bytes[next(iter(self._first_bytes))]
+        self._first_bytes[key] = value[:length]
+        return True
 
 
-def last_statuses(codec: Codec) -> Callable[[bytes | None, bytes | None], bool]:
-    """Whether a record of the status topic says that its request has ended."""
+def fate_of_status(codec: Codec) -> Callable[[bytes | None, bytes | None], Fate]:
+    """What becomes of a record of the status topic: one that says the end is passed over."""
     head = codec.head(StatusEvent, "done")
 
-    def passes_over(_: bytes | None, value: bytes | None) -> bool:
+    def fate(_: bytes | None, value: bytes | None) -> Fate:
         try:
-            return value is not None and head(value)[0]
+            return Fate.PASSED_OVER if value is not None and head(value)[0] else Fate.TOLD
         except PenstockError:
-            return False
+            return Fate.TOLD
 
-    return passes_over
+    return fate
 
 
 class Selection:
@@ -78,26 +95,29 @@ class Selection:
         """How many records of requests, statuses and results came."""
         self._uncounted = {names.control, names.model, names.worker}
         self._without_headers = without_headers
-        self._passes_over = {
-            names.result: StreamPieces(codec, followed).passes_over,
-            names.status: last_statuses(codec),
-        }
+        self._fates = {names.result: StreamPieces(codec, followed).fate, names.status: fate_of_status(codec)}
 
     def __call__(self, messages: Sequence[Message]) -> list[RawMessage]:
-        """The last record that is passed over comes without key and value, so that positions go on."""
+        """A first piece that is told alone has `ALONE` in place of its headers.
+
+        The last record of a partition that is passed over comes without key and value, so that positions go on.
+        """
         selected: list[RawMessage] = []
         passed: dict[TP, Message] = {}
         for message in messages:
             topic = message.topic() or ""
             self.read += topic not in self._uncounted
-            passes_over = self._passes_over.get(topic)
-            if passes_over is not None:
-                if passes_over(message.key(), message.value()):
-                    passed[topic, message.partition() or 0] = message
-                    continue
-                if passed:
-                    passed.pop((topic, message.partition() or 0), None)
-            selected.append(raw_message(message, self._without_headers))
+            fate_of = self._fates.get(topic)
+            fate = Fate.TOLD if fate_of is None else fate_of(message.key(), message.value())
+            if fate is Fate.PASSED_OVER:
+                passed[topic, message.partition() or 0] = message
+                continue
+            if passed:
+                passed.pop((topic, message.partition() or 0), None)
+            record = raw_message(message, self._without_headers)
+            if fate is Fate.ALONE:
+                record.headers = ALONE
+            selected.append(record)
         return selected + [_without_value(message) for message in passed.values()]
 
 

@@ -1,16 +1,18 @@
 """Which streams a view holds the text of: those that somebody follows here. Pure, on the event loop.
 
 Pieces of other streams are passed over (see `selecting`). When a client comes to one of them, what was passed over is
-read again from the log, up to where pieces are held from then on; then the client is told all of it at once.
+read again from the log, up to the offset from which on every piece is told; then the client is told all of it at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.frames import Frame
+from penstock.gateway.view.hub import Client, Hub
 from penstock.gateway.view.request_state import Key
 from penstock.schemas.codec import Codec
 from penstock.schemas.cursor import Cursor
@@ -19,7 +21,7 @@ from penstock.schemas.records import Origin, ResultEvent
 
 Piece = tuple[ResultEvent, int]
 """An event of a stream, with its offset."""
-Told = Callable[[Entry], None]
+Opening = Callable[[Entry, Cursor | None], Sequence[Frame]]
 
 
 def place_reader(codec: Codec) -> Callable[[bytes], ResultEvent]:
@@ -43,20 +45,13 @@ def place_reader(codec: Codec) -> Callable[[bytes], ResultEvent]:
     return read
 
 
-@dataclass(slots=True, eq=False)
-class Filling:
-    """A stream whose pieces are being read from the log."""
-
-    entry: Entry
-    told: Cursor
-    """Up to here its readers were told already."""
-    came_meanwhile: list[Piece] = field(default_factory=list[Piece])
-    waiting: list[Told] = field(default_factory=list[Told])
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """Pieces of a stream to be read from `begin` on, up to `end`, or to where the view holds them from now on."""
+    """Pieces of a stream that are to be read, from the offset `begin` on.
+
+    Up to `end`, its outcome; None: up to the offset from which on the view is told of every piece, which is for the
+    reader to find.
+    """
 
     key: Key
     partition: int
@@ -64,15 +59,27 @@ class Wanted:
     end: int | None
 
 
+@dataclass(slots=True, eq=False)
+class Filling:
+    """A stream whose pieces are being read from the log."""
+
+    entry: Entry
+    wanted: Wanted
+    told: Cursor
+    """How much its readers were told already; the epoch is -1 if that is nothing."""
+    came_meanwhile: list[Piece] = field(default_factory=list[Piece])
+    waiting: list[tuple[Client, Opening]] = field(default_factory=list[tuple[Client, Opening]])
+
+
 class Streams:
-    """`read` is asked for pieces; `filled` takes them. A stream that ends meanwhile needs them no more."""
+    """`read` is asked for pieces, `filled` takes what they make. A stream that ends meanwhile needs them no more."""
 
     def __init__(self, hub: Hub, read: Callable[[Wanted], None] = lambda wanted: None) -> None:
         self._hub = hub
         self._filling: dict[Key, Filling] = {}
         self.read = read
         self.followed: set[bytes] = set()
-        """The record keys of requests whose pieces the view is told of."""
+        """The record keys of requests whose pieces the view is told of. The reader's thread looks into it."""
 
     def expect(self, request_id: str) -> None:
         """A stream is about to begin whose text is wanted from its first piece on."""
@@ -84,60 +91,76 @@ class Streams:
 
     def follow(self, entry: Entry) -> bool:
         """Hold the text of a stream from now on, whole; False if some of it must be read first: see `when_whole`."""
-        if entry.done:
-            if not entry.lacks_text:
-                return True
-            if entry.key not in self._filling:
-                self._fill(entry, end=entry.terminal_offset)
+        if entry.key in self._filling:
             return False
-        if not entry.stream and entry.content:
-            return True
-        self.expect(entry.request_id)
-        if entry.passed_over and entry.key not in self._filling:
-            self._fill(entry)
+        if entry.done:
+            if entry.lacks_text:
+                self._fill(entry, end=entry.terminal_offset)
+        elif entry.stream or not entry.content:
+            self.expect(entry.request_id)
+            if entry.passed_over:
+                self._fill(entry)
         return entry.key not in self._filling
 
-    def when_whole(self, entry: Entry, told: Told) -> None:
-        """Call `told` once `follow` would say yes, with the entry that holds the text."""
-        self._filling[entry.key].waiting.append(told)
+    def when_whole(self, entry: Entry, client: Client, after: Cursor | None, opening: Opening = Entry.opening) -> None:
+        """Tell a client the beginning of a stream that is being read, from its cursor on; until then nothing of it."""
+        client.untold[entry.request_id] = after
+        self._filling[entry.key].waiting.append((client, opening))
 
-    def on_piece(self, entry: Entry, place: ResultEvent, offset: int, decode: Callable[[], ResultEvent]) -> FoldStep:
-        """Take a piece of a stream: `place` is what `place_reader` gives, `decode` gives it whole."""
+    def on_piece(
+        self, entry: Entry, place: ResultEvent, offset: int, decode: Callable[[], ResultEvent], *, alone: bool = False
+    ) -> FoldStep:
+        """Take a piece of a stream: `place` is what `place_reader` gives, `decode` gives it whole.
+
+        `alone`: nobody followed the stream when this piece was read; those behind it may be passed over.
+        """
         filling = self._filling.get(entry.key)
         if filling is not None:
             filling.came_meanwhile.append((decode(), offset))
         elif self._is_followed(entry):
-            if not entry.passed_over:
+            if not entry.passed_over and not alone:
                 step = entry.on_result(decode(), offset)
                 if entry.fold.gap and entry.filled != entry.fold.place:
                     self._fill(entry)
                 return step
+            entry.note_piece(offset)
             self._fill(entry)
         entry.pass_over(place, offset)
         return IGNORED
 
-    def on_end(self, entry: Entry) -> Cursor | None:
-        """Its outcome is there. What its readers were told before, if its text was being read."""
+    def on_end(self, entry: Entry) -> Filling | None:
+        """Its outcome is there, or nothing will come. If its text was being read, `tell` those who wait for it."""
         self.forget(entry.request_id)
-        filling = self._filling.pop(entry.key, None)
-        return None if filling is None else self._done(filling)
+        return self._filling.pop(entry.key, None)
 
-    def filled(self, key: Key, pieces: Iterable[Piece]) -> None:
-        """The pieces that were asked for, in their order; perhaps some that came by themselves too."""
-        filling = self._filling.pop(key, None)
-        if filling is None:
+    def filled(self, wanted: Wanted, fold: ResultFold) -> None:
+        """What the pieces make that were asked for."""
+        filling = self._filling.get(wanted.key)
+        if filling is None or filling.wanted is not wanted:
             return
-        entry, fold = filling.entry, ResultFold(key[1], key[0])
-        for event, offset in [*pieces, *filling.came_meanwhile]:
-            fold.apply(event, offset)
-        entry.hold_text_of(fold)
-        if not entry.done:
-            self._hub.publish_once(entry.subjects, entry.text_after(filling.told))
-        self._done(filling)
+        del self._filling[wanted.key]
+        entry = filling.entry
+        try:
+            for event, offset in filling.came_meanwhile:
+                fold.apply(event, offset)
+            entry.hold_text_of(fold)
+            if not entry.done:
+                self._hub.publish_once(entry.subjects, entry.text_after(filling.told))
+        finally:
+            self.tell(filling)
+            if entry.done:
+                entry.forget_text()
 
-    def is_wanted(self, key: Key) -> bool:
-        """Whether anybody waits for what was asked for."""
-        return key in self._filling
+    def is_wanted(self, wanted: Wanted) -> bool:
+        """Whether anybody still follows what is to be read; if not, it is not read."""
+        filling = self._filling.get(wanted.key)
+        if filling is None or filling.wanted is not wanted:
+            return False
+        if not self._hub.listened(filling.entry.subjects):
+            del self._filling[wanted.key]
+            self.forget(wanted.key[1])
+            return False
+        return True
 
     def _is_followed(self, entry: Entry) -> bool:
         if entry.request_id.encode() in self.followed:
@@ -157,11 +180,16 @@ class Streams:
             text_length=0 if held is None else held.text_length,
         )
         entry.passed_over = True
-        self._filling[entry.key] = Filling(entry, told)
-        self.read(Wanted(entry.key, entry.place, entry.pieces_from, end))
+        wanted = Wanted(entry.key, entry.place, entry.pieces_from, end)
+        self._filling[entry.key] = Filling(entry, wanted, told)
+        self.read(wanted)
 
     @staticmethod
-    def _done(filling: Filling) -> Cursor:
-        for told in filling.waiting:
-            told(filling.entry)
-        return filling.told
+    def tell(filling: Filling) -> None:
+        """The beginning, to who waits for it: from now on frames come as they are made."""
+        entry = filling.entry
+        for client, opening in filling.waiting:
+            if client.gone is None and entry.request_id in client.untold:
+                after = cast("Cursor | None", client.untold.pop(entry.request_id))
+                if not client.subjects.isdisjoint(entry.subjects):
+                    client.push_all(opening(entry, after))

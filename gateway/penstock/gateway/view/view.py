@@ -23,6 +23,7 @@ from penstock.gateway.view.outputs import LargeOutput, OutcomeReader, held_bytes
 from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
+from penstock.gateway.view.selecting import ALONE
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.streams import Streams, place_reader
 from penstock.schemas.codec import Codec, default_codec
@@ -201,13 +202,17 @@ class View:
             # Results may be read before the request that says whose they are.
             conversation = ("conversation", entry.tenant, entry.conversation_id)
             if self._hub.listens(conversation):
-                self.streams.follow(entry)
-                self._hub.publish_except(conversation, ("request", *entry.key), entry.opening(None))
+                whole = self.streams.follow(entry)
+                for client in self._hub.clients_except(conversation, ("request", *entry.key)):
+                    if whole:
+                        client.push_all(entry.opening(None))
+                    else:
+                        self.streams.when_whole(entry, client, None)
 
     def _result(self, message: RawMessage) -> None:
         record = message.value
         if record is None:
-            return  # pieces that nobody follows here
+            return  # what `selecting` has passed over
         large: LargeOutput | None = None
         if is_piece := self._is_piece(record)[0] == "chunk":
             event = self._read_place(record)
@@ -218,18 +223,21 @@ class View:
         if entry.done or (entry.erased and not self.known.is_live(entry.key)):
             return
         entry.on_partition(message.partition)
-        before = entry.fold.place
+        before = entry.fold.place, entry.pieces_from
         if is_piece:
-            step = self.streams.on_piece(entry, event, message.offset, lambda: self._decode_piece(record))
+            step = self.streams.on_piece(
+                entry, event, message.offset, lambda: self._decode_piece(record), alone=message.headers is ALONE
+            )
         else:
             step = entry.on_result(event, message.offset, large)
         done = entry.done
-        told = self.streams.on_end(entry) if done else None
+        filling = self.streams.on_end(entry) if done else None
+        told = None if filling is None else filling.told
         if done:
             entry.record = record
             entry.kept_bytes += held_bytes(event, large, len(record))
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
-        if step is not IGNORED or before != entry.fold.place:
+        if step is not IGNORED or before != (entry.fold.place, entry.pieces_from):
             self._touch(entry)
         if done and message.timestamp_ms >= self._counts_since_ms:
             self._on_outcome(event, priority_class(entry.priority))
@@ -245,6 +253,8 @@ class View:
                 self._hub.publish_once(subjects, entry.frames_of(step, told))
             if done and self._hub.listens(outcome := ("outcome", *entry.key)):
                 self._hub.publish(outcome, entry.result_frame())
+        if filling is not None:
+            self.streams.tell(filling)
         if done:
             entry.forget_text()
             if entry.erased:
@@ -330,6 +340,12 @@ class View:
             return False
         self._positions.settled()
         return True
+
+    def prune(self, before_ms: int) -> None:
+        """As `KnownRequests.prune`."""
+        for entry in self.known.prune(before_ms):
+            if (filling := self.streams.on_end(entry)) is not None:
+                self.streams.tell(filling)
 
     def forget_partitions(self, gone: Collection[TP]) -> None:
         """Partitions of topics that are there no more."""
