@@ -14,7 +14,7 @@ from penstock.common.artifacts.configured import open_store
 from penstock.common.clock import now_ms
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.context import GatewayContext
-from penstock.gateway.process import few_heaps, hold_the_collector, short_turns, spare_the_collector
+from penstock.gateway.process import few_heaps, give_memory_back, hold_the_collector, short_turns, spare_the_collector
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
@@ -115,7 +115,7 @@ class Connecting:
                 horizon_ms=int(conf.horizon_h * 3_600_000),
                 rediscover_s=conf.rediscover_s,
                 threads=threads,
-                on_caught_up=spare_the_collector,
+                on_caught_up=_caught_up,
                 on_failure=lambda reason: self._context.on_failure(reason),
             )
             artifacts = await asyncio.to_thread(open_store, settings.artifacts, settings.artifacts_location)
@@ -155,3 +155,8 @@ class Connecting:
         """Read nothing new, write what was read, send what was accepted."""
         gc.enable()
         await self._stack.aclose()
+
+
+def _caught_up() -> None:
+    spare_the_collector()
+    asyncio.get_running_loop().run_in_executor(None, give_memory_back)
