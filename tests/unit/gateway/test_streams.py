@@ -123,11 +123,15 @@ class Gateway:
 
     def fill_one(self, one: Wanted, end: int | None = None) -> None:
         if self.view.streams.is_wanted(one):
-            fold = ResultFold(one.key[1], one.key[0])
-            for at in range(one.begin, end or (len(self.log) if one.end is None else one.end)):
-                if self.log[at].kind == "chunk":
-                    fold.apply(self.log[at], at)
-            self.view.streams.filled(one, fold)
+            self.read_again(one, end)
+
+    def read_again(self, one: Wanted, end: int | None = None) -> None:
+        """The pieces up to `end`, whether anybody wants them any more or not."""
+        fold = ResultFold(one.key[1], one.key[0])
+        for at in range(one.begin, end or (len(self.log) if one.end is None else one.end)):
+            if self.log[at].kind == "chunk":
+                fold.apply(self.log[at], at)
+        self.view.streams.filled(one, fold)
 
     def entry(self) -> Entry:
         found = self.view.find(KEY)
@@ -219,6 +223,17 @@ def test_who_comes_in_the_middle_is_told_all(gateway: Gateway) -> None:
     assert (heard(client), heard(late)) == (["status", "abc"], ["status", "abc"])
     gateway.read(piece("d", 3), outcome("abcde"))
     assert heard(client) == heard(late) == ["d", "e", "result"]
+
+
+def test_pieces_that_come_while_others_are_read_again_follow_them(gateway: Gateway) -> None:
+    gateway.request()
+    gateway.read(piece("a", 0), piece("b", 1))
+    client = gateway.subscriptions.subscribe(*KEY)
+    gateway.read(piece("c", 2))
+    gateway.fill_one(gateway.wanted.pop(), end=2)
+    assert heard(client) == ["status", "abc"]
+    gateway.read(piece("d", 3))
+    assert heard(client) == ["d"]
 
 
 def test_a_cursor_of_another_gateway_is_gone_on_from(gateway: Gateway, tmp_path: Path) -> None:
@@ -316,7 +331,7 @@ def test_a_read_that_was_begun_before_the_outcome_does_not_end_one_that_was_begu
     (early,) = gateway.wanted
     gateway.read(piece("c", 2), outcome("", text_generation=None, output_artifact=reference))
     late = gateway.subscriptions.subscribe(*KEY)
-    gateway.fill_one(early, end=2)
+    gateway.read_again(early, end=2)
     assert heard(client) == ["result"], "it was told at once; the text is where the result refers to"
     gateway.fill()
     assert heard(late) == ["abc", "result"]
