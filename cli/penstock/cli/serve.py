@@ -23,8 +23,10 @@ Bootstrap = Annotated[
 ]
 
 
-def use_bootstrap(servers: str | None) -> None:
-    """An option goes before the file: named by its variable, which does too."""
+def prepare(config: Path | None, servers: str | None) -> None:
+    """Logging and settings of a process. An option goes before the file: by its variable, which does too."""
+    set_up_logging()
+    use_config(config)
     if servers is not None:
         os.environ["PENSTOCK_KAFKA__BOOTSTRAP_SERVERS"] = servers
 
@@ -36,9 +38,7 @@ def worker(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
 
     Start as many as you like, on as many machines; they share the work as one consumer group.
     """
-    set_up_logging()
-    use_config(config)
-    use_bootstrap(bootstrap_servers)
+    prepare(config, bootstrap_servers)
     try:
         from penstock.processors.app import run_worker
         from penstock.processors.settings import WorkerSettings
@@ -52,9 +52,7 @@ def gateway(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
 
     Example:  PENSTOCK_GATEWAY__PORT=8080 penstock gateway --config penstock.toml
     """
-    set_up_logging()
-    use_config(config)
-    use_bootstrap(bootstrap_servers)
+    prepare(config, bootstrap_servers)
     try:
         from penstock.gateway.app import run_gateway
         from penstock.gateway.settings import GatewaySettings
@@ -72,9 +70,7 @@ def bridge(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
     as you like: they share the queues as one consumer group, and one that is killed is followed by another within
     ten seconds. Its port, bridge.health_port, has /healthz, /readyz and /metrics.
     """
-    set_up_logging()
-    use_config(config)
-    use_bootstrap(bootstrap_servers)
+    prepare(config, bootstrap_servers)
     try:
         from penstock.gateway.bridge.app import run_bridge
         from penstock.gateway.bridge.settings import BridgeSettings

@@ -13,14 +13,13 @@ from penstock.common.outgoing import valid_traceparent
 from penstock.gateway.bridge.known import Known, Sent, content_header, content_of
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
-from penstock.gateway.service.models import check_abilities, find_model
+from penstock.gateway.service.models import check_abilities, model_or_refusal
 from penstock.producers import AsyncClient, Result, Status, Submitted
 from penstock.schemas.errors import (
     BrokerUnavailable,
     IdempotencyKeyReused,
     InternalError,
     InvalidRequest,
-    ModelNotFound,
     NotFound,
 )
 from penstock.schemas.records import InferenceRequest, ResultEvent
@@ -127,13 +126,7 @@ class Requests:
             self._check_place(request.output.store, request.output.prefix)
         request = self._known.routed(request)
         models = self._known.models()
-        model: str | None = None
-        missing: ModelNotFound | None = None
-        try:
-            model = find_model(models, request.task, request.model, request.pool)
-        except ModelNotFound as error:
-            missing = error
-        # First: who may not ask is told nothing of what there is.
+        model, missing = model_or_refusal(models, request)
         self._allowances.check(Caller(tenant=request.tenant), request, model)
         if missing is not None:
             raise missing

@@ -17,6 +17,17 @@ LEAST_WINDOW = 512
 """No model has a smaller one; most answers are shorter, and nothing is looked for."""
 
 
+def model_or_refusal(models: Iterable[ModelInfo], request: InferenceRequest) -> tuple[str | None, ModelNotFound | None]:
+    """The id of a request's model, as `find_model`, and why there is none.
+
+    A caller who may not ask is refused before anything of what there is: so the refusal is raised later.
+    """
+    try:
+        return find_model(models, request.task, request.model, request.pool), None
+    except ModelNotFound as error:
+        return None, error
+
+
 def find_model(models: Iterable[ModelInfo], task: str, name: str | None, pool: str | None) -> str | None:
     """The id that `name` (an id or alias) stands for in a pool; None if it is left to the workers.
 

@@ -14,7 +14,7 @@ from penstock.common.outgoing import request_record, valid_traceparent
 from penstock.common.transport import AsyncTransport, Delivery, record_bytes, too_large
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
-from penstock.gateway.service.models import check_abilities, find_model
+from penstock.gateway.service.models import check_abilities, model_or_refusal
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.follower import Follower
@@ -24,7 +24,6 @@ from penstock.schemas.errors import (
     BrokerUnavailable,
     IdempotencyKeyReused,
     InvalidRequest,
-    ModelNotFound,
     NotFound,
     Overloaded,
 )
@@ -105,13 +104,8 @@ class Submitter:
             self._check_place(request.output.store, request.output.prefix)
         request = self._facts.routed(request)
         models = self._facts.models()
-        model: str | None = None
-        missing: ModelNotFound | None = None
-        try:
-            model = find_model(models, request.task, request.model, request.pool)
-        except ModelNotFound as error:
-            missing = error
-        self._allowances.check(caller, request, model)  # first: who may not ask is told nothing of what there is
+        model, missing = model_or_refusal(models, request)
+        self._allowances.check(caller, request, model)
         await self._check_pool(request)
         if missing is not None:
             raise missing
