@@ -22,6 +22,7 @@ from penstock.gateway.view import view_file
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.letters import LetterReader
+from penstock.gateway.view.outcomes import Outcomes
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.topics_read import require_topics
 from penstock.gateway.view.view import View
@@ -83,7 +84,7 @@ class Connecting:
             threads = Threads(one_tenant=settings.auth.keys_file is None)
             stack.callback(threads.close)
             stack.callback(os.close, view_file.own(conf.view_path))
-            store = await asyncio.to_thread(Store, conf.view_path, identity, codecs.blocking)
+            store = await asyncio.to_thread(Store, conf.view_path, identity)
             stack.push_async_callback(asyncio.to_thread, store.close)
             transport = Transport(kafka, delivery_timeout_s=10)
             stack.push_async_callback(asyncio.to_thread, transport.close, 5)
@@ -119,6 +120,8 @@ class Connecting:
                 on_failure=lambda reason: self._context.on_failure(reason),
             )
             artifacts = await asyncio.to_thread(open_store, settings.artifacts, settings.artifacts_location)
+            outcomes = Outcomes(kafka, codecs.prompt, view)
+            stack.push_async_callback(outcomes.stop)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
             service = GatewayService.compose(
                 settings,
@@ -131,6 +134,7 @@ class Connecting:
                 threads,
                 run_times,
                 self._context.allowances,
+                outcomes,
             )
             hold_the_collector()
             # Should it never catch up: what outages leave behind must be collected some day.
@@ -141,7 +145,7 @@ class Connecting:
             stack.push_async_callback(asyncio.to_thread, letters.stop)
             await asyncio.to_thread(letters.start)
             self._context.metrics.read_letters = letters.counts
-            self._context.metrics.read_records = follower.records
+            self._context.metrics.read_records = lambda: follower.records(outcomes.read)
             for errand, name in (
                 (service.sweeps.run(), "sweep-artifacts"),
                 (service.ending_lost.run(), "end-lost"),

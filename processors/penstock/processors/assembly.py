@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.common.clock import now_ms
+from penstock.common.refetch import Refetcher
 from penstock.common.threads import DaemonThreads
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.processors.committing import Committer
@@ -37,7 +38,6 @@ from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.partition_watch import PartitionWatch
 from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Publisher
-from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.desired_models import DesiredModels

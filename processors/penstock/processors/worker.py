@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, cast
 
 from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
+from penstock.common.refetch import Refetcher
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.arrivals import Poison
@@ -30,7 +31,6 @@ from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.membership import Assignment, Batch, Delivered
 from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.publisher import Publisher
-from penstock.processors.kafka.refetch import Refetcher
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.schemas.errors import BadAvro, PenstockError, RegistryUnavailable

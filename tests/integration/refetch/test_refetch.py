@@ -15,9 +15,9 @@ from confluent_kafka.admin import AdminClient
 
 from odd_records import OddProducer, write_odd_records
 from penstock.common.reader import TP, RawMessage
+from penstock.common.refetch import Refetcher
+from penstock.common.refetch_parts import RefetchStats
 from penstock.common.settings import KafkaSettings
-from penstock.processors.kafka.refetch import Refetcher
-from penstock.processors.kafka.refetch_parts import RefetchStats
 from support import wait_until_async
 
 

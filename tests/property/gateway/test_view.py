@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscription, Subscriptions
 from penstock.gateway.view import view as view_module
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.request_state import Key
@@ -28,6 +29,7 @@ from penstock.gateway.view.streams import Wanted
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import default_codec
 from penstock.schemas.cursor import decode_cursor
+from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.fold import IGNORED, ResultFold, StatusFold, Terminal, same_origin
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames, partition_for
@@ -139,6 +141,9 @@ class ViewMachine(RuleBasedStateMachine):
             recent_bytes=5_000,
         )
         self.view.streams.read = self.want
+        self.asked: list[Entry] = []
+        """Those whose outcomes are to be read again."""
+        self.view.streams.load = self.asked.append
         self.pieces = StreamPieces(codec, self.view.streams.followed)
         self.subscriptions = Subscriptions(self.view, cast("Any", None), hub, NAMES)
 
@@ -318,6 +323,28 @@ class ViewMachine(RuleBasedStateMachine):
                         fold.apply(record, offset)
                 self.view.streams.filled(one, fold)
 
+    @rule(fails=st.booleans())
+    def load(self, fails: bool) -> None:
+        """The broker gives the outcomes that were asked for, or is away: then who asked comes again."""
+        asked, self.asked[:] = list(self.asked), []
+        for entry in asked:
+            if fails:
+                self.view.streams.loaded(entry, BrokerUnavailable("away"))
+                reader = self.former[entry.key] = self.readers.pop(entry.key)
+                assert not reader.subscription.take_nowait(), "it is told why instead"
+                continue
+            record = self.outcome_of(entry)
+            entry.hold_outcome(record, None, len(codec.encode(record)))
+            self.view.known.keep(entry)
+            self.view.streams.loaded(entry, entry)
+
+    def outcome_of(self, entry: Entry) -> ResultEvent:
+        """What stands where the view says that its outcome is."""
+        log = self.logs[NAMES.result, entry.place]
+        record = next(one.record for one in log if one.message.offset == entry.terminal_offset)
+        assert isinstance(record, ResultEvent)
+        return record
+
     def read_all(self) -> None:
         position = self.reading.positions
         left = [sum(one.message.offset >= position.get(tp, 0) for one in self.logs[tp]) for tp in TPS]
@@ -419,7 +446,8 @@ class ViewMachine(RuleBasedStateMachine):
         assert found.key == key
         live = key in {entry.key for entry in self.view.known.live()}
         assert live == (fold.terminal is None)
-        assert (found.terminal, found.terminal_offset) == (fold.terminal, expected.terminal_offset)
+        terminal = self.outcome_of(found) if found.lacks_outcome else found.terminal
+        assert (terminal, found.terminal_offset) == (fold.terminal, expected.terminal_offset)
         if fold.terminal is None:
             assert found.passed_over or found.fold.text == fold.text
             wanted = {one.key for one, _ in self.wanted}
@@ -476,6 +504,7 @@ class ViewMachine(RuleBasedStateMachine):
         try:
             self.read_all()
             self.fill(late=False)
+            self.load(fails=False)
             self.tells_what_the_folds_tell()
             self.subscribers_hear_of_their_own_request_only()
             for key in KEYS:

@@ -45,6 +45,9 @@ async def test_whether_an_end_was_asked_for_is_decided_when_it_is_asked(ended: b
         async def find(self, tenant: str, request_id: str) -> Any:
             return entry
 
+        async def with_outcome(self, entry: Any) -> Any:
+            return entry
+
     unused: Any = None
     parts: Any = (worker, unused, unused, Found())
     one = Control(*parts, default_codec(), TopicNames(), unused, Allowances(), Threads())
@@ -54,10 +57,8 @@ async def test_whether_an_end_was_asked_for_is_decided_when_it_is_asked(ended: b
 
 async def test_a_request_is_erased_with_what_it_made_or_not_at_all() -> None:
     """With the store away it was 503, the repeat was 410, and the images stayed for ever."""
-    image = {"artifact_id": "a1"}
-    terminal = SimpleNamespace(output={"images": [image]}, output_artifact=None)
     entry = SimpleNamespace(
-        request_id="r", tenant="t", done=True, origin=ORIGIN, conversation_id=None, terminal=terminal
+        request_id="r", tenant="t", done=True, origin=ORIGIN, conversation_id=None, artifact_ids={"a1"}
     )
     log, kept, away = Log(), {"a1"}, True
 

@@ -67,16 +67,11 @@ def new_entry(*, stream: bool = True) -> Entry:
 
 
 def after_restart(entry: Entry) -> Entry:
-    """As the store brings it back, and as it is once its pieces were read again."""
-    again = restored(
-        "default",
-        "r",
-        facts_text(snapshot(entry)),
-        terminal=entry.terminal,
-        accepted_ms=entry.accepted_ms,
-        erased=False,
-    )
-    if not entry.done:
+    """As the store brings it back, and as it is once its outcome or its pieces were read again."""
+    again = restored("default", "r", facts_text(snapshot(entry)), accepted_ms=entry.accepted_ms, erased=False)
+    if entry.terminal is not None:
+        again.hold_outcome(entry.terminal, entry.large, 0)
+    else:
         again.hold_text_of(entry.fold)
     return again
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.hub import Gone, Hub
+from penstock.gateway.view.outcomes import Outcomes
 from penstock.gateway.view.outputs import OutcomeReader
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
@@ -44,7 +46,8 @@ class Gateway:
         self.view = View(self.store, self.hub, TopicNames(), 1)
         self.follower: Any = Follower()
         self.threads = Threads()
-        self.lookups = Lookups(self.view, self.follower, self.hub, self.threads)
+        outcomes = Outcomes(KafkaSettings(), default_codec(), self.view)
+        self.lookups = Lookups(self.view, self.follower, self.hub, self.threads, outcomes)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from penstock.gateway.view import view_file
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.store import MAX_WAITING, TP, Batch, Store
-from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import Overloaded
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent
 from support import wait_until
@@ -37,7 +36,15 @@ CHUNK = ResultEvent(
     text="ab",
     text_offset=0,
 )
-TERMINAL = replace(CHUNK, kind="terminal", text=None, status="completed", text_generation={"text": "abc"})
+IMAGE = {"artifact_id": "a", "media_type": "image/png", "width": 1, "height": 1}
+TERMINAL = replace(
+    CHUNK,
+    kind="terminal",
+    text=None,
+    status="completed",
+    task="image_generation",
+    image_generation={"images": [IMAGE]},
+)
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +86,6 @@ def ended(entry: Entry) -> Entry:
     assert origin is not None
     event = replace(TERMINAL, request_id=entry.request_id, tenant=entry.tenant, origin=origin)
     entry.on_result(event, 5)
-    entry.record = default_codec().encode(event)
     return entry
 
 
@@ -126,6 +132,12 @@ def test_an_entry_comes_back_as_it_was(store: Store) -> None:
     for entry in (live, done):
         found = store.get(entry.key)
         assert found is not None
+        if entry.terminal is not None:
+            assert found.lacks_outcome, "it is on the result topic"
+            assert found.artifact_ids == entry.artifact_ids == {"a"}
+            without = {"timings": None, "result": None, "result_omitted": True}
+            assert found.to_json() == {**entry.to_json(), **without}
+            found.hold_outcome(entry.terminal, entry.large, 0)
         assert found.to_json() == entry.to_json()
         assert found.passed_over == (not found.done), "its text is in the log"
         if not found.done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from penstock.gateway.view.streams import Wanted
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.cursor import decode_cursor
-from penstock.schemas.errors import RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, RegistryUnavailable
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import ArtifactRef, ControlCommand, InferenceRequest, Origin, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
@@ -413,3 +414,65 @@ def test_who_left_while_it_was_read_again_is_told_nothing(gateway: Gateway) -> N
     gateway.subscriptions.follow(client, *KEY)
     gateway.fill()
     assert heard(client) == ["status", "ab"]
+
+
+# -- what ended before this gateway began
+
+
+def ended_before(gateway: Gateway, *events: ResultEvent) -> list[Entry]:
+    """The request as the file has it, after a restart; and which outcomes are asked for."""
+    gateway.request()
+    gateway.read(*events)
+    written = threading.Event()
+    assert gateway.view.flush(written)
+    assert written.wait(10)
+    asked: list[Entry] = []
+    gateway.view = View(gateway.store, gateway.hub, NAMES, 1, codec=default_codec())
+    gateway.view.streams.read, gateway.view.streams.load = gateway.wanted.append, asked.append
+    gateway.subscriptions = Subscriptions(gateway.view, Any, gateway.hub, NAMES)  # pyright: ignore[reportArgumentType]
+    assert gateway.entry().lacks_outcome
+    return asked
+
+
+def give(gateway: Gateway, entry: Entry) -> None:
+    """The outcome that was asked for."""
+    entry.hold_outcome(gateway.log[entry.terminal_offset], None, 100)
+    gateway.view.streams.loaded(entry, entry)
+
+
+def test_all_who_come_to_an_ended_request_wait_for_one_reading_of_its_outcome(gateway: Gateway) -> None:
+    asked = ended_before(gateway, piece("a", 0), outcome("ab"))
+    clients = [gateway.subscriptions.subscribe(*KEY), gateway.subscriptions.await_outcome(*KEY)]
+    assert (len(asked), [heard(client) for client in clients]) == (1, [[], []])
+    give(gateway, asked[0])
+    assert [heard(client) for client in clients] == [["ab", "result"], ["result"]]
+    assert gateway.wanted == [], "its pieces are not needed"
+
+
+def test_text_that_an_ended_request_refers_to_is_read_behind_its_outcome(gateway: Gateway) -> None:
+    large = ArtifactRef(artifact_id="large", uri="u", media_type="application/json", size_bytes=1, sha256="s")
+    asked = ended_before(
+        gateway, piece("a", 0), piece("b", 1), outcome("", text_generation=None, output_artifact=large)
+    )
+    client = gateway.subscriptions.subscribe(*KEY)
+    give(gateway, asked[0])
+    assert heard(client) == []
+    gateway.fill()
+    assert heard(client) == ["ab", "result"]
+
+
+async def test_who_cannot_be_told_an_outcome_hears_why_and_may_come_again(gateway: Gateway) -> None:
+    asked = ended_before(gateway, outcome("ab"))
+    clients = [gateway.subscriptions.subscribe(*KEY), gateway.subscriptions.await_outcome(*KEY)]
+    several = gateway.subscriptions.open()
+    gateway.subscriptions.follow(several, *KEY)
+    gateway.view.streams.loaded(asked[0], BrokerUnavailable("away"))
+    for client in clients:
+        with pytest.raises(BrokerUnavailable):
+            await client.next_frame()
+    frame = await several.next_frame()
+    assert frame is not None
+    assert (frame.type, frame.to_json()["error"]["code"]) == ("error", "broker_unavailable")
+    gateway.subscriptions.follow(several, *KEY)
+    give(gateway, asked[1])
+    assert heard(several) == ["ab", "result"]

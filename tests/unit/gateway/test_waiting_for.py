@@ -86,7 +86,7 @@ def test_a_new_reason_is_news_and_a_new_estimate_is_none() -> None:
 
 def test_the_view_s_file_keeps_it() -> None:
     waits = entry()
-    again = restored("default", "r", facts_text(snapshot(waits)), terminal=None, accepted_ms=1, erased=False)
+    again = restored("default", "r", facts_text(snapshot(waits)), accepted_ms=1, erased=False)
     assert again.status == waits.status
 
 
@@ -94,7 +94,7 @@ def test_a_file_of_an_earlier_release_is_read() -> None:
     """Its statuses have neither waiting_for nor what came after it."""
     facts = json.loads(facts_text(snapshot(entry(None))))
     facts[6] = facts[6][:-3]
-    again = restored("default", "r", json.dumps(facts), terminal=None, accepted_ms=1, erased=False)
+    again = restored("default", "r", json.dumps(facts), accepted_ms=1, erased=False)
     assert again.status == status(None)
 
 

@@ -132,7 +132,7 @@ async def stream_events(
     cursor = decode_cursor(text) if text else None
     await service.lookups.find(caller.tenant, request_id)
     await service.subscriptions.reach(cursor)
-    entry = await service.lookups.find(caller.tenant, request_id)
+    entry = await service.lookups.find_whole(caller.tenant, request_id)
     entry.check_cursor(cursor)
     if cursor is not None and entry.is_behind(cursor):
         return Response(status_code=204)

@@ -238,7 +238,7 @@ class Session:
         if after is not None and not isinstance(after, str):
             raise InvalidRequest("after must be a cursor", param="after")
         cursor = decode_cursor(after) if after else None
-        await self._service.lookups.find(tenant, request_id)
+        await self._service.lookups.find_whole(tenant, request_id)
         await self._service.subscriptions.reach(cursor)
         self._service.subscriptions.unfollow(self._subscription, tenant, request_id)
         self._followed.add(request_id)

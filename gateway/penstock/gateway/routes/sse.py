@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S, server_sent
-from penstock.gateway.service.subscriptions import SlowConsumer, Stopping, Subscription
+from penstock.gateway.service.subscriptions import SlowConsumer, Subscription
 from penstock.gateway.view.frames import Frame, ResultFrame
+from penstock.schemas.errors import PenstockError
 
 
 def encode_event(frame: Frame) -> bytes:
@@ -29,7 +30,7 @@ async def events(subscription: Subscription, keepalive_s: float = KEEPALIVE_S) -
             yield b"".join([encode_event(one) for one in frames])
             if isinstance(frames[-1], ResultFrame):
                 return
-    except (SlowConsumer, Stopping):
+    except (SlowConsumer, PenstockError):  # it comes again, and hears why
         return
     finally:
         subscription.close()

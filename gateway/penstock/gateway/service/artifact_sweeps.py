@@ -14,7 +14,6 @@ from penstock.common import admin
 from penstock.common.artifacts.sweep import Doomed, Key, in_question, plan
 from penstock.common.artifacts.sweeping import Sweeper
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.service.output_artifacts import artifact_ids_of
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import PenstockError
@@ -97,7 +96,7 @@ class ArtifactSweeps:
             if entry is not None and entry.erased:
                 named[key] = frozenset()
             elif entry is not None and entry.done:
-                named[key] = artifact_ids_of(entry.terminal)
+                named[key] = entry.artifact_ids
         return named
 
     async def _conversations(self) -> set[Key]:

@@ -15,7 +15,6 @@ from penstock.common.transport import AsyncTransport, Delivery
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.lookups import Lookups
-from penstock.gateway.service.output_artifacts import artifact_ids_of
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
@@ -73,7 +72,7 @@ class Control:
     async def _cancel(self, tenant: str, request_id: str, reason: str | None) -> tuple[Entry, bool]:
         entry = await self._lookups.find(tenant, request_id)
         if entry.done:
-            return entry, False
+            return await self._lookups.with_outcome(entry), False
         await self._command("cancel", entry, reason)
         return entry, True
 
@@ -119,7 +118,7 @@ class Control:
         if not entry.done:
             raise Conflict("the request has not ended; cancel it first")
         # The artifacts first: once it is erased nobody can find them by it, and a store that is away would keep them.
-        for artifact_id in artifact_ids_of(entry.terminal):
+        for artifact_id in entry.artifact_ids:
             await self._threads.artifacts.run_for(tenant, self._artifacts.delete, tenant, artifact_id, even_held=True)
         offset = await self._command("erase", entry, None)
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)

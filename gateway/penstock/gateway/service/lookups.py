@@ -13,17 +13,22 @@ from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Gone, Hub
+from penstock.gateway.view.outcomes import Outcomes
 from penstock.gateway.view.outputs import json_bytes, on_output_thread
 from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound, Overloaded
 from penstock.schemas.errors import Gone as GoneError
 
+PAGE_S = 3.0
+"""So long a page waits for outcomes that must be read again; those that do not come are left out."""
+
 
 class Lookups:
     """Tenants are checked by construction: every look-up names one."""
 
-    def __init__(self, view: View, follower: Follower, hub: Hub, threads: Threads) -> None:
+    def __init__(self, view: View, follower: Follower, hub: Hub, threads: Threads, outcomes: Outcomes) -> None:
+        self._outcomes = outcomes
         self._threads = threads
         self._view = view
         self._follower = follower
@@ -51,6 +56,10 @@ class Lookups:
             raise Overloaded(f"this gateway does not follow the topics now: {reason}", retry_after_s=1)
         return entry
 
+    async def find_whole(self, tenant: str, request_id: str) -> Entry:
+        """As `find`, with its outcome if it has ended. Raises also as `Outcomes.whole`."""
+        return await self._outcomes.whole(await self.find(tenant, request_id))
+
     async def wait(self, tenant: str, request_id: str, timeout_s: float) -> Entry:
         """The entry when it is done, or as it is after `timeout_s`. Raises Stopping when the gateway ends meanwhile."""
         entry = await self.find(tenant, request_id)
@@ -74,11 +83,23 @@ class Lookups:
             raise Stopping("the gateway restarts; wait on at any other", retry_after_s=1)
         return entry
 
+    async def with_outcome(self, entry: Entry) -> Entry:
+        """The entry, with its outcome if it has ended and the topic still has that.
+
+        Raises BrokerUnavailable, RegistryUnavailable.
+        """
+        try:
+            return await self._outcomes.whole(entry)
+        except GoneError:
+            return entry
+
     async def public(self, entry: Entry, beside: Mapping[str, Any] | None = None) -> bytes:
         """The request as callers see it, whole, as JSON, with fields `beside` its own or in their place.
 
-        A large output is decoded and encoded on a thread.
+        A large output is decoded and encoded on a thread. An outcome that the topic has deleted is left out. Raises
+        BrokerUnavailable, RegistryUnavailable when the outcome cannot be read.
         """
+        entry = await self.with_outcome(entry)
         if entry.large is None:
             body = {**entry.to_json(), **(beside or {})}
             return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
@@ -94,7 +115,8 @@ class Lookups:
         if entries is None:
             raise InvalidRequest("after names no request that is still known; begin anew without it", param="after")
         newest = [self._view.in_memory(entry.key) or entry for entry in entries]
-        return [entry for entry in newest if not entry.erased]
+        shown = [entry for entry in newest if not entry.erased]
+        return await self._outcomes.all_whole(shown, PAGE_S)
 
     async def _written(self) -> None:
         done = threading.Event()

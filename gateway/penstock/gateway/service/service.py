@@ -25,6 +25,7 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.outcomes import Outcomes
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
 
@@ -68,10 +69,11 @@ class GatewayService:
         threads: Threads,
         run_times: RunTimes,
         allowances: Allowances,
+        outcomes: Outcomes,
     ) -> GatewayService:
         kafka = settings.kafka_settings()
         facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times)
-        lookups = Lookups(view, follower, hub, threads)
+        lookups = Lookups(view, follower, hub, threads, outcomes)
         orders = ModelOrders(transport, facts, kafka, codec, threads)
         control = Control(transport, view, follower, lookups, codec, kafka.names, artifacts, allowances, threads)
         return cls(

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
-from penstock.gateway.view.frames import Frame, ResultFrame, StatusFrame
+from penstock.gateway.view.frames import FailureFrame, Frame, ResultFrame, StatusFrame
 from penstock.gateway.view.hub import Client, Gone, Hub
 from penstock.gateway.view.view import View
 from penstock.schemas.cursor import Cursor
@@ -91,7 +91,11 @@ class Subscription:
         return frame
 
     async def next_frame(self) -> Frame | None:
-        """The next frame; None after the last of a single request. Raises SlowConsumer, Stopping."""
+        """The next frame; None after the last of a single request.
+
+        Raises SlowConsumer, Stopping, and for a single request Gone, BrokerUnavailable or RegistryUnavailable when its
+        outcome cannot be read.
+        """
         while not (queued := self._client.frames) or _is_unready(queued[0]):
             if queued:
                 await cast("ResultFrame", queued[0]).ready()
@@ -108,9 +112,11 @@ class Subscription:
             self._ready.clear()
             await self._ready.wait()
         frame = queued.popleft()
-        if self._single and isinstance(frame, ResultFrame):
+        if self._single and isinstance(frame, ResultFrame | FailureFrame):
             self.close()
             queued.clear()
+            if isinstance(frame, FailureFrame):
+                raise frame.error
         return frame
 
     def take_nowait(self) -> list[Frame]:
@@ -118,7 +124,7 @@ class Subscription:
         frames, queued = list[Frame](), self._client.frames
         if not queued and self._client.gone is None and (opening := self._next_opening()) is not None:
             self.push(opening)
-        while queued and not _is_unready(queued[0]):
+        while queued and not _is_unready(queued[0]) and not isinstance(queued[0], FailureFrame):
             frames.append(queued.popleft())
         return frames
 
@@ -171,7 +177,10 @@ class Subscriptions:
         entry = self._known(tenant, request_id)
         subscription = Subscription(self.hub, single=True)
         self.hub.subscribe(subscription.client, ("outcome", tenant, request_id))
-        if entry.done:
+        if entry.lacks_outcome and not self._view.streams.follow(entry):
+            subscription.client.untold[request_id] = None
+            self._view.streams.when_whole(entry, subscription.client, None, lambda whole, _: [whole.result_frame()])
+        elif entry.done:
             subscription.push([entry.result_frame()])
         return subscription
 

@@ -237,13 +237,13 @@ class Follower:
 
     # -- where it stands
 
-    def records(self) -> dict[str, int]:
+    def records(self, outcomes_read: int) -> dict[str, int]:
         """Records of requests, statuses and results since the start: decoded, passed over, read again for a client."""
         if self._selection is None or self._pieces is None:
             return {}
         decoded = self._view.decoded
         passed_over = max(0, self._selection.read - decoded)
-        return {"decoded": decoded, "passed_over": passed_over, "read_again": self._pieces.read_again}
+        return {"decoded": decoded, "passed_over": passed_over, "read_again": self._pieces.read_again + outcomes_read}
 
     def known_topic(self, topic: str) -> bool:
         return self._watch.knows(topic)

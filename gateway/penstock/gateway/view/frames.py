@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from pydantic_core import to_json
 
 from penstock.gateway.view.outputs import LargeOutput, encode_json, on_output_thread
+from penstock.schemas.errors import PenstockError, error_body
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,6 +136,18 @@ class SnapshotFrame(Frame):
 
     def body(self) -> dict[str, Any]:
         return {"text": self.text}
+
+
+@dataclass(kw_only=True, slots=True)
+class FailureFrame(Frame):
+    """Why nothing can be told of this request now."""
+
+    type: ClassVar[str] = "error"
+
+    error: PenstockError
+
+    def body(self) -> dict[str, Any]:
+        return error_body(self.error, self.request_id)
 
 
 @dataclass(kw_only=True, slots=True)

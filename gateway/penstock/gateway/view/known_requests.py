@@ -83,6 +83,11 @@ class KnownRequests:
         if not self.catching_up or not entry.content:
             self._recent.add(entry)
 
+    def keep(self, entry: Entry) -> None:
+        """Its outcome was read again: its next readers find it in memory."""
+        if self.in_memory(entry.key) is None:
+            self._recent.add(entry)
+
     def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None) -> bool:
         """As `Unwritten.hand_over`."""
         return self.unwritten.hand_over(offsets, written)

@@ -80,6 +80,15 @@ def held_bytes(event: ResultEvent, large: LargeOutput | None, record_bytes: int)
     return record_bytes * growth + text
 
 
+def artifact_ids_of(event: ResultEvent) -> frozenset[str]:
+    """The artifacts that an outcome names: a large output, and the images of an output."""
+    images: list[dict[str, Any]] = (event.output or {}).get("images") or []
+    ids = {str(image["artifact_id"]) for image in images if image.get("artifact_id")}
+    if event.output_artifact is not None:
+        ids.add(event.output_artifact.artifact_id)
+    return frozenset(ids)
+
+
 def result_json(event: ResultEvent) -> dict[str, Any] | None:
     """Output, finish_reason and usage of a completed request."""
     if event.status != "completed":

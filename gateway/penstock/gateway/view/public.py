@@ -13,36 +13,39 @@ from penstock.schemas.times import rfc3339
 def request_json(entry: RequestState, *, whole: bool = False) -> dict[str, Any]:
     """The request as callers see it.
 
-    A large output is left out, and `result_omitted` says so. With `whole` it is there, which is for a thread.
+    A large output, and one that is not held, is left out, and `result_omitted` says so. With `whole` a large one is
+    there, which is for a thread.
     """
-    event = entry.fold.terminal
-    status = entry.status
+    event, done, status = entry.terminal, entry.done, entry.status
+    waiting = None if done else status
     public: dict[str, Any] = {
         "object": "request",
         "request_id": entry.request_id,
         "task": entry.task,
         "status": entry.status_name,
-        "done": event is not None,
-        "attempt": event.attempt if event is not None else 1 if status is None else status.attempt,
+        "done": done,
+        "attempt": entry.fold.attempt if done else 1 if status is None else status.attempt,
         "priority": entry.priority,
         "model": entry.model,
         "pool": entry.pool,
         "conversation_id": entry.conversation_id,
-        "position": None if event is not None or status is None else status.position,
-        "detail": None if event is not None or status is None else status.detail,
-        "waiting_for": None if event is not None or status is None else waiting_json(status.waiting_for),
-        "progress": None if event is not None else progress_json(status),
+        "position": None if waiting is None else waiting.position,
+        "detail": None if waiting is None else waiting.detail,
+        "waiting_for": None if waiting is None else waiting_json(waiting.waiting_for),
+        "progress": progress_json(waiting),
         "model_reason": None if status is None else status.model_reason,
         "ttl_ms": None if status is None else status.ttl_ms,
         "created_at": rfc3339(entry.accepted_ms),
-        "finished_at": None if event is None else rfc3339(event.created_at),
+        "finished_at": rfc3339(entry.finished_ms) if done else None,
         "timings": None if event is None or event.timings is None else event.timings.to_dict(),
         "result": None if event is None or entry.large is not None else result_json(event),
         "error": None if event is None else error_json(event, entry.request_id),
         "metadata": entry.metadata,
     }
-    if entry.large is not None:
-        public |= {"result": entry.large.result()} if whole else {"result_omitted": True}
+    if whole and entry.large is not None:
+        public["result"] = entry.large.result()
+    elif entry.large is not None or entry.lacks_outcome:
+        public["result_omitted"] = True
     return public
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.gateway.view.outputs import LargeOutput
+from penstock.gateway.view.outputs import LargeOutput, artifact_ids_of, held_bytes
 from penstock.schemas.fold import FoldStep, Previewed, ResultFold, StatusFold, same_origin
 from penstock.schemas.ids import is_derived_id
 from penstock.schemas.limits import DEFAULT_LIMITS
@@ -61,10 +61,13 @@ class RequestState:
     statuses: StatusFold = field(init=False)
     status: StatusEvent | None = None
     terminal_offset: int = -1
+    ended_as: str = ""
+    """The status of its outcome; empty until there is one."""
+    finished_ms: int = 0
+    artifact_ids: frozenset[str] = frozenset()
+    """The artifacts that its outcome names."""
     large: LargeOutput | None = None
     """The output, when it is left out of the terminal event."""
-    record: bytes | None = None
-    """The outcome's record until it was copied for the file."""
     pieces_from: int = -1
     """The offset of its first piece of text; -1 until there was one."""
     passed_over: bool = False
@@ -104,11 +107,17 @@ class RequestState:
 
     @property
     def terminal(self) -> ResultEvent | None:
+        """Its outcome, if that is held: of what ended long ago it is on the result topic alone."""
         return self.fold.terminal
 
     @property
     def done(self) -> bool:
-        return self.fold.terminal is not None
+        return bool(self.ended_as)
+
+    @property
+    def lacks_outcome(self) -> bool:
+        """Whether its outcome must be read before anybody can be told of it."""
+        return self.done and self.fold.terminal is None
 
     @property
     def lacks_text(self) -> bool:
@@ -124,9 +133,7 @@ class RequestState:
 
     @property
     def status_name(self) -> str:
-        if self.fold.terminal is not None:
-            return self.fold.terminal.status or "failed"
-        return "accepted" if self.status is None else self.status.status
+        return self.ended_as or ("accepted" if self.status is None else self.status.status)
 
     def counts(self, origin: Origin | None) -> bool:
         """Whether a record there says what the request is: of several with its id, the first one that is heard of.
@@ -144,7 +151,8 @@ class RequestState:
             return
         if self.origin is not None and origin is not None and origin.offset != self.origin.offset:
             event = self.terminal or self.status
-            self.model = None if event is None else event.model
+            if not self.lacks_outcome:
+                self.model = None if event is None else event.model
         self.task, self.priority, self.pool = request.task, request.priority, request.pool
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream
@@ -159,20 +167,29 @@ class RequestState:
             self.accepted_ms = origin.append_time_ms
         self.deadline_ms = self.accepted_ms + (request.ttl_ms or DEFAULT_LIMITS.default_ttl_ms)
 
-    def on_result(self, event: ResultEvent, offset: int, large: LargeOutput | None = None) -> FoldStep:
+    def on_result(
+        self, event: ResultEvent, offset: int, large: LargeOutput | None = None, record_bytes: int = 0
+    ) -> FoldStep:
         """Take an event of the result topic; `large` is its output, if that is left out of it."""
         step = self.fold.apply(event, offset)
         if event.kind == "chunk":
             self.note_piece(offset)
         if self.fold.terminal is event:
-            self.terminal_offset, self.large = offset, large
+            self.terminal_offset, self.ended_as = offset, event.status or "failed"
+            self.finished_ms, self.artifact_ids = event.created_at, artifact_ids_of(event)
             self.task = self.task or event.task
             self.model = event.model or self.model
             self.origin = self.origin or event.origin
             self.preview = None
+            self.hold_outcome(event, large, record_bytes)
         elif isinstance(step, Previewed):
             self.preview = event
         return step
+
+    def hold_outcome(self, event: ResultEvent, large: LargeOutput | None, record_bytes: int) -> None:
+        """Its outcome, and its output if that is left out of it."""
+        self.fold.terminal, self.large = event, large
+        self.kept_bytes += held_bytes(event, large, record_bytes)
 
     def pass_over(self, event: ResultEvent, offset: int) -> None:
         """Take what decides about later events of a piece whose text nobody wants here."""

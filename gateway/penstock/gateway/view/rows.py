@@ -6,9 +6,8 @@ import json
 from typing import Any, NamedTuple
 
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.outputs import LargeOutput, held_bytes
 from penstock.gateway.view.request_state import metadata_bytes
-from penstock.schemas.records import Origin, Place, Record, ResultEvent, StatusEvent, WaitingFor, fields_of
+from penstock.schemas.records import Origin, Place, Record, StatusEvent, WaitingFor, fields_of
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ORIGIN = tuple(fields_of(Origin))
@@ -30,7 +29,7 @@ _FACTS = (
 
 
 class Snapshot(NamedTuple):
-    """What an entry held at one moment, without its text. `record` is the outcome's, if the file lacks it."""
+    """What an entry held at one moment, without its text and its outcome: these stand on the result topic."""
 
     tenant: str
     request_id: str
@@ -48,18 +47,13 @@ class Snapshot(NamedTuple):
     fold: tuple[int, int, int | None, int]
     terminal_offset: int
     pieces_from: int
-    record: bytes | None
-
-    @property
-    def size_bytes(self) -> int:
-        """About the memory that waits with it, beside the entry."""
-        return 1_000 + len(self.record or b"")
+    ended: tuple[str, int, tuple[str, ...]]
+    """As what it ended, when, and the artifacts that the outcome names."""
 
 
 def snapshot(entry: Entry) -> Snapshot:
-    """Copy the entry. The outcome's record counts as written from now on."""
+    """Copy the entry."""
     fold = entry.fold
-    record, entry.record = entry.record, None
     return Snapshot(
         entry.tenant,
         entry.request_id,
@@ -88,12 +82,12 @@ def snapshot(entry: Entry) -> Snapshot:
         (fold.epoch, fold.attempt, fold.offset, fold.token_count),
         entry.terminal_offset,
         entry.pieces_from,
-        record,
+        (entry.ended_as, entry.finished_ms, tuple(entry.artifact_ids)),
     )
 
 
 def facts_text(copy: Snapshot) -> str:
-    """What the file holds beside the outcome, as a JSON list; `restored` reads it."""
+    """What the file holds of it in one column, as a JSON list; `restored` reads it."""
     return _dumps(
         [
             copy.partition,
@@ -106,6 +100,7 @@ def facts_text(copy: Snapshot) -> str:
             None if copy.status is None else _values(copy.status.origin, _ORIGIN),
             _values(copy.moved_to, _PLACE),
             copy.pieces_from,
+            copy.ended,
         ]
     )
 
@@ -134,22 +129,10 @@ def _origin(values: list[Any] | None) -> Origin | None:
     return None if values is None else Origin(**dict(zip(_ORIGIN, values, strict=True)))
 
 
-def restored(
-    tenant: str,
-    request_id: str,
-    facts: str,
-    *,
-    terminal: ResultEvent | None,
-    large: LargeOutput | None = None,
-    record_bytes: int = 0,
-    accepted_ms: int,
-    erased: bool,
-) -> Entry:
-    """The entry again, as it was copied. `record_bytes` is the size of its outcome's record."""
-    values = json.loads(facts)
-    partition, terminal_offset, fold, plain, origin, results_origin, status, status_origin, moved_to, pieces_from = (
-        values
-    )
+def restored(tenant: str, request_id: str, facts: str, *, accepted_ms: int, erased: bool) -> Entry:
+    """The entry again, as it was copied."""
+    partition, terminal_offset, fold, plain, *records, pieces_from, ended = json.loads(facts)
+    origin, results_origin, status, status_origin, moved_to = records
     entry = Entry(tenant, request_id, partition)
     for name, value in zip(_FACTS, plain, strict=True):
         setattr(entry, name, value)
@@ -167,7 +150,6 @@ def restored(
     entry.fold.offset = offset
     entry.pieces_from = pieces_from
     entry.passed_over = pieces_from >= 0
-    if terminal is not None:
-        entry.fold.terminal, entry.large = terminal, large
-        entry.kept_bytes += held_bytes(terminal, large, record_bytes)
+    entry.ended_as, entry.finished_ms, artifact_ids = ended
+    entry.artifact_ids = frozenset(artifact_ids)
     return entry

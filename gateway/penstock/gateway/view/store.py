@@ -14,11 +14,8 @@ from typing import Any
 from penstock.gateway.view import view_file
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.key_filter import KeyFilter
-from penstock.gateway.view.outputs import OutcomeReader
 from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.rows import Snapshot, facts_text, restored
-from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec
-from penstock.schemas.records import ResultEvent
 from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
@@ -29,11 +26,7 @@ RETRY_S = 1.0
 _AT_ONCE = (256, 64, 16, 4, 1)
 """Rows of one statement: few sizes, so that each is compiled once."""
 
-_COLUMNS = (
-    "r.tenant, r.request_id, accepted_ms, facts, erased,"
-    " (SELECT record FROM outcomes o WHERE o.tenant = r.tenant AND o.request_id = r.request_id)"
-)
-_OURS = frozenset(b"\0" + number.to_bytes(4, "big") for number in SCHEMA_IDS["ResultEvent"])
+_COLUMNS = "tenant, request_id, accepted_ms, facts, erased"
 
 Row = tuple[Any, ...]
 
@@ -50,13 +43,10 @@ class Batch:
 class Store:
     """One SQLite file. `submit` hands batches to the writer thread; reads come from connections of their own.
 
-    `codec` reads outcomes that were written with a registry's ids; in the file they have ours.
     Raises Overloaded when the file cannot be opened now.
     """
 
-    def __init__(self, path: Path, cluster: str, codec: Codec | None = None) -> None:
-        self._codec = codec or default_codec()
-        self._read_outcome = OutcomeReader(default_codec())
+    def __init__(self, path: Path, cluster: str) -> None:
         self._path = path
         view_file.open_or_start_anew(path, cluster)
         # Pages are read on threads; a look-up on the event loop must not wait for one.
@@ -117,34 +107,23 @@ class Store:
         rows = batch.rows
         connection.execute("BEGIN IMMEDIATE")
         _put(connection, "requests", [_row(row) for row in rows])
-        ended = [(row.tenant, row.request_id, self._with_our_id(row.record)) for row in rows if row.record is not None]
-        _put(connection, "outcomes", ended)
-        blank = [(row.tenant, row.request_id) for row in rows if row.erased and row.closed]
-        connection.executemany("DELETE FROM outcomes WHERE tenant = ? AND request_id = ?", blank)
         _put(connection, "offsets", [(*tp, offset) for tp, offset in batch.offsets.items()])
         connection.execute("COMMIT")
         for row in rows:  # here rather than on the event loop: until `written` nobody needs to ask the file
             self._known.add((row.tenant, row.request_id))
         batch.written.set()
 
-    def _with_our_id(self, record: bytes) -> bytes:
-        """A registry may be away when the file is read."""
-        return record if record[:5] in _OURS else default_codec().encode(self._codec.decode(record, ResultEvent))
-
     def prune(self, before_ms: int) -> int:
         """Delete rows not touched since, some at a time so that the writer gets its turns; how many."""
         chosen = "SELECT tenant, request_id FROM requests WHERE updated_ms < ? LIMIT 1000"
-        query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen}) RETURNING tenant, request_id"
+        query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen})"
         connection = self._connect()
         total = 0
         try:
             while True:
-                connection.execute("BEGIN IMMEDIATE")
-                keys = connection.execute(query, (before_ms,)).fetchall()
-                connection.executemany("DELETE FROM outcomes WHERE tenant = ? AND request_id = ?", keys)
-                connection.execute("COMMIT")
-                total += len(keys)
-                if len(keys) < 1000 or self._closing.is_set():
+                deleted = connection.execute(query, (before_ms,)).rowcount
+                total += deleted
+                if deleted < 1000 or self._closing.is_set():
                     return total
         finally:
             connection.close()
@@ -166,16 +145,15 @@ class Store:
         """The entries that are not done. With a time they count as touched then: `prune` goes by it."""
         if touched_ms is not None:
             self._reader.execute("UPDATE requests SET updated_ms = ? WHERE done = 0", (touched_ms,))
-        rows = self._reader.execute(f"SELECT {_COLUMNS} FROM requests r WHERE done = 0")
-        return [self._entry(row) for row in rows]
+        return [_entry(row) for row in self._reader.execute(f"SELECT {_COLUMNS} FROM requests WHERE done = 0")]
 
     def get(self, key: Key) -> Entry | None:
         """What was handed over at some time before, if it is written by now."""
         if key not in self._known:
             return None
-        query = f"SELECT {_COLUMNS} FROM requests r WHERE r.tenant = ? AND r.request_id = ?"
+        query = f"SELECT {_COLUMNS} FROM requests WHERE tenant = ? AND request_id = ?"
         row = self._reader.execute(query, key).fetchone()
-        return None if row is None else self._entry(row)
+        return None if row is None else _entry(row)
 
     def page(
         self,
@@ -192,7 +170,7 @@ class Store:
         None if that is unknown, which it is when it is older than two horizons. Blocks; any number of threads may ask.
         """
         connection = self._page_connection()
-        where: list[str] = ["r.tenant = ?", "erased = 0"]
+        where: list[str] = ["tenant = ?", "erased = 0"]
         values: list[Any] = [tenant]
         if status is not None:
             where.append("status = ?")
@@ -205,14 +183,14 @@ class Store:
             at = connection.execute(known, (tenant, after)).fetchone()
             if at is None:
                 return None
-            where.append(f"(accepted_ms, r.request_id) {'<' if newest_first else '>'} (?, ?)")
+            where.append(f"(accepted_ms, request_id) {'<' if newest_first else '>'} (?, ?)")
             values += [at[0], after]
         order = "DESC" if newest_first else "ASC"
         query = (
-            f"SELECT {_COLUMNS} FROM requests r WHERE {' AND '.join(where)}"
-            f" ORDER BY accepted_ms {order}, r.request_id {order} LIMIT ?"
+            f"SELECT {_COLUMNS} FROM requests WHERE {' AND '.join(where)}"
+            f" ORDER BY accepted_ms {order}, request_id {order} LIMIT ?"
         )
-        return [self._entry(row) for row in connection.execute(query, [*values, limit]).fetchall()]
+        return [_entry(row) for row in connection.execute(query, [*values, limit]).fetchall()]
 
     def _page_connection(self) -> sqlite3.Connection:
         """This thread's own."""
@@ -222,19 +200,10 @@ class Store:
             self._page_readers.append(connection)
         return connection
 
-    def _entry(self, row: Row) -> Entry:
-        tenant, request_id, accepted_ms, facts, erased, record = row
-        terminal, large = (None, None) if record is None else self._read_outcome(record)
-        return restored(
-            tenant,
-            request_id,
-            facts,
-            terminal=terminal,
-            large=large,
-            record_bytes=len(record or b""),
-            accepted_ms=accepted_ms,
-            erased=bool(erased),
-        )
+
+def _entry(row: Row) -> Entry:
+    tenant, request_id, accepted_ms, facts, erased = row
+    return restored(tenant, request_id, facts, accepted_ms=accepted_ms, erased=bool(erased))
 
 
 def _put(connection: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:

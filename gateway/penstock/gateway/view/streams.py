@@ -2,20 +2,22 @@
 
 Pieces of other streams are passed over (see `selecting`). When a client comes to one of them, what was passed over is
 read again from the log, up to the offset from which on every piece is told; then the client is told all of it at once.
+The outcome of what ended long ago is read again in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.frames import Frame
+from penstock.gateway.view.frames import FailureFrame, Frame
 from penstock.gateway.view.hub import Client, Hub
 from penstock.gateway.view.request_state import Key
 from penstock.schemas.codec import Codec
 from penstock.schemas.cursor import Cursor
+from penstock.schemas.errors import PenstockError
 from penstock.schemas.fold import IGNORED, FoldStep, ResultFold
 from penstock.schemas.records import Origin, ResultEvent
 
@@ -61,10 +63,11 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class Filling:
-    """A stream whose pieces are being read from the log."""
+    """A request whose outcome, or whose pieces, are being read from the log."""
 
     entry: Entry
-    wanted: Wanted
+    wanted: Wanted | None
+    """The pieces; None: the outcome."""
     told: Cursor
     """How much its readers were told already; the epoch is -1 if that is nothing."""
     came_meanwhile: list[Piece] = field(default_factory=list[Piece])
@@ -72,12 +75,21 @@ class Filling:
 
 
 class Streams:
-    """`read` is asked for pieces, `filled` takes what they make. A stream that ends meanwhile needs them no more."""
+    """`read` is asked for pieces, `filled` takes what they make. A stream that ends meanwhile needs them no more.
 
-    def __init__(self, hub: Hub, read: Callable[[Wanted], None] = lambda wanted: None) -> None:
+    `load` is asked for outcomes, `loaded` takes them.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        read: Callable[[Wanted], None] = lambda wanted: None,
+        load: Callable[[Entry], None] = lambda entry: None,
+    ) -> None:
         self._hub = hub
         self._filling: dict[Key, Filling] = {}
         self.read = read
+        self.load = load
         self.followed: set[bytes] = set()
         """The record keys of requests whose pieces the view is told of. The reader's thread looks into it."""
 
@@ -90,10 +102,16 @@ class Streams:
         self.followed.discard(request_id.encode())
 
     def follow(self, entry: Entry) -> bool:
-        """Hold the text of a stream from now on, whole; False if some of it must be read first: see `when_whole`."""
+        """Hold a request's outcome, or its text from now on, whole.
+
+        False if some of it must be read first: see `when_whole`.
+        """
         if entry.key in self._filling:
             return False
-        if entry.done:
+        if entry.lacks_outcome:
+            self._filling[entry.key] = Filling(entry, None, _nothing_of(entry))
+            self.load(entry)
+        elif entry.done:
             if entry.lacks_text:
                 self._fill(entry, end=entry.terminal_offset)
         elif entry.stream or not entry.content:
@@ -103,7 +121,7 @@ class Streams:
         return entry.key not in self._filling
 
     def when_whole(self, entry: Entry, client: Client, after: Cursor | None, opening: Opening = Entry.opening) -> None:
-        """Tell a client the beginning of a stream that is being read, from its cursor on; until then nothing of it."""
+        """Tell a client the beginning of what is being read, from its cursor on; until then nothing of the request."""
         client.untold[entry.request_id] = after
         self._filling[entry.key].waiting.append((client, opening))
 
@@ -132,6 +150,22 @@ class Streams:
         """Its outcome is there, or nothing will come. If its text was being read, `tell` those who wait for it."""
         self.forget(entry.request_id)
         return self._filling.pop(entry.key, None)
+
+    def loaded(self, entry: Entry, found: Entry | PenstockError) -> None:
+        """What became of the outcome that was asked for: the entry with it, or why it cannot be told."""
+        filling = self._filling.get(entry.key)
+        if filling is None or filling.entry is not entry:
+            return
+        del self._filling[entry.key]
+        if isinstance(found, PenstockError):
+            failure = FailureFrame(request_id=entry.request_id, cursor=None, error=found)
+            filling.waiting = [(client, lambda *_: [failure]) for client, _ in filling.waiting]
+        elif found.lacks_text:
+            self._fill(found, end=found.terminal_offset).waiting = filling.waiting
+            return
+        else:
+            filling.entry = found
+        self.tell(filling)
 
     def filled(self, wanted: Wanted, fold: ResultFold) -> None:
         """What the pieces make that were asked for."""
@@ -170,26 +204,28 @@ class Streams:
         self.expect(entry.request_id)
         return True
 
-    def _fill(self, entry: Entry, end: int | None = None) -> None:
-        held = None if entry.passed_over else entry.fold
-        told = Cursor(
-            partition=entry.place,
-            offset=-1,
-            epoch=-1 if held is None else held.epoch,
-            attempt=0 if held is None else held.attempt,
-            text_length=0 if held is None else held.text_length,
-        )
+    def _fill(self, entry: Entry, end: int | None = None) -> Filling:
+        told, fold = _nothing_of(entry), entry.fold
+        if not entry.passed_over:
+            told = replace(told, epoch=fold.epoch, attempt=fold.attempt, text_length=fold.text_length)
         entry.passed_over = True
         wanted = Wanted(entry.key, entry.place, entry.pieces_from, end)
-        self._filling[entry.key] = Filling(entry, wanted, told)
+        filling = self._filling[entry.key] = Filling(entry, wanted, told)
         self.read(wanted)
+        return filling
 
     @staticmethod
     def tell(filling: Filling) -> None:
         """The beginning, to who waits for it: from now on frames come as they are made."""
         entry = filling.entry
+        subjects = [*entry.subjects, ("outcome", *entry.key)]
         for client, opening in filling.waiting:
             if client.gone is None and entry.request_id in client.untold:
                 after = cast("Cursor | None", client.untold.pop(entry.request_id))
-                if not client.subjects.isdisjoint(entry.subjects):
+                if not client.subjects.isdisjoint(subjects):
                     client.push_all(opening(entry, after))
+
+
+def _nothing_of(entry: Entry) -> Cursor:
+    """Where a reader stands who was told nothing of it yet."""
+    return Cursor(partition=entry.place, offset=-1, epoch=-1, attempt=0, text_length=0)

@@ -42,8 +42,8 @@ class Unwritten:
 
     def add(self, entry: Entry) -> None:
         self._changed[entry.key] = entry
-        if entry.record is not None:
-            self._bytes += len(entry.record) + entry.kept_bytes - ENTRY_BYTES  # it waits as bytes, and is held decoded
+        if entry.done:
+            self._bytes += entry.kept_bytes - ENTRY_BYTES
 
     def get(self, key: Key) -> Entry | None:
         """The entry, if the file does not hold it as it is, however long ago it was last asked for."""

@@ -19,7 +19,7 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.fleet import Fleet
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.known_requests import KnownRequests
-from penstock.gateway.view.outputs import LargeOutput, OutcomeReader, held_bytes
+from penstock.gateway.view.outputs import LargeOutput, OutcomeReader
 from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
@@ -229,13 +229,10 @@ class View:
                 entry, event, message.offset, lambda: self._decode_piece(record), alone=message.headers is ALONE
             )
         else:
-            step = entry.on_result(event, message.offset, large)
+            step = entry.on_result(event, message.offset, large, len(record))
         done = entry.done
         filling = self.streams.on_end(entry) if done else None
         told = None if filling is None else filling.told
-        if done:
-            entry.record = record
-            entry.kept_bytes += held_bytes(event, large, len(record))
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
         if step is not IGNORED or before != (entry.fold.place, entry.pieces_from):
             self._touch(entry)

@@ -11,7 +11,7 @@ from penstock.schemas.errors import Overloaded
 
 logger = logging.getLogger(__name__)
 
-VERSION = 5
+VERSION = 6
 _META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
 # Lists are read in the order of acceptance; each filter has an index of that order. What is erased is in none.
 _SCHEMA = """
@@ -27,8 +27,6 @@ CREATE INDEX IF NOT EXISTS by_both ON requests (tenant, conversation_id, status,
   WHERE erased = 0 AND conversation_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS by_update ON requests (updated_ms);
 CREATE INDEX IF NOT EXISTS live ON requests (done) WHERE done = 0;
-CREATE TABLE IF NOT EXISTS outcomes (
-  tenant TEXT NOT NULL, request_id TEXT NOT NULL, record BLOB NOT NULL, PRIMARY KEY (tenant, request_id));
 CREATE TABLE IF NOT EXISTS offsets (
   topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.kafka.refetch_plan import MAX_WANTED, READ_THROUGH_RATIO, Wants
+from penstock.common.refetch_plan import MAX_WANTED, READ_THROUGH_RATIO, Wants
 
 
 def ranges(wants: Wants) -> list[tuple[int, ...]]:

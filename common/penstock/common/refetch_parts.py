@@ -10,7 +10,7 @@ from typing import Any, cast
 from confluent_kafka import Consumer, Message
 
 from penstock.common.reader import TP, RawMessage
-from penstock.processors.kafka.refetch_plan import Range
+from penstock.common.refetch_plan import Range
 
 MESSAGE_OVERHEAD_BYTES = 300
 

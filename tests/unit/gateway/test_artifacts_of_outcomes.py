@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.service.output_artifacts import artifact_ids_of
+from penstock.gateway.view.outputs import artifact_ids_of
 from penstock.schemas.records import ArtifactRef, Origin, ResultEvent
 
 EVENT = ResultEvent(
@@ -37,7 +37,3 @@ LARGE = ArtifactRef(artifact_id="large", uri="u", media_type="application/json",
 )
 def test_an_outcome_names_its_images_and_its_large_output(values: dict[str, Any], expected: set[str]) -> None:
     assert artifact_ids_of(dataclasses.replace(EVENT, **values)) == expected
-
-
-def test_no_outcome_names_nothing() -> None:
-    assert artifact_ids_of(None) == frozenset()

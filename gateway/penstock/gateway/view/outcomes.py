@@ -1,0 +1,135 @@
+"""Outcomes of requests that ended long ago, read from the result topic by offset when somebody asks for one.
+
+The view's file holds facts and that offset; a copy of every output would be the whole topic once more at each gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from penstock.common.reader import RawMessage
+from penstock.common.refetch import Refetcher
+from penstock.common.settings import KafkaSettings
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.outputs import LargeOutput, OutcomeReader
+from penstock.gateway.view.view import View
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import BrokerUnavailable, Gone, PenstockError, RegistryUnavailable
+from penstock.schemas.records import ResultEvent
+from penstock.schemas.topics import TP
+
+PATIENCE_S = 10.0
+"""So long a caller waits for the broker."""
+REGISTRY_RETRY_S = 0.1
+
+
+class Outcomes:
+    """Used on one event loop. Records are read on a thread, which begins with the first that is asked for.
+
+    Who follows a stream that has ended comes by `Streams.load`.
+    """
+
+    def __init__(self, settings: KafkaSettings, codec: Codec, view: View) -> None:
+        self._settings = settings
+        self._view = view
+        self._read_outcome = OutcomeReader(codec)
+        self._refetcher: Refetcher | None = None
+        self._wanted: dict[tuple[TP, int], asyncio.Future[RawMessage | None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.read = 0
+        """Outcomes that were read again."""
+        view.streams.load = self._load
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._refetcher is not None:
+            await self._refetcher.stop()
+
+    async def whole(self, entry: Entry, patience_s: float = PATIENCE_S) -> Entry:
+        """The entry with its outcome, if it has ended and is not erased.
+
+        Raises Gone when the topic does not hold the outcome any more, BrokerUnavailable, RegistryUnavailable.
+        """
+        held = self._view.in_memory(entry.key)
+        if held is not None and held.done:
+            entry = held
+        if not entry.lacks_outcome or entry.erased:
+            return entry
+        tp, offset = (self._settings.names.result, entry.place), entry.terminal_offset
+        give_up = time.monotonic() + patience_s
+        message = await self._fetch(tp, offset, patience_s)
+        found = None if message is None else await self._decode(message, give_up)
+        if found is None or (found[0].tenant, found[0].request_id, found[0].kind) != (*entry.key, "terminal"):
+            raise Gone("the outcome of this request is not on the result topic any more")
+        if entry.lacks_outcome:
+            event, large, record_bytes = found
+            entry.hold_outcome(event, large, record_bytes)
+            self._view.known.keep(entry)
+        return entry
+
+    async def all_whole(self, entries: Sequence[Entry], patience_s: float) -> list[Entry]:
+        """The entries, with those outcomes that could be read."""
+        found = await asyncio.gather(*(self.whole(entry, patience_s) for entry in entries), return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException) and not isinstance(one, PenstockError):
+                raise one
+        return [entry if isinstance(one, BaseException) else one for entry, one in zip(entries, found, strict=True)]
+
+    async def _fetch(self, tp: TP, offset: int, patience_s: float) -> RawMessage | None:
+        wanted = self._wanted.get((tp, offset))
+        if wanted is None:
+            wanted = self._wanted[tp, offset] = asyncio.get_running_loop().create_future()
+            self._started().request(tp, (offset,))
+        try:
+            return await asyncio.wait_for(asyncio.shield(wanted), patience_s)
+        except TimeoutError as error:
+            raise BrokerUnavailable("the broker does not give this outcome; try again", retry_after_s=1) from error
+
+    def _started(self) -> Refetcher:
+        if self._refetcher is None:
+            loop = asyncio.get_running_loop()
+            self._refetcher = Refetcher(self._settings, loop, self._on_fetched, self._on_gone)
+            self._refetcher.start()
+        return self._refetcher
+
+    def _on_fetched(self, tp: TP, messages: Sequence[RawMessage]) -> None:
+        self.read += len(messages)
+        for message in messages:
+            self._told(tp, message.offset, message)
+
+    def _on_gone(self, tp: TP, offsets: Sequence[int]) -> None:
+        for offset in offsets:
+            self._told(tp, offset, None)
+
+    def _told(self, tp: TP, offset: int, message: RawMessage | None) -> None:
+        wanted = self._wanted.pop((tp, offset), None)
+        if wanted is not None and not wanted.done():
+            wanted.set_result(message)
+
+    async def _decode(self, message: RawMessage, give_up: float) -> tuple[ResultEvent, LargeOutput | None, int] | None:
+        """None for what is no record of ours: the topic was made anew."""
+        record = message.value or b""
+        while True:
+            try:
+                return (*self._read_outcome(record), len(record))
+            except RegistryUnavailable:
+                if time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(REGISTRY_RETRY_S)
+            except PenstockError:
+                return None
+
+    def _load(self, entry: Entry) -> None:
+        task = asyncio.get_running_loop().create_task(self._load_for_readers(entry))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load_for_readers(self, entry: Entry) -> None:
+        try:
+            found: Entry | PenstockError = await self.whole(entry)
+        except PenstockError as error:
+            found = error
+        self._view.streams.loaded(entry, found)
