@@ -158,8 +158,12 @@ class Streams:
             return
         del self._filling[entry.key]
         if isinstance(found, PenstockError):
-            failure = FailureFrame(request_id=entry.request_id, cursor=None, error=found)
-            filling.waiting = [(client, lambda *_: [failure]) for client, _ in filling.waiting]
+            failure = [FailureFrame(request_id=entry.request_id, cursor=None, error=found)]
+
+            def refusal(entry: Entry, after: Cursor | None) -> Sequence[Frame]:
+                return failure
+
+            filling.waiting = [(client, refusal) for client, _ in filling.waiting]
         elif found.lacks_text:
             self._fill(found, end=found.terminal_offset).waiting = filling.waiting
             return
