@@ -20,6 +20,8 @@ from penstock.schemas.records import ArtifactRef, OutputSpec, Preview
 
 INLINE_BYTES = 256 * 1024
 """The largest output that travels inside its event."""
+PREVIEW_KEPT_S = 2 * 86_400
+"""Longer than any request lives."""
 _FLOAT_BYTES = 4
 _NESTED = frozenset({"tool_calls", "logprobs", "choices"})
 
@@ -115,17 +117,20 @@ class Outputs:
             "width": preview.width,
             "height": preview.height,
         }
-        # Nobody refers to it once its request has ended: the sweeper takes it away.
+        # Nobody refers to it once its request has ended: the sweeper takes it away, or its time is over.
         kept = await self._threads.run(
             self._keep_image,
             effect.subject,
             image,
             f"preview {preview.step}",
             OutputSpec(),
+            PREVIEW_KEPT_S,
         )
         return Preview(step=preview.step, steps=preview.steps, image=_image_of(kept))
 
-    def _keep_image(self, subject: Subject, image: Mapping[str, Any], part: str, place: OutputSpec) -> Artifact:
+    def _keep_image(
+        self, subject: Subject, image: Mapping[str, Any], part: str, place: OutputSpec, ttl_s: float | None = None
+    ) -> Artifact:
         return self.store().put(
             subject.tenant,
             image["data"],
@@ -134,6 +139,7 @@ class Outputs:
             width=image["width"],
             height=image["height"],
             seed=image.get("seed"),
+            ttl_s=ttl_s,
             request_id=subject.request_id,
             conversation_id=subject.request.conversation_id,
             store=place.store,

@@ -32,8 +32,8 @@ class Images(Protocol):
         """The same, not decoded yet. Raises as `fetch`, for what an image's beginning shows."""
         ...
 
-    async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
-        """The artifact behind a reference; what lies at a URL becomes one. Raises as `fetch`."""
+    async def kept(self, tenant: str, request_id: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
+        """The artifact behind a reference; what lies at a URL becomes an input of the request. Raises as `fetch`."""
         ...
 
     def close(self) -> None: ...
@@ -106,7 +106,7 @@ class RunImages:
         if number in standing:  # written by an earlier attempt: what lies at a URL may be another image by now
             of_message = [one for one, _ in _named(subject.request) if _message_of(one) == number]
             return await self._fetch(subject, place, _reference(standing[number][of_message.index(place)]))
-        kept = await self._images(place).kept(subject.tenant, ref, param=f"payload.{place}")
+        kept = await self._images(place).kept(subject.tenant, subject.request_id, ref, param=f"payload.{place}")
         shown[number] = [*shown.get(number, ()), kept]
         return await self._fetch(subject, place, _reference(kept))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.inputs import keep_input
 from penstock.common.artifacts.sweep import plan
 from penstock.common.artifacts.sweeping import Sweeper
 
@@ -75,6 +76,21 @@ def test_what_changed_since_the_look_stays(world: Any) -> None:
     assert sweeper.apply(swept) == []
     for artifact_id, data in ((again.artifact_id, b"1"), (held.artifact_id, b"2"), (late, b"3")):
         assert store.get("acme", artifact_id) == data
+
+
+def test_marks_of_requests_that_nobody_knows_are_taken_away(world: Any) -> None:
+    world.clock.now_s = time.time()
+    store, sweeper = world.store(), Sweeper(world.store(), world.clock)
+    artifact_id = str(uuid.uuid4())
+    for request_id in ("first", ".."):
+        keep_input(store, "acme", request_id, b"1", artifact_id=artifact_id, media_type="image/png")
+    store.request_holds.hold("acme", str(uuid.uuid4()), "third")
+    assert (len(world.paths()), store.request_holds.held_by("acme", "..")) == (8, [artifact_id])
+    for days, left in ((0, 8), (1, 6), (4, 4), (7, 0)):
+        world.clock.now_s = time.time() + days * DAY_S
+        listing, facts = sweeper.look()
+        sweeper.apply(plan(listing, facts, sweeper.now_ms(), named={}))
+        assert len(world.paths()) == left, days
 
 
 def test_what_no_listing_of_a_folder_shows_goes_after_an_hour(tmp_path: Path) -> None:

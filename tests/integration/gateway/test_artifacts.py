@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from penstock.schemas.records import ArtifactRef
 
 TENANT = "default"
 SWEEP = "/v1/admin/artifacts/sweep"
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +100,33 @@ def test_what_a_conversation_held_is_released_with_it(gateway: Any, store: Artif
     assert swept["released_conversations"] == 1
     assert {one["artifact_id"] for one in swept["data"]} == {ends.artifact_id, forgotten.artifact_id}
     assert gateway.get(f"/v1/artifacts/{goes_on.artifact_id}").status_code == 200
+
+
+def picture(number: int) -> dict[str, Any]:
+    """A request that brings an image of its own bytes."""
+    data = base64.b64encode(PNG + bytes([number])).decode()
+    return {"task": "image_editing", "payload": {"prompt": "snow", "image": {"data": data}}}
+
+
+def bring(gateway: Any, number: int) -> str:
+    return gateway.http.post("/v1/requests", json=picture(number)).raise_for_status().json()["request_id"]
+
+
+def images(store: ArtifactStore) -> dict[int, Artifact]:
+    """By number: the images that are kept of those that requests brought."""
+    found = store.list(TENANT, limit=100).artifacts
+    return {store.get(TENANT, one.artifact_id)[-1]: one for one in found if one.size_bytes == len(PNG) + 1}
+
+
+@pytest.mark.parametrize(("number", "status"), [(1, "completed"), (2, "cancelled"), (3, "failed")])
+def test_erasing_a_request_takes_the_images_along_that_it_brought(
+    gateway: Any, scribe: Any, store: ArtifactStore, number: int, status: str
+) -> None:
+    """They stayed for three days after a DELETE that had answered success."""
+    request_id = bring(gateway, number)
+    assert number in images(store)
+    scribe.job(request_id).end("", status=status)
+    gateway.wait_for(request_id, status)
+    assert gateway.http.delete(f"/v1/requests/{request_id}").status_code == 200
+    assert number not in images(store)
+    assert gateway.http.delete(f"/v1/requests/{request_id}").status_code == 410

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.inputs import keep_input
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service import control
@@ -55,31 +59,60 @@ async def test_whether_an_end_was_asked_for_is_decided_when_it_is_asked(ended: b
     assert worker.commands == (0 if ended else 1)
 
 
-async def test_a_request_is_erased_with_what_it_made_or_not_at_all() -> None:
+@pytest.mark.parametrize("calls", range(12))
+async def test_a_request_is_erased_with_its_artifacts_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
     """With the store away it was 503, the repeat was 410, and the images stayed for ever."""
+    store = ArtifactStore(tmp_path)
+    made, brought = store.put("t", b"made"), str(uuid.uuid4())
+    keep_input(store, "t", "r", b"brought", artifact_id=brought, media_type="image/png")
     entry = SimpleNamespace(
-        request_id="r", tenant="t", done=True, origin=ORIGIN, conversation_id=None, artifact_ids={"a1"}
+        request_id="r",
+        tenant="t",
+        task="image_editing",
+        done=True,
+        origin=ORIGIN,
+        conversation_id=None,
+        artifact_ids={made.artifact_id},
     )
-    log, kept, away = Log(), {"a1"}, True
+    log, left = Log(), iter(range(calls))
+    works = type(store.places[None]).telling_failures
 
-    class Store:
-        def delete(self, tenant: str, artifact_id: str, *, even_held: bool = False) -> None:
-            if away:
-                raise StoreUnavailable("the store is away")
-            kept.discard(artifact_id)
+    def fails_later(place: Any) -> Any:
+        if next(left, None) is None:
+            raise StoreUnavailable("the store is away")
+        return works(place)
 
     class Found:
         async def find(self, tenant: str, request_id: str) -> Any:
             return entry
 
-    parts: Any = (log, None, log, Found(), default_codec(), TopicNames(), Store(), Allowances(), Threads())
+    parts: Any = (log, None, log, Found(), default_codec(), TopicNames(), store, Allowances(), Threads())
     control = Control(*parts)
-    with pytest.raises(StoreUnavailable):
-        await control.erase("t", "r")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store.places[None]), "telling_failures", fails_later)
+        with pytest.raises(StoreUnavailable):
+            await control.erase("t", "r")
     assert log.commands == []
-    away = False
     await control.erase("t", "r")
-    assert ([command.kind for command in log.commands], kept) == (["erase"], set())
+    assert [command.kind for command in log.commands] == ["erase"]
+    assert list(store.places[None].items("t")) == []
+
+
+async def test_a_request_without_images_is_erased_while_the_store_is_away() -> None:
+    entry = SimpleNamespace(
+        request_id="r", tenant="t", task="embedding", done=True, origin=ORIGIN, conversation_id=None, artifact_ids=()
+    )
+    log, unused = Log(), None
+
+    class Found:
+        async def find(self, tenant: str, request_id: str) -> Any:
+            return entry
+
+    parts: Any = (log, None, log, Found(), default_codec(), TopicNames(), unused, Allowances(), Threads())
+    await Control(*parts).erase("t", "r")
+    assert [command.kind for command in log.commands] == ["erase"]
 
 
 class Log:

@@ -60,6 +60,10 @@ class Parts:
 
     async def submit(self, checked: Checked, **options: Any) -> Accepted:
         request = checked.request
+        if self.refuses is not None:
+            raise self.refuses
+        if (keep := options.get("keep")) is not None:
+            await keep(request.request_id)
         for name in ("image", "mask"):
             if reference := request.payload.get(name):  # it is kept before the request is on its topic
                 await asyncio.to_thread(self._store.get, TENANT, reference["artifact_id"])
@@ -70,8 +74,7 @@ class Parts:
         return Checked(caller, request, None)
 
     def check_room(self, checked: Checked) -> None:
-        if self.refuses is not None:
-            raise self.refuses
+        pass
 
     def plan(self, request: InferenceRequest) -> dict[str, Any]:
         return {"object": "plan"}

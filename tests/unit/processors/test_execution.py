@@ -29,7 +29,7 @@ from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
-from penstock.processors.outputs import INLINE_BYTES, Outputs, reference_to, size_of
+from penstock.processors.outputs import INLINE_BYTES, PREVIEW_KEPT_S, Outputs, reference_to, size_of
 from penstock.processors.spool import Spool
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import (
@@ -80,7 +80,7 @@ class Shell(World):
     async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
         return await self.pictures.fetch(tenant, ref, param=param)
 
-    async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
+    async def kept(self, tenant: str, request_id: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
         return picture(ref["artifact_id"])
 
     def close(self) -> None:
@@ -735,7 +735,10 @@ async def test_previews_are_kept_and_published_while_the_run_goes_on(shell: Shel
     await shell.until(lambda: shell.shown)
     (shown,) = shell.shown  # the second came while the first was on its way
     assert (shown.step, shown.steps) == (1, 4)
-    assert ArtifactStore(tmp_path / "artifacts").get("default", shown.image["artifact_id"]) == b"small"
+    kept = ArtifactStore(tmp_path / "artifacts")
+    assert kept.get("default", shown.image["artifact_id"]) == b"small"
+    described = kept.describe("default", shown.image["artifact_id"])
+    assert described.expires_at_ms == described.created_at_ms + PREVIEW_KEPT_S * 1000, "no outcome will name it"
     sink.on_preview(Preview(run_id=spec.run_id, step=3, steps=4, **image))
     shell.the_engine().finish(images=[])
     await shell.until_ended()

@@ -45,7 +45,7 @@ class Source:
         found = await self.fetch(tenant, ref, param=param)
         return EncodedImage(found.width, found.height, found.mode, b"a file", "PNG", found.source_sha256, 1)
 
-    async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
+    async def kept(self, tenant: str, request_id: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
         if "url" in ref:
             self.looks += 1
             return artifact(f"{ref['url']} at look {self.looks}")
@@ -78,7 +78,7 @@ async def gathered(
 ) -> Gathered:
     conversation = {} if turn is None else {"conversation_id": "c"}
     request = parse_request({"task": task, "payload": payload, **conversation}, now_ms=1)
-    work = cast("Work", SimpleNamespace(request=request, tenant="default", lane="m"))
+    work = cast("Work", SimpleNamespace(request_id="r", request=request, tenant="default", lane="m"))
     return await RunImages(source, lambda lane: sees).of(work, turn)
 
 

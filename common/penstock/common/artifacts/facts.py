@@ -39,6 +39,9 @@ class Artifact:
     """The request whose output it is."""
     conversation_id: str | None = None
     """The conversation in which it was made: it goes with that, unless another one holds it."""
+    marked_since_ms: int | None = None
+    """Of an input that was stored for requests: since when each of these requests marks it, 0 for always. Null: it is
+    no such input, or a release wrote it that made no marks."""
 
     @property
     def url(self) -> str:

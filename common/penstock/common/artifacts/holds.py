@@ -1,68 +1,101 @@
-"""Holds: what a conversation's turns refer to lives as long as the conversation.
+"""Holds: marks that tell why an artifact lives.
 
-Two marks for each hold, both empty: `{tenant}/.holds/{conversation_id}/{artifact_id}` finds the artifacts of a
-conversation, and `{tenant}/{artifact_id}/held/{conversation_id}` says of an artifact that it is held.
+What the turns of a conversation refer to lives as long as the conversation. An input that a gateway or a worker stored
+for requests is erased with the last of them.
+
+Two empty objects for each hold: `{tenant}/.holds/{holder}/{artifact_id}` finds the artifacts of a holder, and
+`{tenant}/{artifact_id}/held/{holder}` tells who holds an artifact. For requests these are `.inputs` and `input`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
+from penstock.common.artifacts.facts import is_artifact_id
 from penstock.common.artifacts.places import OpenPlace, folder_of
-from penstock.schemas.ids import check_conversation_id, check_tenant
+from penstock.schemas.ids import NAMESPACE, check_conversation_id, check_tenant
 
-HOLDS_FOLDER = ".holds"
-HELD_FOLDER = "held"
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of holders: the names of the two folders, and a holder's name in them."""
+
+    by_holder: str
+    at_artifact: str
+    name_of: Callable[[str], str]
+
+
+def _request_name(request_id: str) -> str:
+    """Services on Kafka choose ids that are no names of folders, such as `..`."""
+    return request_id if is_artifact_id(request_id) else str(uuid.uuid5(NAMESPACE, f"request\n{request_id}"))
+
+
+CONVERSATIONS = Kind(".holds", "held", check_conversation_id)
+REQUESTS = Kind(".inputs", "input", _request_name)
 
 
 class Holds:
-    """The marks in the default place of a store. All methods block and are thread-safe."""
+    """The marks of one kind in the default place of a store. All methods block and are thread-safe."""
 
-    def __init__(self, place: OpenPlace) -> None:
+    def __init__(self, place: OpenPlace, kind: Kind) -> None:
         self._place = place
         self._client = place.client
+        self._kind = kind
 
-    def hold(self, tenant: str, artifact_id: str, conversation_id: str) -> None:
-        """From now on the artifact neither expires nor can it be deleted alone. Doing it again changes nothing."""
-        folder, conversation = folder_of(tenant, artifact_id), check_conversation_id(conversation_id)
+    def hold(self, tenant: str, artifact_id: str, holder: str) -> None:
+        """From now on the holder holds the artifact. Doing it again changes nothing."""
         with self._place.writing():
             # In this order: a mark that `release` would not find must not be.
-            self._client.put(f"{tenant}/{HOLDS_FOLDER}/{conversation}/{artifact_id}", b"")
-            self._client.put(f"{folder}/{HELD_FOLDER}/{conversation}", b"")
+            self._client.put(self._by_holder(tenant, artifact_id, holder), b"")
+            self._client.put(self._at_artifact(tenant, artifact_id, holder), b"")
 
-    def release(self, tenant: str, conversation_id: str) -> list[str]:
-        """The conversation is gone: it holds nothing any more. The ids of what it held."""
-        held = self.held_by(tenant, conversation_id)
-        self.let_go(tenant, conversation_id, held)
+    def release(self, tenant: str, holder: str) -> list[str]:
+        """The holder is gone: it holds nothing any more. The ids of what it held."""
+        held = self.held_by(tenant, holder)
+        self.let_go(tenant, holder, held)
         return held
 
-    def held_by(self, tenant: str, conversation_id: str) -> list[str]:
-        """The ids of what a conversation holds."""
-        return self._names(f"{check_tenant(tenant)}/{HOLDS_FOLDER}/{check_conversation_id(conversation_id)}")
+    def held_by(self, tenant: str, holder: str) -> list[str]:
+        """The ids of what a holder holds."""
+        folder = f"{check_tenant(tenant)}/{self._kind.by_holder}/{self._kind.name_of(holder)}"
+        return sorted(self._names(folder))
 
-    def let_go(self, tenant: str, conversation_id: str, artifact_ids: Iterable[str]) -> None:
-        """The conversation holds these no more; it may hold others. Doing it again changes nothing."""
-        conversation = check_conversation_id(conversation_id)
+    def let_go(self, tenant: str, holder: str, artifact_ids: Iterable[str]) -> None:
+        """The holder holds these no more; it may hold others. Doing it again changes nothing."""
+        for _ in self.letting_go(tenant, holder, artifact_ids):
+            pass
+
+    def letting_go(self, tenant: str, holder: str, artifact_ids: Iterable[str]) -> Iterator[str]:
+        """As `let_go`, one by one. Until the caller asks for the next one, `held_by` still finds it."""
         for artifact_id in artifact_ids:
-            self._remove(f"{folder_of(tenant, artifact_id)}/{HELD_FOLDER}/{conversation}")
-            self._remove(f"{tenant}/{HOLDS_FOLDER}/{conversation}/{artifact_id}")
+            self._remove(self._at_artifact(tenant, artifact_id, holder))
+            yield artifact_id
+            self._remove(self._by_holder(tenant, artifact_id, holder))
 
     def of(self, tenant: str, artifact_id: str) -> list[str]:
-        """The conversations that hold it."""
-        return self._names(f"{folder_of(tenant, artifact_id)}/{HELD_FOLDER}")
+        """The names of those that hold it."""
+        return sorted(self._names(f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}"))
 
     def any_of(self, tenant: str, artifact_id: str) -> bool:
-        return bool(self.of(tenant, artifact_id))
+        return any(True for _ in self._names(f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}"))
 
     def forget(self, tenant: str, artifact_id: str) -> None:
         """The artifact is gone, and its marks with it."""
-        for conversation in self.of(tenant, artifact_id):
-            self._remove(f"{folder_of(tenant, artifact_id)}/{HELD_FOLDER}/{conversation}")
-            self._remove(f"{tenant}/{HOLDS_FOLDER}/{conversation}/{artifact_id}")
+        for name in self.of(tenant, artifact_id):
+            self._remove(self._at_artifact(tenant, artifact_id, name))
+            self._remove(self._by_holder(tenant, artifact_id, name))
 
-    def _names(self, folder: str) -> list[str]:
-        with self._place.telling_failures():
-            return sorted(item["path"].rpartition("/")[2] for items in self._client.list(folder) for item in items)
+    def _by_holder(self, tenant: str, artifact_id: str, holder: str) -> str:
+        return f"{check_tenant(tenant)}/{self._kind.by_holder}/{self._kind.name_of(holder)}/{artifact_id}"
+
+    def _at_artifact(self, tenant: str, artifact_id: str, holder: str) -> str:
+        return f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}/{self._kind.name_of(holder)}"
+
+    def _names(self, folder: str) -> Iterator[str]:
+        for item in self._place.items(folder):
+            yield item["path"].rpartition("/")[2]
 
     def _remove(self, path: str) -> None:
         try:

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.common.artifacts import facts
 from penstock.common.artifacts.digests import checked, missing, read_pieces
 from penstock.common.artifacts.facts import Artifact
-from penstock.common.artifacts.holds import Holds
+from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS, Holds
 from penstock.common.artifacts.places import (
     OpenPlace,
     Place,
@@ -72,7 +72,12 @@ class ArtifactStore:
         self.places = Places(first, stores or {})
         self._main = self.places[None]
         self._client = self._main.client
-        self.holds = Holds(self._main)
+        self.holds = Holds(self._main, CONVERSATIONS)
+        self.request_holds = Holds(self._main, REQUESTS)
+        """Marks of requests at their inputs; see `inputs.py`."""
+
+    def now_ms(self) -> int:
+        return int(self._clock() * 1000)
 
     # -- writing
 
@@ -91,13 +96,14 @@ class ArtifactStore:
         prefix: str | None = None,
         request_id: str | None = None,
         conversation_id: str | None = None,
+        marked_since_ms: int | None = None,
     ) -> Artifact:
         """Keep `data` under a new id, or under one that the caller made (a UUID), overwriting it.
 
         `width` and `height` in pixels and `seed` are facts of an image. `ttl_s`: seconds until it expires, in place of
         the store's own. `store` and `prefix` choose where the bytes lie. `request_id`: the request whose output it is;
         if that ends without naming the artifact, the sweeper takes it away. `conversation_id`: the conversation in
-        which it was made; the artifact goes when that is deleted.
+        which it was made; the artifact goes when that is deleted. `marked_since_ms` is for `inputs.keep_input`.
 
         Raises TooLarge naming the limit, InvalidRequest for an impossible id, an unknown store or a wrong prefix.
         """
@@ -112,6 +118,7 @@ class ArtifactStore:
             seed=seed,
             request_id=request_id,
             conversation_id=conversation_id,
+            marked_since_ms=marked_since_ms,
         )
         # The bytes first: an artifact that can be found is whole.
         with place.writing():
@@ -253,8 +260,9 @@ class ArtifactStore:
             )
         artifact = self.peek(tenant, artifact_id)
         named, prefix = (None, None) if artifact is None else (artifact.store, artifact.prefix)
-        self.remove(None, about_path(tenant, artifact_id))
+        # The facts last: they say where the bytes lie, so that a deletion that failed can be done again.
         self.remove(named, data_path_of(tenant, artifact_id, prefix))
+        self.remove(None, about_path(tenant, artifact_id))
         self.holds.forget(tenant, artifact_id)
 
     def conversation_gone(self, tenant: str, conversation_id: str) -> None:
@@ -290,7 +298,7 @@ class ArtifactStore:
     ) -> tuple[OpenPlace, Artifact]:
         """Where it will lie, and what is known of it before its bytes are."""
         self.check_place(store, prefix)
-        place, now_ms = self.places[store], int(self._clock() * 1000)
+        place, now_ms = self.places[store], self.now_ms()
         ttl_s = self._ttl_s if ttl_s is None else ttl_s
         made = artifact_id or str(uuid.uuid4())
         return place, Artifact(

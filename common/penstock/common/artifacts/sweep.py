@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.common.artifacts.facts import Artifact, is_artifact_id
-from penstock.common.artifacts.holds import HELD_FOLDER, HOLDS_FOLDER
+from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS
+from penstock.common.artifacts.inputs import INPUT_KEPT_S
 from penstock.common.artifacts.places import data_path
 
 GRACE_MS = 3_600_000
+MARKED_MS = 2 * INPUT_KEPT_S * 1000
+"""The mark of a request at its input is taken away after this time: nobody knows the request any more."""
 Key = tuple[str, str]
 """Tenant, then the id of an artifact, a request or a conversation."""
 Reason = Literal["expired", "orphan", "partial"]
@@ -44,6 +47,8 @@ class Listing:
     """By artifact: the marks of conversations at it."""
     holding: dict[Key, int] = field(default_factory=dict[Key, int])
     """By conversation: when its newest mark was made, in milliseconds since the epoch."""
+    inputs: dict[Key, list[Seen]] = field(default_factory=dict[Key, "list[Seen]"])
+    """By artifact: the marks of requests whose input it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +66,11 @@ class Doomed:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to do: `released` are conversations that are no more, with marks left."""
+    """What to do: `released` are conversations that are no more, with marks left, `stale` are marks of requests."""
 
     doomed: list[Doomed]
     released: list[Key]
+    stale: list[Seen]
 
 
 def listing_of(objects: Iterable[Seen]) -> Listing:
@@ -72,10 +78,14 @@ def listing_of(objects: Iterable[Seen]) -> Listing:
     found = Listing()
     for one in objects:
         match one.path.split("/"):
-            case [tenant, folder, conversation, _] if folder == HOLDS_FOLDER:
+            case [tenant, REQUESTS.by_holder, _, artifact_id]:
+                found.inputs.setdefault((tenant, artifact_id), []).append(one)
+            case [tenant, artifact_id, REQUESTS.at_artifact, _] if is_artifact_id(artifact_id):
+                found.inputs.setdefault((tenant, artifact_id), []).append(one)
+            case [tenant, CONVERSATIONS.by_holder, conversation, _]:
                 key = (tenant, conversation)
                 found.holding[key] = max(found.holding.get(key, 0), one.modified_ms)
-            case [tenant, artifact_id, folder, conversation] if folder == HELD_FOLDER and is_artifact_id(artifact_id):
+            case [tenant, artifact_id, CONVERSATIONS.at_artifact, conversation] if is_artifact_id(artifact_id):
                 found.held.setdefault((tenant, artifact_id), {})[conversation] = one
             case [tenant, artifact_id, "about.json"] if one.store is None and is_artifact_id(artifact_id):
                 found.facts[tenant, artifact_id] = one
@@ -134,7 +144,17 @@ def plan(
             continue
         elsewhere = [one for one in data if (one.store, one.path) != (artifact.store, data_path(artifact))]
         doomed += _taken(key, "partial", None, [one for one in elsewhere if _is_old(one, now_ms)])
-    return Sweep(doomed, released)
+    return Sweep(doomed, released, _stale_marks(listing, now_ms))
+
+
+def _stale_marks(listing: Listing, now_ms: int) -> list[Seen]:
+    """Marks of requests at artifacts that are no more, and of requests that nobody knows any more."""
+    return [
+        mark
+        for key, marks in listing.inputs.items()
+        for mark in marks
+        if _is_old(mark, now_ms, GRACE_MS if key not in listing.facts else MARKED_MS)
+    ]
 
 
 def _reason(artifact: Artifact, about: Seen, now_ms: int, named: Mapping[Key, Set[str]]) -> Reason | None:
@@ -153,5 +173,5 @@ def _taken(key: Key, reason: Reason, artifact: Artifact | None, objects: Iterabl
     return [one] if found else []
 
 
-def _is_old(one: Seen, now_ms: int) -> bool:
-    return one.modified_ms + GRACE_MS <= now_ms
+def _is_old(one: Seen, now_ms: int, age_ms: int = GRACE_MS) -> bool:
+    return one.modified_ms + age_ms <= now_ms

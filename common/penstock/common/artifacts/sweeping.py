@@ -10,12 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.common.artifacts.facts import Artifact, is_artifact_id
+from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS
 from penstock.common.artifacts.places import data_path
 from penstock.common.artifacts.store import ArtifactStore
 from penstock.common.artifacts.sweep import GRACE_MS, Doomed, Key, Listing, Seen, Sweep, listing_of
 from penstock.schemas.errors import Conflict, InternalError
 
 _READERS = 8
+_HOLDERS = frozenset({CONVERSATIONS.by_holder, REQUESTS.by_holder})
 
 
 class Sweeper:
@@ -50,6 +52,8 @@ class Sweeper:
         """Do it; what was taken away. What has changed since the look stays."""
         for tenant, conversation_id in sweep.released:
             self._store.holds.release(tenant, conversation_id)
+        for mark in sweep.stale:
+            self._store.remove(mark.store, mark.path)
         taken = [one for one in sweep.doomed if self._take(one)]
         for folder in self._store.places.folders():
             clear_folder(folder, self._clock() - GRACE_MS / 1000)
@@ -104,8 +108,8 @@ def clear_folder(folder: Path, older_than_s: float) -> None:
             name, _, number = file.partition("#")
             if name in ("data", "about.json") and number.isdigit() and _is_old(within / file, older_than_s):
                 (within / file).unlink(missing_ok=True)
-        of_artifact = is_artifact_id(within.name) or is_artifact_id(within.parent.name)
-        if of_artifact and _is_old(within, older_than_s):
+        ours = is_artifact_id(within.name) or is_artifact_id(within.parent.name) or within.parent.name in _HOLDERS
+        if ours and _is_old(within, older_than_s):
             with suppress(OSError):  # it is not empty
                 within.rmdir()
 

@@ -31,7 +31,7 @@ from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
 from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, response_images, responses_request
 from penstock.gateway.routes.paging import page
-from penstock.gateway.service.brought_images import BroughtImage, keep_images
+from penstock.gateway.service.brought_images import BroughtImage, keeper_of
 from penstock.gateway.service.model_states import find_one
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import Stopping, Subscription
@@ -150,9 +150,9 @@ class Exchange:
             checked = await service.submitting.check(caller_of(request), asked)
         except InvalidRequest as error:
             raise shapes.in_openai_words(error, words=words) from None
-        await keep_images(checked, images, context_of(request).allowances, service)
+        keep = keeper_of(images, checked.caller, context_of(request).allowances, service)
         accepted = await service.submitting.submit(
-            checked, idempotency_key=key, traceparent=request.headers.get("traceparent")
+            checked, idempotency_key=key, traceparent=request.headers.get("traceparent"), keep=keep
         )
         exchange = cls(request, service, asked, checked.model or asked.model or "default", words)
         exchange.comes_back = key is not None

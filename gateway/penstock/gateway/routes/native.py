@@ -13,7 +13,7 @@ from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json, submitted_body
 from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.gateway.routes.sse import events
-from penstock.gateway.service.brought_images import keep_images, take_images
+from penstock.gateway.service.brought_images import keeper_of, take_images
 from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
@@ -74,9 +74,11 @@ async def submit(
     if dry_run:
         service.submitting.check_room(checked)
         return JSONResponse(service.facts.plan(checked.request))
-    await keep_images(checked, images, context_of(request).allowances, service)
     accepted = await service.submitting.submit(
-        checked, idempotency_key=idempotency_key, traceparent=request.headers.get("traceparent")
+        checked,
+        idempotency_key=idempotency_key,
+        traceparent=request.headers.get("traceparent"),
+        keep=keeper_of(images, caller, context_of(request).allowances, service),
     )
     headers = {"location": f"/v1/requests/{accepted.request_id}", "x-request-id": accepted.request_id}
     if accepted.replayed:

@@ -9,22 +9,22 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.inputs import keep_input
 from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.service import GatewayService
-from penstock.gateway.service.submitting import Checked
 from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
 from penstock.schemas.ids import input_artifact_id
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff
 
 MAX_IMAGES = 64
 """So many images may come with one request."""
-KEPT_S = 3 * 86_400
-"""As long as records of requests are kept; a conversation that shows an image holds it longer."""
 
 Json = dict[str, Any]
 Slot = tuple[Json, str, str]
@@ -81,20 +81,19 @@ def image_of_url(url: Any, tenant: str, param: str) -> BroughtImage | None:
     return None if data is None else _image(data, tenant, param)
 
 
-async def keep_images(
-    checked: Checked,
-    images: Sequence[BroughtImage],
-    allowances: Allowances,
-    service: GatewayService,
-) -> None:
-    """Make them artifacts, within what the tenant may keep, if the request will be accepted.
-
-    Raises as `Submitter.check_room`, and what the store raises.
-    """
+def keeper_of(
+    images: Sequence[BroughtImage], caller: Caller, allowances: Allowances, service: GatewayService
+) -> Callable[[str], Awaitable[None]] | None:
+    """What stores the images as inputs of the request with the given id; None if there are none."""
     if not images:
-        return
-    service.submitting.check_room(checked)
-    caller = checked.caller
+        return None
+    return partial(_keep_images, images, caller, allowances, service)
+
+
+async def _keep_images(
+    images: Sequence[BroughtImage], caller: Caller, allowances: Allowances, service: GatewayService, request_id: str
+) -> None:
+    """Raises TenantLimit when the tenant may not keep as much, and what the store raises."""
     size = sum(len(image.data) for image in images)
     if allowances.limits_artifacts(caller):
         used = await allowances.artifacts.used(
@@ -104,8 +103,13 @@ async def keep_images(
 
     def keep(store: ArtifactStore) -> None:
         for image in images:
-            store.put(
-                caller.tenant, image.data, media_type=image.media_type, artifact_id=image.artifact_id, ttl_s=KEPT_S
+            keep_input(
+                store,
+                caller.tenant,
+                request_id,
+                image.data,
+                artifact_id=image.artifact_id,
+                media_type=image.media_type,
             )
 
     with allowances.artifacts.adding(caller.tenant, size):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.inputs import erase_inputs
 from penstock.common.clock import now_ms
 from penstock.common.kafka_errors import unavailable
 from penstock.common.outgoing import control_record
@@ -30,6 +31,8 @@ CANCELS_AT_ONCE = 500
 TURNS_END_S = 5.0
 """So long the deletion of a conversation waits for its turns to end. Without a worker they end later."""
 LOOK_AGAIN_S = 0.02
+WITHOUT_IMAGES = frozenset({"embedding", "image_generation", "summarization"})
+"""Requests of these tasks have no images as inputs: erasing one does not need the artifact store."""
 
 
 class Control:
@@ -110,7 +113,9 @@ class Control:
         return [entry.request_id for entry in running]
 
     async def erase(self, tenant: str, request_id: str) -> None:
-        """Erase an ended request everywhere, and what its outcome made; whoever is refused can ask for it again.
+        """Erase an ended request everywhere, with its outputs and the inputs that a gateway or worker stored for it.
+
+        After a refusal, call it again: it goes on where it stopped.
 
         Raises NotFound, Conflict while it runs, Gone when it is erased, StoreUnavailable, BrokerUnavailable.
         """
@@ -120,6 +125,11 @@ class Control:
         # The artifacts first: once it is erased nobody can find them by it, and a store that is away would keep them.
         for artifact_id in entry.artifact_ids:
             await self._threads.artifacts.run_for(tenant, self._artifacts.delete, tenant, artifact_id, even_held=True)
+        if entry.task not in WITHOUT_IMAGES:
+            await self._threads.artifacts.run_for(
+                tenant, erase_inputs, self._artifacts, tenant, request_id, entry.conversation_id
+            )
+        self._allowances.artifacts.removed(tenant)
         offset = await self._command("erase", entry, None)
         await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from penstock.common.kafka_errors import unavailable
-from penstock.common.outgoing import request_record, valid_traceparent
+from penstock.common.outgoing import Outgoing, request_record, valid_traceparent
 from penstock.common.transport import AsyncTransport, Delivery, record_bytes, too_large
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
@@ -55,6 +55,10 @@ class Accepted:
 
     request_id: str
     replayed: bool = False
+
+
+Keep: TypeAlias = Callable[[str], Awaitable[None]]
+"""Stores what came with the request that has this id."""
 
 
 class Models(Protocol):
@@ -119,7 +123,9 @@ class Submitter:
         """
         with self._outstanding(checked):
             self._check_room(checked.request)
-        record = request_record(checked.request, self._names, self._codec, source=SOURCE)
+        self._check_size(request_record(checked.request, self._names, self._codec, source=SOURCE))
+
+    def _check_size(self, record: Outgoing) -> None:
         size_bytes = record_bytes(record.value, record.key, record.headers)
         if size_bytes > self._max_record_bytes:
             raise too_large(record.topic, size_bytes, self._max_record_bytes)
@@ -131,20 +137,24 @@ class Submitter:
         idempotency_key: str | None = None,
         traceparent: str | None = None,
         on_id: Callable[[str], None] = lambda _: None,
+        keep: Keep | None = None,
     ) -> Accepted:
         """Put a request on its topic and wait for the broker's word.
 
         `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace. `on_id` is told the id
-        before the record is sent.
+        before the record is sent. `keep` stores what came with the request, before the record is sent and only if it
+        is sent; what it raises refuses the request.
         Raises TenantLimit, Overloaded, BrokerUnavailable, TooLarge, IdempotencyKeyReused.
         """
         request = checked.request
         with self._outstanding(checked):
             if idempotency_key is not None:
-                return await self._submit_once(request, idempotency_key, traceparent)
-            return await self._submit_new(checked, traceparent, on_id)
+                return await self._submit_once(request, idempotency_key, traceparent, keep)
+            return await self._submit_new(checked, traceparent, on_id, keep)
 
-    async def _submit_new(self, checked: Checked, traceparent: str | None, on_id: Callable[[str], None]) -> Accepted:
+    async def _submit_new(
+        self, checked: Checked, traceparent: str | None, on_id: Callable[[str], None], keep: Keep | None
+    ) -> Accepted:
         """Under a new id, or under that of the same request whose record was not acknowledged."""
         request, by = checked.request, (checked.request.tenant, checked.caller.key_id)
         former = self._unconfirmed.take(by, content_hash(request)) if self._unconfirmed else None
@@ -157,7 +167,7 @@ class Submitter:
         if found is not None:
             return Accepted(request.request_id, replayed=True)
         try:
-            await self._produce(request, traceparent)
+            await self._produce(request, traceparent, keep)
         except BaseException as error:
             unanswered = isinstance(error, BrokerUnavailable) and not isinstance(error.__cause__, NotFound)
             if unanswered or former is not None or isinstance(error, asyncio.CancelledError):
@@ -193,7 +203,9 @@ class Submitter:
             klass = priority_class(request.priority)
             raise Overloaded(f"the gateway holds as many {klass} requests as it may; try again", retry_after_s=1)
 
-    async def _submit_once(self, request: InferenceRequest, key: str, traceparent: str | None) -> Accepted:
+    async def _submit_once(
+        self, request: InferenceRequest, key: str, traceparent: str | None, keep: Keep | None
+    ) -> Accepted:
         """A repeat of a key is the same request, at every gateway, while the horizon lasts."""
         if not 0 < len(key) <= 255:
             raise InvalidRequest("Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
@@ -214,7 +226,7 @@ class Submitter:
                 future.set_result(found.content)
                 self._check_same(found.content, request)
                 return Accepted(request_id, replayed=True)
-            await self._produce(request, traceparent)
+            await self._produce(request, traceparent, keep)
             future.set_result(content_hash(request))
             return Accepted(request_id)
         except BaseException as error:
@@ -238,7 +250,7 @@ class Submitter:
         if not self._follower.known_topic(topic) and not await self._follower.add_topic_now(topic):
             raise InvalidRequest(f"there is no pool {request.pool}", param="pool")
 
-    async def _produce(self, request: InferenceRequest, traceparent: str | None) -> None:
+    async def _produce(self, request: InferenceRequest, traceparent: str | None, keep: Keep | None) -> None:
         self._check_room(request)
         record = request_record(
             request, self._names, self._codec, source=SOURCE, traceparent=valid_traceparent(traceparent)
@@ -247,6 +259,9 @@ class Submitter:
         if request.stream:  # before its first piece can come: whoever sent it here comes here for it, as a rule
             self._view.streams.expect(request.request_id)
         try:
+            if keep is not None:
+                self._check_size(record)
+                await keep(request.request_id)
             delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
         except BaseException as error:
             self._view.streams.forget(request.request_id)

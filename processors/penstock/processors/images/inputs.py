@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.facts import Artifact
+from penstock.common.artifacts.inputs import keep_input
 from penstock.common.threads import DaemonThreads
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.decoders import DecodeLimits, Decoders
@@ -20,9 +21,6 @@ from penstock.schemas.errors import InvalidRequest, NotFound, TooLarge
 from penstock.schemas.ids import input_artifact_id
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff
 from penstock.schemas.records import ArtifactRef
-
-UNNAMED_KEPT_S = 3 * 86_400
-"""What was fetched from a URL for a conversation is kept so long, and as long as the conversation."""
 
 
 class LazyImageInputs:
@@ -42,9 +40,9 @@ class LazyImageInputs:
         """Raises as ImageInputs."""
         return await (await self._opened()).look(tenant, ref, param=param)
 
-    async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
+    async def kept(self, tenant: str, request_id: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
         """Raises as ImageInputs."""
-        return await (await self._opened()).kept(tenant, ref, param=param)
+        return await (await self._opened()).kept(tenant, request_id, ref, param=param)
 
     async def _opened(self) -> ImageInputs:
         if self._inputs is None:
@@ -89,8 +87,8 @@ class ImageInputs:
         """As `fetch`, but not decoded: what only decoding shows is not found here."""
         return await self._decoders.look(await self._bytes(tenant, ref, param), param=param)
 
-    async def kept(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
-        """The artifact behind `ref`. What lies at a URL becomes one: there may be another image tomorrow.
+    async def kept(self, tenant: str, request_id: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
+        """The artifact behind `ref`. What lies at a URL becomes an input of the request: it may change tomorrow.
 
         Raises as `fetch`.
         """
@@ -102,12 +100,13 @@ class ImageInputs:
             raise InvalidRequest(f"{param} is not an image of a known format ({', '.join(MEDIA_TYPES)})", param=param)
         artifact_id = input_artifact_id(tenant, hashlib.sha256(data).hexdigest())
         kept = await self._threads.run(
-            self._artifacts.put,
+            keep_input,
+            self._artifacts,
             tenant,
+            request_id,
             data,
-            media_type=MEDIA_TYPES[found],
             artifact_id=artifact_id,
-            ttl_s=UNNAMED_KEPT_S,
+            media_type=MEDIA_TYPES[found],
         )
         return reference_to(kept)
 

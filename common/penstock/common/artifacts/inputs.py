@@ -1,0 +1,72 @@
+"""Inputs that a gateway or a worker stores for a request: base64, parts of a multipart body, what lies at a URL.
+
+The id follows from the bytes, so requests with equal bytes share one artifact. Each request marks what it uses, and the
+artifact is erased with the last request that has a mark.
+"""
+
+from __future__ import annotations
+
+from penstock.common.artifacts.facts import Artifact
+from penstock.common.artifacts.store import ArtifactStore
+from penstock.schemas.errors import InternalError, NotFound
+
+INPUT_KEPT_S = 3 * 86_400
+"""As long as records of requests are kept. A conversation that shows an input holds it longer."""
+
+
+def keep_input(
+    store: ArtifactStore, tenant: str, request_id: str, data: bytes, *, artifact_id: str, media_type: str
+) -> Artifact:
+    """Store an input of a request, for INPUT_KEPT_S from now. Raises as `ArtifactStore.put`."""
+    found = store.peek(tenant, artifact_id)
+    since_ms = 0 if found is None else found.marked_since_ms
+    # The mark first: whoever erases another request then either sees it, or has deleted before the bytes come.
+    store.request_holds.hold(tenant, artifact_id, request_id)
+    return store.put(
+        tenant,
+        data,
+        media_type=media_type,
+        artifact_id=artifact_id,
+        ttl_s=INPUT_KEPT_S,
+        marked_since_ms=store.now_ms() if since_ms is None else since_ms,
+    )
+
+
+def erase_inputs(store: ArtifactStore, tenant: str, request_id: str, conversation_id: str | None) -> None:
+    """Erase the inputs that belong to this request alone. After a failure, call it again.
+
+    An input stays, and expires, if another request marks it, if another conversation than the request's own holds it,
+    or if a request of a release without marks may use it. Raises StoreUnavailable.
+    """
+    marks = store.request_holds
+    for artifact_id in marks.letting_go(tenant, request_id, marks.held_by(tenant, request_id)):
+        artifact = store.peek(tenant, artifact_id)
+        if artifact is None or marks.any_of(tenant, artifact_id) or _may_be_used_unmarked(artifact, store.now_ms()):
+            continue
+        if set(store.holds.of(tenant, artifact_id)) - {conversation_id}:
+            continue
+        _erase(store, artifact)
+
+
+def _may_be_used_unmarked(artifact: Artifact, now_ms: int) -> bool:
+    since_ms = artifact.marked_since_ms
+    return since_ms is None or since_ms + INPUT_KEPT_S * 1000 > now_ms
+
+
+def _erase(store: ArtifactStore, artifact: Artifact) -> None:
+    """Delete it; store it again if another request has marked it meanwhile."""
+    tenant, artifact_id = artifact.tenant, artifact.artifact_id
+    try:
+        data = store.get(tenant, artifact_id)
+    except (NotFound, InternalError):  # nothing that could be stored again
+        data = None
+    store.delete(tenant, artifact_id, even_held=True)
+    if data is not None and store.request_holds.any_of(tenant, artifact_id):
+        store.put(
+            tenant,
+            data,
+            media_type=artifact.media_type,
+            artifact_id=artifact_id,
+            ttl_s=INPUT_KEPT_S,
+            marked_since_ms=artifact.marked_since_ms,
+        )
