@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +23,15 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.streams import Streams
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BrokerUnavailable, Forbidden, ModelNotFound, NotFound, Overloaded, TenantLimit
+from penstock.schemas.errors import (
+    BrokerUnavailable,
+    Forbidden,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    StoreUnavailable,
+    TenantLimit,
+)
 from penstock.schemas.records import InferenceRequest, ModelInfo
 from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import CLASSES
@@ -44,7 +53,8 @@ def asked(prompt: str = "hi", **fields: Any) -> InferenceRequest:
     return parse_request(body, now_ms=1)
 
 
-LIVE = SimpleNamespace(erased=False, done=False, status_name="queued")
+MANY = GatewaySettings().gateway.max_pending_submits + 1
+LIVE = SimpleNamespace(erased=False, done=False, status_name="queued", content="")
 
 
 class Gateway:
@@ -89,6 +99,9 @@ class Gateway:
 
     def find(self, key: tuple[str, str]) -> Any:
         return self.ended.get(key[1], LIVE) if key[1] in self.known else None
+
+    async def catch_up(self) -> None:
+        pass
 
     def cannot_keep(self) -> str | None:
         return self.full
@@ -321,3 +334,48 @@ def test_what_failed_again_is_kept_anew() -> None:
     kept.add("c", "x", "2")
     kept.add("c", "x", "1")
     assert [kept.take("c", "x") for _ in range(3)] == ["2", "1", None]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_what_came_with_a_request_is_kept_under_the_id_of_its_record(key: str | None) -> None:
+    gateway, kept = Gateway(), list[tuple[str, list[str]]]()
+
+    async def keep(request_id: str) -> None:
+        kept.append((request_id, [*gateway.written]))
+
+    gateway.away = True
+    with pytest.raises(BrokerUnavailable):
+        await gateway.submit(asked(), idempotency_key=key, keep=keep)
+    gateway.away = False
+    for _ in range(2 if key else 1):
+        accepted = await gateway.submit(asked(), idempotency_key=key, keep=keep)
+    assert kept == [(accepted.request_id, []), (accepted.request_id, [accepted.request_id])], "a repeat brings nothing"
+
+
+async def test_a_store_that_hangs_holds_up_nobody_who_brings_nothing() -> None:
+    gateway = Gateway()
+    slow = [asyncio.create_task(gateway.submit(asked(), keep=_never)) for _ in range(MANY)]
+    await asyncio.sleep(0)
+    assert (await gateway.submit(asked())).request_id in gateway.known
+    for one in slow:
+        one.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+    assert len(gateway.written) == 1
+
+
+async def _never(request_id: str) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_request_whose_images_cannot_be_kept_is_not_sent() -> None:
+    gateway = Gateway()
+
+    async def keep(request_id: str) -> None:
+        raise StoreUnavailable("the store is away")
+
+    with pytest.raises(StoreUnavailable):
+        await gateway.submit(asked(), keep=keep)
+    gateway.full = "the disk is full"
+    with pytest.raises(Overloaded):
+        await gateway.submit(asked(), keep=_never)
+    assert gateway.written == []

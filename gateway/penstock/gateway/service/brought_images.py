@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -26,6 +27,7 @@ from penstock.schemas.image_formats import MEDIA_TYPES, sniff
 MAX_IMAGES = 64
 """So many images may come with one request."""
 
+_WRITERS = 8
 Json = dict[str, Any]
 Slot = tuple[Json, str, str]
 """Where an image stands: an object, the name in it, and how a caller writes that place."""
@@ -102,7 +104,7 @@ async def _keep_images(
         allowances.artifact_room(caller, used, size)
 
     def keep(store: ArtifactStore) -> None:
-        for image in images:
+        def keep_one(image: BroughtImage) -> None:
             keep_input(
                 store,
                 caller.tenant,
@@ -111,6 +113,9 @@ async def _keep_images(
                 artifact_id=image.artifact_id,
                 media_type=image.media_type,
             )
+
+        with ThreadPoolExecutor(min(_WRITERS, len(images)), "inputs") as writers:
+            list(writers.map(keep_one, images))
 
     with allowances.artifacts.adding(caller.tenant, size):
         await service.stored(caller.tenant, keep)

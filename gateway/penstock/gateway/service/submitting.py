@@ -255,13 +255,14 @@ class Submitter:
         record = request_record(
             request, self._names, self._codec, source=SOURCE, traceparent=valid_traceparent(traceparent)
         )
+        if keep is not None:
+            self._check_size(record)
+            await keep(request.request_id)  # not yet on its way to the broker: a slow store holds up its own tenant
+            self._check_room(request)
         self._pending += 1
         if request.stream:  # before its first piece can come: whoever sent it here comes here for it, as a rule
             self._view.streams.expect(request.request_id)
         try:
-            if keep is not None:
-                self._check_size(record)
-                await keep(request.request_id)
             delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
         except BaseException as error:
             self._view.streams.forget(request.request_id)

@@ -11,6 +11,8 @@ import pytest
 
 from hostile_images import picture
 from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.inputs import erase_inputs
+from penstock.processors.images.fetching import ImageFetcher
 from penstock.processors.images.inputs import ImageInputs, image_inputs
 from penstock.processors.settings import ImagesSection
 from penstock.schemas.errors import InternalError, InvalidRequest, NotFound, TooLarge
@@ -62,3 +64,22 @@ async def test_urls_are_off_unless_allowed(inputs: ImageInputs) -> None:
     with pytest.raises(InvalidRequest, match="not fetched from URLs here") as caught:
         await inputs.fetch("acme", {"url": "https://example.com/a.png"}, param=PARAM)
     assert caught.value.param == "payload.image.url"
+
+
+async def test_what_lies_at_a_url_is_kept_as_an_input_of_its_request(
+    store: ArtifactStore, inputs: ImageInputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed for three days when the request was erased."""
+
+    async def fetch(self: ImageFetcher, url: str, *, param: str) -> bytes:
+        return picture(Random(1))
+
+    monkeypatch.setattr(ImageFetcher, "fetch", fetch)
+    url = {"url": "https://example.com/a.png"}
+    first, second = [await inputs.kept("acme", request_id, url, param=PARAM) for request_id in ("first", "second")]
+    uploaded = await inputs.kept("acme", "third", {"artifact_id": first.artifact_id}, param=PARAM)
+    assert first.artifact_id == second.artifact_id == uploaded.artifact_id
+    for request_id in ("third", "first", "second"):
+        assert store.peek("acme", first.artifact_id) is not None
+        erase_inputs(store, "acme", request_id, None)
+    assert store.peek("acme", first.artifact_id) is None
